@@ -1,0 +1,77 @@
+"""Randomness that belongs to a sample, and so does not change with the number of ranks or micro-batches.
+
+Inside a phase every row of a batch has a place in the global batch. `randn` and `rand` draw each row from a
+generator of its own, made of (seed, step, phase, call, place): whoever holds the sample draws the same row.
+Outside a phase they are torch's own functions.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+from torch import Tensor
+
+
+def seed_for(*parts: int | str) -> int:
+    """A seed made of its parts, the same on every machine: neighbouring parts give unrelated seeds."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@dataclass
+class Place:
+    """Where the rows at hand stand: rows `first` to `first + rows` of a global batch of `total`."""
+
+    key: tuple[int | str, ...]
+    first: int
+    rows: int
+    total: int
+    calls: Iterator[int] = field(default_factory=count)
+
+    def seeds(self, n: int) -> list[int]:
+        """A seed per row for one draw of n rows; a network fed fakes and reals together sees each sample twice."""
+        call = next(self.calls)
+        places = ((self.first + row % self.rows, row // self.rows) for row in range(n))
+        return [seed_for(*self.key, call, *place) for place in places]
+
+
+_place: ContextVar[Place | None] = ContextVar("place", default=None)
+
+
+def here() -> Place | None:
+    """The place of the rows at hand, or None outside a phase."""
+    return _place.get()
+
+
+@contextmanager
+def at(place: Place) -> Iterator[None]:
+    """Say which rows of the global batch are at hand while a loss is computed."""
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def randn(shape: Sequence[int], like: Tensor | None = None) -> Tensor:
+    """Normal noise, a row a sample, on the device and in the type of `like`."""
+    return _draw(torch.randn, shape, like)
+
+
+def rand(shape: Sequence[int], like: Tensor | None = None) -> Tensor:
+    """Uniform noise in [0, 1), a row a sample, on the device and in the type of `like`."""
+    return _draw(torch.rand, shape, like)
+
+
+def _draw(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor | None) -> Tensor:
+    kind = {} if like is None else {"device": like.device, "dtype": like.dtype}
+    place = here()
+    if place is None:
+        return draw(tuple(shape), **kind)
+    generator = torch.Generator(device=kind.get("device", "cpu"))
+    rows = [draw(tuple(shape[1:]), generator=generator.manual_seed(seed), **kind) for seed in place.seeds(shape[0])]
+    return torch.stack(rows)

@@ -1,0 +1,1 @@
+"""The networks, as plain torch modules."""

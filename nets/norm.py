@@ -1,0 +1,85 @@
+"""Batch norm over the samples of all ranks, on any backend."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch norm whose statistics are those of the global batch: what one device would compute.
+
+    By hand, because torch's SyncBatchNorm refuses CPU tensors and cannot be differentiated twice. One
+    all-reduce in forward (sums of all channels together), and autograd's one in backward. Ranks may hold
+    different numbers of samples.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise; torch's own kernel does it where there is no one to share with."""
+        use_batch = self.training or self.running_mean is None
+        if not use_batch or not dist.is_initialized() or dist.get_world_size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        mean, variance, count = global_moments(input)
+        if self.training and self.track_running_stats:
+            self._track(mean, variance, count)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        self.num_batches_tracked += 1
+        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (count / (count - 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+def global_moments(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of each channel over all ranks, and the number of values, in one all-reduce.
+
+    Local moments are exact by themselves; they are combined in float64, where the difference of E[x²] and
+    mean² loses nothing that float32 could have held.
+    """
+    dims = [0, *range(2, input.dim())]
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    variance, mean = torch.var_mean(wide, dims, correction=0)
+    mean64, variance64 = mean.double(), variance.double()
+    count = mean64.new_full((1,), input.numel() // input.shape[1])
+    total = _Sum.apply(torch.cat([mean64 * count, (variance64 + mean64 * mean64) * count, count]))
+    channels = input.shape[1]
+    count = total[-1].detach()
+    mean64 = total[:channels] / count
+    variance64 = (total[channels:-1] / count - mean64 * mean64).clamp_min(0)
+    return mean64.to(wide.dtype), variance64.to(wide.dtype), count
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks; its gradient is the sum of gradients, and so on for every order."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor) -> Tensor:  # noqa: ANN001
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:  # noqa: ANN001
+        return _Sum.apply(gradient.contiguous())
+
+
+def convert_sync_batchnorm(module: nn.Module) -> None:
+    """Make every batch norm inside synchronise, in place: the same objects, weights and state-dict keys."""
+    for child in module.modules():
+        if isinstance(child, _BatchNorm):
+            child.__class__ = SyncBatchNorm

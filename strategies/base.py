@@ -1,0 +1,439 @@
+"""PhaseStrategy: the Lightning strategy that plays a game's phases and asks each player's policy what differs."""
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
+
+from gan import noise
+from gan.errors import UserError
+from gan.module import GanModule
+from gan.phase import Losses, Phase
+from gan.pool import ImagePool
+from nets.norm import convert_sync_batchnorm
+from strategies import random_state
+from strategies.batch import cut, rows
+from strategies.checkpoint_io import WholeCheckpointIO
+from strategies.guard import Guard
+from strategies.loss_scale import LossScale
+from strategies.policy import Policy, World
+from strategies.replicated import Replicated
+
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Policy, Replicated)}
+
+
+class PhaseStrategy(DDPStrategy):
+    """Trains a `GanModule`, each player under a policy of its own.
+
+    `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
+    `PhaseStrategy("ddp")`, `PhaseStrategy({"generator": "ddp", "*": "ddp"})`; as the command line writes it,
+    `PhaseStrategy("generator=ddp,*=ddp")`. `check_replicas` compares the
+    players on all ranks after every phase. Processes, devices and the process group are Lightning's own: the
+    other arguments are those of its DDPStrategy.
+    """
+
+    def __init__(
+        self,
+        policy: str | Mapping[str, str] = "ddp",
+        *,
+        check_replicas: bool = False,
+        start_method: str = "popen",
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        self.choice = _choice(policy)
+        for name in self.choice.values():
+            if name not in POLICIES:
+                raise UserError(f"unknown strategy '{name}'; known: {', '.join(POLICIES)}")
+        self.check_replicas = check_replicas
+        self.policies: dict[str, Policy] = {}
+        self.guard = Guard()
+        self.losses: dict[str, Tensor] = {}
+        self.seed = 0
+        self._random_states: list[dict[str, Any]] | None = None
+        self._after_step: dict[str, Any] | None = None
+        self._set_aside: dict[str, Any] | None = None
+
+    # ---- one phase ----
+
+    def run(self, phase: Phase, batch: Any) -> None:
+        """Play one phase: losses, gradients, one update of each learner. The template of all policies."""
+        learners = [self.policies[name] for name in phase.learners]
+        self._only_learners(phase.learners)
+        for learner in learners:
+            learner.drop_gradients()
+        scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
+
+        with ExitStack() as held:
+            for learner in learners:
+                held.enter_context(learner.hold(phase))
+
+            # Accumulate gradients; learners' gradients are reduced during the last backward.
+            parts = cut(batch, phase.micro_batches, phase.name)
+            sums: dict[str, Tensor] = {}
+            for index, part in enumerate(parts):
+                losses = self._losses(phase, part, index)
+                for name, loss in losses.items():
+                    sums[name] = sums.get(name, 0) + loss.detach() / len(parts)
+                total = sum(losses.values()) * (scale / len(parts))
+                if not total.requires_grad:
+                    raise UserError(
+                        f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
+                        f"is something detached, or computed under no_grad?"
+                    )
+                for learner in learners:
+                    total = learner.arm(total, last=index == len(parts) - 1)
+                total.backward()
+
+            # Update weights; a player whose gradients are not finite skips its turn, on all ranks together.
+            for learner in learners:
+                norms = learner.finish(scale)
+                norm = torch.linalg.vector_norm(norms)
+                self.losses[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
+                finite = all(map(_finite, norms.tolist()))
+                if finite:
+                    learner.update(norm)
+                if learner.loss_scale is not None:
+                    learner.loss_scale.update(finite)
+                self.guard.saw(phase, learner, finite, sums, self)
+                learner.drop_gradients()
+        self.losses.update({f"{phase.name}/{name}": loss for name, loss in sums.items()})
+        if self.check_replicas:
+            self._compare_replicas(phase)
+
+    def _losses(self, phase: Phase, part: Any, index: int) -> dict[str, Tensor]:
+        """The named losses of one micro-batch, computed in the run's precision."""
+        size = rows(part)
+        here = self.global_rank * size * phase.micro_batches + index * size
+        total = self.world_size * size * phase.micro_batches
+        place = noise.Place((self.seed, self.lightning_module.step, phase.name), here, size, total)
+        with noise.at(place), self.precision_plugin.forward_context():
+            losses: Losses = phase.loss(part)
+        named = {"loss": losses} if isinstance(losses, Tensor) else losses
+        if not isinstance(named, Mapping) or not named:
+            raise UserError(
+                f"phase '{phase.name}': its loss must return a scalar or named scalars, got {type(losses).__name__}"
+            )
+        for name, loss in named.items():
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
+        return {name: loss.reshape(()) for name, loss in named.items()}
+
+    def _only_learners(self, names: tuple[str, ...]) -> None:
+        """Only the learners of a phase require gradients; gradient still flows through the others."""
+        for name, policy in self.policies.items():
+            policy.learn(name in names)
+
+    @contextmanager
+    def all_learning(self) -> Iterator[None]:
+        """Every player that can learn requires gradients, for what several phases will use."""
+        before = {name: policy.learning for name, policy in self.policies.items()}
+        for policy in self.policies.values():
+            policy.learn(not policy.player.frozen)
+        yield
+        for name, policy in self.policies.items():
+            policy.learn(before[name])
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """All players with their averaged weights, where they keep an average."""
+        with ExitStack() as stack:
+            for policy in self.policies.values():
+                stack.enter_context(policy.averaged())
+            yield
+
+    def _compare_replicas(self, phase: Phase) -> None:
+        """Raise where a weight differs between ranks: a replica that has drifted trains another network."""
+        for policy in self.policies.values():
+            for name, weight in policy.player.module.named_parameters():
+                first = weight.detach().clone()
+                if self.world_size > 1:
+                    dist.broadcast(first, 0)
+                if not self.reduce_boolean_decision(torch.equal(first, weight.detach())):
+                    raise UserError(
+                        f"after phase '{phase.name}' of step {self.lightning_module.step}, weight '{name}' of player "
+                        f"'{policy.player.name}' differs between ranks; does its loss depend on the rank?"
+                    )
+
+    # ---- one step ----
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass over the phases, which Lightning counts as one step whatever the number of optimizers."""
+        game = self.lightning_module
+        self.guard.raise_if_hopeless()
+        game.forget_shared()
+        self.losses = {}
+        output = game.training_step(*args, **kwargs)
+        game.forget_shared()
+        self._log(game)
+        progress = game.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
+        self._after_step = random_state.capture()
+        return output
+
+    def _log(self, game: GanModule) -> None:
+        """Log the step's losses: the mean over ranks when a logger is due, this rank's own otherwise."""
+        if self.losses and game.trainer._logger_connector.should_update_logs:
+            values = torch.stack([loss.float() for loss in self.losses.values()])
+            self.losses = dict(zip(self.losses, self.reduce(values, reduce_op="mean"), strict=True))
+        skipped = {f"{name}/skipped": float(policy.skipped) for name, policy in self.policies.items() if policy.skipped}
+        game.log_dict({**self.losses, **skipped})
+
+    def on_train_end(self) -> None:
+        """A run whose last steps were all skipped did not end well, and says so."""
+        self.guard.raise_if_hopeless()
+
+    # ---- set-up ----
+
+    def _configure_launcher(self) -> None:
+        """One process is this process: nothing to launch."""
+        if self.num_processes * self.num_nodes > 1:
+            super()._configure_launcher()
+
+    def setup_distributed(self) -> None:
+        """One process needs no process group either."""
+        if self.num_processes * self.num_nodes > 1:
+            super().setup_distributed()
+        else:
+            self.set_world_ranks()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Lightning's order of set-up, with players adopted one by one instead of one wrapped module."""
+        training = trainer.state.fn == TrainerFn.FITTING
+        game = self._game(self.lightning_module)
+        self.accelerator.setup(trainer)
+        if training and self._layer_sync is not None:
+            convert_sync_batchnorm(game)
+        self.precision_plugin.convert_module(game)
+        self.model_to_device()
+        if self.world_size > 1:
+            _sync_module_states(game)
+        game.assemble()
+        self.seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
+        self._adopt_players(game, training)
+        self.setup_precision_plugin()
+
+    def _adopt_players(self, game: GanModule, training: bool) -> None:
+        world = World(self.world_size, self.global_rank, self.root_device)
+        chosen = self._chosen(list(game.players))
+        self.policies = {name: POLICIES[chosen[name]](player, world) for name, player in game.players.items()}
+        self.guard = Guard()
+        if training:
+            # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
+            warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+            self._warn_of_unsynchronised_batch_norm()
+        for policy in self.policies.values():
+            policy.adopt(training)
+            if _scaled(self.precision_plugin):
+                policy.loss_scale = LossScale()
+        owned = {id(p) for player in game.players.values() for p in player.module.parameters()}
+        for parameter in game.parameters():
+            if id(parameter) not in owned:
+                parameter.requires_grad_(False)
+        learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
+        self.optimizers = [policy.optimizer for policy in learners]
+        self.lr_scheduler_configs = [
+            LRSchedulerConfig(policy.schedule, name=f"lr-{policy.player.name}")
+            for policy in learners
+            if policy.schedule is not None
+        ]
+
+    def _chosen(self, players: list[str]) -> dict[str, str]:
+        unknown = [name for name in self.choice if name not in (*players, "*")]
+        missing = [name for name in players if name not in self.choice and "*" not in self.choice]
+        if unknown:
+            raise UserError(
+                f"--strategy names no player of this game: {', '.join(unknown)}; known: {', '.join(players)}"
+            )
+        if missing:
+            raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
+        return {name: self.choice.get(name, self.choice.get("*")) for name in players}
+
+    def _game(self, module: LightningModule) -> GanModule:
+        if not isinstance(module, GanModule):
+            raise UserError(
+                f"PhaseStrategy trains a gan.GanModule, got {type(module).__name__}; "
+                f"derive it from GanModule, or use one of Lightning's own strategies"
+            )
+        return module
+
+    def _warn_of_unsynchronised_batch_norm(self) -> None:
+        if self.world_size == 1:
+            return
+        for policy in self.policies.values():
+            for name, module in policy.player.module.named_modules():
+                if (
+                    isinstance(module, nn.modules.batchnorm._BatchNorm)
+                    and type(module).__module__ == "torch.nn.modules.batchnorm"
+                    and type(module) is not nn.SyncBatchNorm
+                    and not policy.player.frozen
+                ):
+                    rank_zero_warn(
+                        f"player '{policy.player.name}': batch norm '{name}' sees only its own rank's samples, so "
+                        f"training differs from one device's; type Trainer(sync_batchnorm=True)"
+                    )
+                    return
+
+    # ---- evaluation uses averaged weights, and disturbs no training ----
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """With averaged weights. Around each step, not all of them: a checkpoint written between holds training's."""
+        with self.averaged():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """With averaged weights."""
+        with self.averaged():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """With averaged weights."""
+        with self.averaged():
+            return super().predict_step(*args, **kwargs)
+
+    def on_validation_start(self) -> None:
+        """Put training's random states aside: those after its last step, for the loader has drawn since."""
+        self._set_aside = self._after_step or random_state.capture()
+
+    def on_validation_end(self) -> None:
+        """Go on as if nothing had been drawn."""
+        random_state.restore(self._set_aside)
+        self._set_aside = None
+
+    # ---- checkpoints ----
+
+    @property
+    def checkpoint_io(self) -> WholeCheckpointIO:
+        """Ours, unless the user brings one."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        self._checkpoint_io = io
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Averages exist once the players are adopted."""
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The weights, and the image pools of all ranks together."""
+        state = super().lightning_module_state_dict()
+        for name, module in self.lightning_module.named_modules():
+            if isinstance(module, ImagePool):
+                pools = self._gather(module.own())
+                state[f"{name}._extra_state"] = {place: slots for pool in pools for place, slots in pool.items()}
+        return state
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Lightning's checkpoint, with the players' averages and scales and every rank's random states."""
+        checkpoint["game"] = type(self.lightning_module).__name__
+        checkpoint["players"] = {name: policy.state_dict() for name, policy in self.policies.items()}
+        checkpoint["seed"] = self.seed
+        checkpoint["random_states"] = self._gather(self._set_aside or random_state.capture())
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Weights and averages, after a look whether they are of this game at all."""
+        game = type(self.lightning_module).__name__
+        saved = list(checkpoint.get("players", ()))
+        if checkpoint.get("game") != game or saved != list(self.policies):
+            raise UserError(
+                f"the checkpoint is of {checkpoint.get('game', 'another program')} with players "
+                f"{', '.join(saved) or 'unknown'}; this game is {game} with players {', '.join(self.policies)}"
+            )
+        try:
+            super().load_model_state_dict(checkpoint, strict)
+        except RuntimeError as error:
+            raise UserError(
+                f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "
+                f"trained with. {error}"
+            ) from error
+        for name, policy in self.policies.items():
+            if policy.ema is not None:
+                policy.ema.load_state_dict(checkpoint["players"][name]["ema"])
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Everything else that training goes on with."""
+        super().load_optimizer_state_dict(checkpoint)
+        for name, policy in self.policies.items():
+            policy.load_training_state(checkpoint["players"][name])
+        self.seed = checkpoint["seed"]
+        self._random_states = checkpoint["random_states"]
+
+    def on_train_start(self) -> None:
+        """After a load, once set-up has drawn what it draws, go on with the random states of training."""
+        states, self._random_states = self._random_states, None
+        if states is None:
+            return
+        if len(states) == self.world_size:
+            random_state.restore(states[self.global_rank])
+        else:
+            random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
+
+    def _gather(self, value: Any) -> list[Any]:
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def teardown(self) -> None:
+        """Give the networks back as their author made them."""
+        for policy in self.policies.values():
+            policy.release()
+        super().teardown()
+
+
+def _choice(policy: str | Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(policy, str):
+        return dict(policy)
+    if "=" not in policy:
+        return {"*": policy}
+    pairs = [part.partition("=") for part in policy.split(",")]
+    if not all(player.strip() and name.strip() for player, _, name in pairs):
+        raise UserError(f"cannot read strategy '{policy}'; type e.g. ddp, or generator=ddp,*=ddp")
+    return {player.strip(): name.strip() for player, _, name in pairs}
+
+
+def _scaled(precision: Precision) -> bool:
+    """Whether gradients would vanish without a loss scale."""
+    return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
+
+
+def _finite(number: float) -> bool:
+    return number - number == 0

@@ -1,0 +1,66 @@
+"""The guard: what happens when gradients are not finite."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from gan.errors import UserError
+from gan.phase import Phase
+from strategies.policy import Policy
+
+if TYPE_CHECKING:
+    from strategies.base import PhaseStrategy
+
+PATIENCE = 10
+
+
+class Guard:
+    """Counts skipped updates, says so, and ends a run that no longer learns.
+
+    One bad batch costs one update. A phase whose loss is not finite the first time it is played, or whose
+    learner has skipped `PATIENCE` updates in a row, will not mend: the run stops at the start of the next
+    step, between two steps, so that what was saved at the end of this one is whole. A loss scale that still
+    falls is patience of its own.
+    """
+
+    def __init__(self) -> None:
+        self.in_a_row: dict[tuple[str, str], int] = {}
+        self.verdict: str | None = None
+
+    def saw(
+        self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], strategy: "PhaseStrategy"
+    ) -> None:
+        """Take note of one update; every rank sees the same `finite`."""
+        key = (phase.name, learner.player.name)
+        first = key not in self.in_a_row
+        self.in_a_row[key] = 0 if finite else self.in_a_row.get(key, 0) + 1
+        if finite:
+            return
+        learner.skipped += 1
+        bad = [f"{name} is {loss.item()}" for name, loss in losses.items() if not torch.isfinite(loss)]
+        cause = sorted({text for texts in strategy._gather(bad) for text in texts})
+        what = f"loss {', '.join(cause)}" if cause else "the losses are finite, a gradient is not"
+        step = strategy.lightning_module.step
+        rank_zero_warn(
+            f"step {step}, phase '{phase.name}': {what}; skipped the update of '{key[1]}' on all ranks "
+            f"({learner.skipped} so far)"
+        )
+        scale_falls = learner.loss_scale is not None and learner.loss_scale.scale >= 1
+        if not scale_falls and ((first and cause) or self.in_a_row[key] >= PATIENCE):
+            self.verdict = (
+                f"phase '{phase.name}' does not learn: at step {step}, {what}, "
+                f"{self.in_a_row[key]} update(s) of '{key[1]}' skipped in a row; the weights are as before. "
+                f"Try a lower learning rate, clip=1.0, or --debug to find the operation"
+            )
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the run will stop before its next step."""
+        return self.verdict is not None
+
+    def raise_if_hopeless(self) -> None:
+        """Stop, with the reason."""
+        if self.verdict is not None:
+            raise UserError(self.verdict)

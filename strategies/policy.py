@@ -1,0 +1,137 @@
+"""Policy: how one player lives on the devices. This file is also the policy of a single device."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from gan.ema import Ema
+from gan.errors import UserError
+from gan.phase import Phase, Player
+from strategies.loss_scale import LossScale
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks a player lives among."""
+
+    size: int
+    rank: int
+    device: torch.device
+
+
+class Policy:
+    """One player on one device; a policy for many devices overrides the verbs in which it differs.
+
+    The verbs, in the order in which `PhaseStrategy.run` says them: `adopt` once, then in every phase where the
+    player learns `hold`, `arm` before each backward, `finish` after the last and `update`.
+    """
+
+    name = "single"
+    max_ranks: int | None = 1
+
+    def __init__(self, player: Player, world: World) -> None:
+        if self.max_ranks is not None and world.size > self.max_ranks:
+            raise UserError(
+                f"player '{player.name}': policy '{self.name}' trains on one device and there are "
+                f"{world.size} ranks; type --strategy ddp, or --devices 1"
+            )
+        self.player = player
+        self.world = world
+        self.requiring_grad = {n: p for n, p in player.module.named_parameters() if p.requires_grad}
+        self.weights = {} if player.frozen else self.requiring_grad
+        self.optimizer: Optimizer | None = None
+        self.schedule: LRScheduler | None = None
+        self.ema: Ema | None = None
+        self.loss_scale: LossScale | None = None
+        self.skipped = 0
+        self.learning = True
+
+    # ---- the verbs ----
+
+    def adopt(self, training: bool) -> None:
+        """Take the player in, whose weights are on the device and equal on all ranks."""
+        if self.player.frozen:
+            self.player.module.eval()
+        if self.player.ema is not None:
+            self.ema = Ema(self.weights, self.player.ema)
+        if training and self.weights:
+            self.optimizer = self.player.optimizer(list(self.weights.values()))
+            if self.player.schedule is not None:
+                self.schedule = self.player.schedule(self.optimizer)
+
+    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Keep weights together where the phase needs them twice; here they always are."""
+        return nullcontext()
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        """Get ready for the backward of this loss, the phase's last or one of its micro-batches before."""
+        return loss
+
+    def finish(self, scale: float) -> Tensor:
+        """Complete the gradients after the last backward; returns each one's norm, the same on all ranks."""
+        gradients = self.gradients()
+        if not gradients:
+            return torch.zeros(0, device=self.world.device)
+        if scale != 1:
+            torch._foreach_mul_(gradients, 1 / scale)
+        return torch.stack(torch._foreach_norm(gradients))
+
+    def update(self, norm: Tensor) -> None:
+        """Clip, step the optimizer, the schedule and the average."""
+        if self.player.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.weights.values(), self.player.clip, norm)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        if self.ema is not None:
+            self.ema.update()
+
+    def release(self) -> None:
+        """Let the player go: its parameters are as its author left them."""
+        self.learn(True)
+        self.drop_gradients()
+
+    # ---- what they share ----
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients there are; a weight that the loss did not reach has none, as in plain torch."""
+        return [weight.grad for weight in self.weights.values() if weight.grad is not None]
+
+    def learn(self, learning: bool) -> None:
+        """Whether the player's weights require gradients."""
+        if learning == self.learning:
+            return
+        self.learning = learning
+        for weight in self.requiring_grad.values():
+            weight.requires_grad_(learning)
+
+    def drop_gradients(self) -> None:
+        """No gradient stays from one phase to the next."""
+        for weight in self.weights.values():
+            weight.grad = None
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The player with its averaged weights, where it keeps an average."""
+        with nullcontext() if self.ema is None else self.ema.swapped():
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the player beside weights, optimizer and schedule."""
+        return {
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
+            "skipped": self.skipped,
+        }
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Take over the loss scale and the count of skipped updates."""
+        self.skipped = state["skipped"]
+        if self.loss_scale is not None and state["loss_scale"] is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])

@@ -1,0 +1,29 @@
+"""Fixtures that all tests share."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from tests.ranks import Ranks
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Ranks]]:
+    """`ranks(n)`: a world of n gloo ranks that lives as long as the test session."""
+    worlds: dict[int, Ranks] = {}
+
+    def world(size: int) -> Ranks:
+        if size not in worlds or not all(process.is_alive() for process in worlds[size].processes):
+            worlds[size] = Ranks(size)
+        return worlds[size]
+
+    yield world
+    for each in worlds.values():
+        each.close()

@@ -1,0 +1,86 @@
+"""Training a game under a strategy for a few steps, and comparing what came of it."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning import Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from gan import GanModule
+from strategies import PhaseStrategy
+from strategies.base import POLICIES
+from strategies.replicated import Replicated
+
+STEPS = 10
+BATCH = 16
+
+
+def vectors(step: int) -> dict[str, Tensor]:
+    """The global batch of one step, for the games on vectors."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    return {"x": torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)}
+
+
+def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
+    """A quiet CPU Trainer in float64."""
+    warnings.filterwarnings("ignore", module="lightning")
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    settings = dict(accelerator="cpu", devices=world, max_steps=steps, precision="64-true", strategy=strategy)
+    settings["use_distributed_sampler"] = False
+    return Trainer(**{**quiet, **settings, **kwargs})
+
+
+def share(batch: Any, rank: int, world: int) -> Any:
+    """A rank's part of a global batch."""
+    size = BATCH // world
+    return {name: value[rank * size : (rank + 1) * size] for name, value in batch.items()}
+
+
+class Deaf(Replicated):
+    """The control: ddp with the synchronisation of gradients taken out."""
+
+    name = "deaf"
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        return loss
+
+
+def train(
+    game: Callable[[], GanModule],
+    batches: Callable[[int], dict[str, Tensor]] = vectors,
+    policy: Any = "ddp",
+    world: int = 1,
+    steps: int = STEPS,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Train and return weights, averages and optimizer states, keyed by name."""
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    POLICIES["deaf"] = Deaf
+    module, strategy = game(), PhaseStrategy(policy)
+    data = DataLoader([share(batches(step), rank, world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, data)
+    return snapshot(module, strategy)
+
+
+def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
+    """Every tensor that training has made."""
+    found: dict[str, Any] = {f"weight {k}": v.clone() for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    for name, policy in strategy.policies.items():
+        if policy.ema is not None:
+            found |= {f"ema {name}.{k}": v.clone() for k, v in policy.ema.state_dict().items()}
+        if policy.optimizer is not None:
+            for number, state in policy.optimizer.state_dict()["state"].items():
+                found |= {f"optimizer {name}.{number}.{k}": torch.as_tensor(v).clone() for k, v in state.items()}
+            found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
+    return found
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between two trainings; infinite where they do not even hold the same tensors."""
+    if one.keys() != other.keys():
+        return math.inf
+    return max((one[key].double() - other[key].double()).abs().max().item() for key in one)

@@ -1,0 +1,70 @@
+"""Processes that stay: starting torch takes seconds, so all tests of a world size share one launch."""
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+TIMEOUT = 240
+
+
+class Ranks:
+    """A world of gloo ranks on this machine; `run` calls a module-level function on every one."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = mp.get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """The results of all ranks in order; the first failure is raised with its rank and traceback."""
+        for pipe in self.pipes:
+            pipe.send((function, args, kwargs))
+        results = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(TIMEOUT):
+                self.close()
+                raise TimeoutError(f"rank {rank} did not answer within {TIMEOUT} s")
+            results.append(pipe.recv())
+        failures = [f"rank {rank}:\n{text}" for rank, (failed, text) in enumerate(results) if failed]
+        if failures:
+            raise RuntimeError("\n".join(failures))
+        return [result for _, result in results]
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.terminate()
+            process.join()
+
+
+def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0", OMP_NUM_THREADS="1"
+    )
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    while True:
+        try:
+            function, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((False, function(*args, **kwargs)))
+        except BaseException:  # noqa: BLE001 - whatever it was, the test that asked for it shall see it
+            pipe.send((True, traceback.format_exc()))

@@ -1,0 +1,78 @@
+"""Players and phases: what they refuse, and when a phase is due."""
+
+from functools import partial
+
+import pytest
+from torch import nn
+from torch.optim import SGD
+
+from gan import Phase, Player
+from gan.errors import UserError
+from gan.phase import check_game
+
+sgd = partial(SGD, lr=0.1)
+
+
+def loss(batch):
+    return batch
+
+
+def player(name="one", module=None, **kwargs):
+    return Player(name, module or nn.Linear(2, 2), **{"optimizer": sgd, **kwargs})
+
+
+def test_due_from_step_0_every_so_many_steps():
+    assert [step for step in range(8) if Phase("p", loss, "one", every=3).due(step)] == [0, 3, 6]
+
+
+def test_one_learner_or_several():
+    assert Phase("p", loss, "one").learners == ("one",)
+    assert Phase("p", loss, ["one", "two"]).learners == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Player("g", "net", sgd), "player 'g': expected a torch.nn.Module, got str"),
+        (lambda: player(ema=1.0), r"ema=1.0 is not in \[0, 1\)"),
+        (lambda: player(clip=0), "clip=0 is not above 0"),
+        (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
+        (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
+        (lambda: Phase("p", loss, "one", every=0), "phase 'p': every=0 must be a whole number, 1 or more"),
+        (lambda: Phase("p", loss, "one", micro_batches=1.5), "micro_batches=1.5"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+shared = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("players", "phases", "message"),
+    [
+        ([], [Phase("p", loss, "one")], r"the game has no player; yield one from configure_players\(\)"),
+        ([player()], [], "the game has no phase"),
+        ([player(), player()], [Phase("p", loss, "one")], "two players are called 'one'"),
+        ([player()], [Phase("p", loss, "one"), Phase("p", loss, "one")], "two phases are called 'p'"),
+        ([player()], [Phase("p", loss, "two")], "phase 'p': unknown learner 'two'; known: one"),
+        ([player()], [Phase("p", loss, ())], "phase 'p' has no learners; name one of: one"),
+        ([player()], [Phase("p", loss, ("one", "one"))], "names learner 'one' twice"),
+        ([player(optimizer=None)], [Phase("p", loss, "one")], "learner 'one' is frozen; give it an optimizer"),
+        ([player(module=nn.Tanh())], [Phase("p", loss, "one")], "has an optimizer but no parameter that requires"),
+        (
+            [player("a", nn.Sequential(shared)), player("b", nn.ModuleDict({"x": shared}))],
+            [Phase("p", loss, "a")],
+            r"parameter 'x.weight' of player 'b' is also '0.weight' of player 'a'",
+        ),
+    ],
+)
+def test_a_game_that_does_not_hold_together_is_refused(players, phases, message):
+    with pytest.raises(UserError, match=message):
+        check_game(players, phases)
+
+
+def test_a_layer_may_stand_twice_in_one_player():
+    check_game([player(module=nn.Sequential(shared, shared))], [Phase("p", loss, "one")])

@@ -1,0 +1,42 @@
+"""Watching a phase from below: every collective with its bytes, among the other operations in their order."""
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gan.phase import Phase
+from strategies import PhaseStrategy
+
+
+class Trace(TorchDispatchMode):
+    """The operations of one phase; the reducer's, which start in C++, are seen as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.operations.append((str(function), size))
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def collectives(self) -> list[tuple[str, int]]:
+        """Name and bytes of each collective."""
+        return [(name.split(".")[1], size) for name, size in self.operations if name.startswith("c10d")]
+
+
+class WatchedStrategy(PhaseStrategy):
+    """Keeps a trace of every phase it runs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.traces: list[tuple[int, str, Trace]] = []
+
+    def run(self, phase: Phase, batch: Any) -> None:
+        with Trace() as trace:
+            super().run(phase, batch)
+        self.traces.append((self.lightning_module.step, phase.name, trace))
