@@ -1,0 +1,96 @@
+"""From a data set's bytes to the tensors that networks take, on the way mirrored and moved."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+
+from gan.noise import seed_for
+
+Item = dict[str, Any]
+
+
+class Augment:
+    """Mirror half of the samples; enlarge by 286/256 and cut out a random part, as SPADE and SEAN train.
+
+    All pictures and labels of a sample move together. What is drawn depends on (seed, epoch, index) alone, and
+    the global random state is neither read nor written.
+    """
+
+    def __init__(
+        self, seed: int = 0, flip: bool = True, crop: bool = False, flip_pairs: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        self.seed, self.flip, self.crop, self.flip_pairs = seed, flip, crop, flip_pairs
+
+    def __call__(self, item: Item, epoch: int, index: int) -> Item:
+        """The item as this epoch sees it; pictures and labels are known by their tv_tensors types."""
+        dice = torch.Generator().manual_seed(seed_for("augment", self.seed, epoch, index))
+        mirror, down, right = torch.rand(3, generator=dice).tolist()
+        if self.crop:
+            item = {name: _crop(value, down, right) for name, value in item.items()}
+        if self.flip and mirror < 0.5:
+            item = {name: self._flip(name, value) for name, value in item.items()}
+        return item
+
+    def _flip(self, name: str, value: Any) -> Any:
+        if not isinstance(value, tv_tensors.TVTensor):
+            return value
+        value = functional.horizontal_flip(value)
+        if isinstance(value, tv_tensors.Mask) and name.endswith("label"):
+            value = _swap(value, self.flip_pairs)
+        return value
+
+
+def _crop(value: Any, down: float, right: float) -> Any:
+    """Enlarge and cut out; `down` and `right` from 0 to 1 say where."""
+    if not isinstance(value, tv_tensors.TVTensor):
+        return value
+    height, width = value.shape[-2:]
+    larger = [round(height * 286 / 256), round(width * 286 / 256)]
+    top, left = int(down * (larger[0] - height + 1)), int(right * (larger[1] - width + 1))
+    if isinstance(value, tv_tensors.Mask):
+        # The exact kind of nearest: the other is off by half a pixel from the picture.
+        plain = value.as_subclass(Tensor).reshape(-1, 1, height, width)
+        grown = functional.resize(plain, larger, InterpolationMode.NEAREST_EXACT).reshape(*value.shape[:-2], *larger)
+        return tv_tensors.Mask(functional.crop(grown, top, left, height, width))
+    grown = functional.resize(value, larger, InterpolationMode.BICUBIC, antialias=True)
+    return functional.crop(grown, top, left, height, width)
+
+
+def _swap(label: tv_tensors.Mask, pairs: tuple[tuple[int, int], ...]) -> tv_tensors.Mask:
+    swapped = label.clone()
+    for left, right in pairs:
+        swapped[label == left], swapped[label == right] = right, left
+    return swapped
+
+
+def to_tensors(item: Item) -> Item:
+    """Pictures to floats from -1 to 1, labels to int64, both as plain tensors; the rest stays as it is."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, tv_tensors.Mask):
+            return value.as_subclass(Tensor).long()
+        if isinstance(value, tv_tensors.Image):
+            return value.as_subclass(Tensor).float() / 127.5 - 1
+        return value
+
+    return {name: convert(value) for name, value in item.items()}
+
+
+class Prepared(Dataset):
+    """A data set asked for by (epoch, index): its items augmented, if at all, and made tensors."""
+
+    def __init__(self, dataset: Dataset, augment: Augment | None = None) -> None:
+        self.dataset, self.augment = dataset, augment
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, which: tuple[int, int]) -> Item:
+        epoch, index = which
+        item = self.dataset[index]
+        return to_tensors(self.augment(item, epoch, index) if self.augment else item)

@@ -1,0 +1,122 @@
+"""Batches that are the same at any number of ranks, and a loader that goes on where it stopped."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from gan.errors import UserError
+from gan.noise import seed_for
+
+
+class GlobalBatches(DistributedSampler):
+    """This rank's part of every global batch, as pairs (epoch, index).
+
+        the order of an epoch   |  global batch 0   |  global batch 1   |  ...
+        with two ranks          | rank 0  | rank 1  | rank 0  | rank 1  |
+
+    Training shuffles by (seed, epoch) and drops an incomplete last batch. Otherwise the order is that of the
+    data, the last batch may be smaller, and as many samples are left out as make the ranks' parts unequal.
+
+    A DistributedSampler, so that Lightning takes it as it is and tells it the epoch.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, *, ranks: int = 1, rank: int = 0, seed: int = 0, training: bool = True
+    ) -> None:
+        super().__init__(range(length), num_replicas=ranks, rank=rank, shuffle=training, seed=seed, drop_last=True)
+        assert batch_size % ranks == 0, "checked by GanData"
+        self.length, self.batch_size = length, batch_size
+        self.used = length - length % (batch_size if training else ranks)
+        self.first_batch = 0  # of the next pass
+        self.skipped = 0  # epochs that the caller of set_epoch is ahead of this count
+        self._resumed: int | None = None  # the epoch of it, until the next pass begins
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch of the next pass: another one starts at its beginning, the same goes on as resumed."""
+        # See [Note: an empty epoch]
+        if self._resumed is not None:
+            self.skipped = max(self.skipped, epoch - self._resumed - 1)
+        if epoch - self.skipped != self.epoch:
+            self.epoch, self.first_batch = epoch - self.skipped, 0
+
+    # [Note: an empty epoch]
+    # Where a run is counted in steps and its checkpoint is from the end of epoch e, Lightning first goes through
+    # epoch e + 1 without a batch and then calls the next one e + 2. We remember that it is one ahead of us.
+
+    def resume(self, epoch: int, batch: int, skipped: int = 0) -> None:
+        """Let the next pass begin inside an epoch; `skipped` says how far ahead the caller of set_epoch counts."""
+        self.epoch, self.first_batch, self.skipped = epoch, batch, skipped
+        self._resumed = epoch
+
+    def __len__(self) -> int:
+        return self.used // self.num_replicas
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        first, self.first_batch, self._resumed = self.first_batch, 0, None
+        epoch, order = self.epoch, range(self.length)
+        if self.shuffle:
+            dice = torch.Generator().manual_seed(seed_for("order", self.seed, epoch))
+            order = torch.randperm(self.length, generator=dice).tolist()
+        for start in range(first * self.batch_size, self.used, self.batch_size):
+            share = (min(start + self.batch_size, self.used) - start) // self.num_replicas
+            mine = start + self.rank * share
+            for index in order[mine : mine + share]:
+                yield epoch, index
+
+
+class ResumableLoader(DataLoader):
+    """A loader of GlobalBatches whose position is saved and restored with a checkpoint.
+
+    The position counts the batches that were handed out, not those that workers have prepared ahead, and it
+    counts global batches: a checkpoint goes on at another number of ranks.
+    """
+
+    sampler: GlobalBatches
+
+    def __init__(self, dataset: Dataset, sampler: GlobalBatches, *, workers: int = 0) -> None:
+        super().__init__(
+            dataset,
+            batch_size=sampler.batch_size // sampler.num_replicas,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
+        )
+        self._position = 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        # See [Note: the epoch comes late]
+        batch = self.sampler.first_batch
+        self._position = self.sampler.epoch, batch
+        for item in super().__iter__():
+            batch += 1
+            self._position = self._position[0], batch
+            yield item
+
+    # [Note: the epoch comes late]
+    # Lightning makes an iterator before it calls set_epoch, and when it resumes from the end of an epoch it
+    # makes no other. Workers would by then have prepared batches of the wrong epoch. This iterator is a
+    # generator: nothing in it runs before the first batch is asked for, and then the epoch is known.
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the pass is: as many batches of the epoch were handed out."""
+        epoch, batch = self._position
+        return {"epoch": epoch, "batch": batch, "skipped": self.sampler.skipped, **self._order()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after the last batch that was handed out."""
+        for name, value in self._order().items():
+            if state[name] != value:
+                raise UserError(
+                    f"the checkpoint was made with {name.replace('_', ' ')} {state[name]}, this run has {value}; "
+                    f"resume with {state[name]}, or start a new run from its weights"
+                )
+        self.sampler.resume(state["epoch"], state["batch"], state["skipped"])
+        self._position = state["epoch"], state["batch"]
+
+    def _order(self) -> dict[str, int]:
+        """What decides on the order of the samples, and so must not change between save and load."""
+        return {"seed": self.sampler.seed, "batch_size": self.sampler.batch_size, "samples": self.sampler.length}

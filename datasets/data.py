@@ -1,0 +1,84 @@
+"""The one DataModule: any data set, in batches that are the same at any number of ranks."""
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.utils.data import Dataset
+
+from datasets.augment import Augment, Prepared
+from datasets.batches import GlobalBatches, ResumableLoader
+from gan.errors import UserError
+
+
+class GanData(LightningDataModule):
+    """Training and held-out samples of a run; `batch_size` is that of all ranks together.
+
+    Each rank gets an equal part of every batch, and a training sample is augmented by its own number, so the
+    ranks together see what a single device would. Held-out samples come in their order, as they are.
+    """
+
+    def __init__(
+        self,
+        train: Dataset,
+        val: Dataset | None = None,
+        *,
+        batch_size: int,
+        val_batch_size: int | None = None,
+        workers: int = 0,
+        seed: int = 0,
+        flip: bool = True,
+        crop: bool = False,
+    ) -> None:
+        super().__init__()
+        self.train, self.val = train, val
+        self.batch_size = batch_size
+        self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        self.workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
+
+    def setup(self, stage: str | None = None) -> None:
+        """Refuse what cannot be split, before the first step."""
+        _, ranks = self._place()
+        _check_divides(self.batch_size, ranks, "batch", "--batch-size")
+        if len(self.train) < self.batch_size:
+            fits = len(self.train) // ranks * ranks
+            advice = f"try --batch-size {fits}" if fits else f"try at most {len(self.train)} ranks"
+            raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
+        if self.trainer is not None and self.trainer.overfit_batches:
+            raise UserError("overfit_batches would replace the sampler; try limit_train_batches, or a smaller data set")
+        if self.val is not None:
+            _check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size")
+            if len(self.val) < ranks:
+                raise UserError(
+                    f"{len(self.val)} held-out samples are too few for {ranks} ranks; hold out {ranks} or more"
+                )
+            if left := len(self.val) % ranks:
+                rank_zero_warn(
+                    f"{left} of {len(self.val)} held-out samples are left out, so that {ranks} ranks get equally many"
+                )
+
+    def train_dataloader(self) -> ResumableLoader:
+        """This rank's part of the training batches, shuffled anew in every epoch."""
+        augment = Augment(self.seed, self.flip, self.crop, getattr(self.train, "flip_pairs", ()))
+        return self._loader(Prepared(self.train, augment), self.batch_size, training=True)
+
+    def val_dataloader(self) -> ResumableLoader | list:
+        """This rank's part of the held-out batches, in order; the last one may be smaller."""
+        if self.val is None:
+            return []
+        return self._loader(Prepared(self.val), self.val_batch_size, training=False)
+
+    def _loader(self, dataset: Prepared, batch_size: int, training: bool) -> ResumableLoader:
+        rank, ranks = self._place()
+        sampler = GlobalBatches(len(dataset), batch_size, ranks=ranks, rank=rank, seed=self.seed, training=training)
+        return ResumableLoader(dataset, sampler, workers=self.workers)
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+
+def _check_divides(batch: int, ranks: int, what: str, option: str) -> None:
+    if batch < 1:
+        raise UserError(f"{what} {batch} is empty; try {option} {ranks}")
+    if batch % ranks:
+        below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+        advice = f"{option} {below} or {option} {above}" if below else f"{option} {above}"
+        raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
