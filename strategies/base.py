@@ -218,8 +218,16 @@ class PhaseStrategy(DDPStrategy):
     # ---- set-up ----
 
     def _configure_launcher(self) -> None:
-        """One process is this process: nothing to launch."""
-        if self.num_processes * self.num_nodes > 1:
+        """Refuse what cannot be before any process is started; one process is this one: nothing to launch."""
+        ranks = self.num_processes * self.num_nodes
+        for player, name in self.choice.items():
+            if (POLICIES[name].max_ranks or ranks) < ranks:
+                whose = "all players" if player == "*" else f"player '{player}'"
+                raise UserError(
+                    f"policy '{name}' of {whose} trains on one device and there are {ranks} ranks; "
+                    f"type --strategy ddp, or --devices 1"
+                )
+        if ranks > 1:
             super()._configure_launcher()
 
     def setup_distributed(self) -> None:

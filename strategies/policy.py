@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gan.ema import Ema
-from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 
@@ -36,11 +35,6 @@ class Policy:
     max_ranks: int | None = 1
 
     def __init__(self, player: Player, world: World) -> None:
-        if self.max_ranks is not None and world.size > self.max_ranks:
-            raise UserError(
-                f"player '{player.name}': policy '{self.name}' trains on one device and there are "
-                f"{world.size} ranks; type --strategy ddp, or --devices 1"
-            )
         self.player = player
         self.world = world
         self.requiring_grad = {n: p for n, p in player.module.named_parameters() if p.requires_grad}

@@ -1,0 +1,36 @@
+# Two commands do everything: `make fit` and `make test`. Both make .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Threads of each process; the command divides the cores among processes by itself.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+fit: $(VENV)/installed  ## install, then train the built-in run on two processes and make pictures
+	$(RUN) -m gan.fit --strategy ddp
+
+test: $(VENV)/installed-test  ## install what tests need, then run them all
+	$(RUN) -m pytest -q
+
+lint: $(VENV)/installed-test  ## check style
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+clean:  ## remove the environment; runs/ stays
+	rm -rf $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --editable . --constraint constraints.txt
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(RUN) -m pip install --quiet --editable '.[test]' --constraint constraints.txt
+	touch $@
+
+.PHONY: help fit test lint clean

@@ -1,0 +1,213 @@
+"""What `gan.fit` adds to a Lightning Trainer: a bar, pictures, the score, and an end that loses nothing."""
+
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from torch import Tensor
+from tqdm import tqdm
+
+from gan import pictures, record
+from gan.folder import RunFolder
+from strategies import random_state
+
+SHOWN = 8
+
+
+class Bar(ProgressBar):
+    """One bar for the whole run: the losses of each phase, and images per second over all ranks."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.bar: tqdm | None = None
+
+    def disable(self) -> None:
+        """Lightning calls this on all ranks but the first."""
+        self.bar = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start where training starts, which for a resumed run is not at 0."""
+        terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=trainer.max_steps,
+            initial=trainer.global_step,
+            unit="step",
+            disable=not trainer.is_global_zero,
+            dynamic_ncols=True,
+            mininterval=0.5 if terminal else 20,
+            maxinterval=60,
+        )
+        self.started, self.first = time.monotonic(), trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Losses are read from the device only when the bar is drawn."""
+        if self.bar is not None and self.bar.update(1):
+            speed = (trainer.global_step - self.first) * self.batch_size / (time.monotonic() - self.started)
+            self.bar.set_postfix_str(f"{_losses(trainer.strategy.losses)} | {speed:.0f} images/s", refresh=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the last state on the screen."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Make room for the message."""
+        self.on_train_end(trainer, pl_module)
+
+
+def _losses(losses: dict[str, Tensor]) -> str:
+    phases: dict[str, list[str]] = {}
+    for name, loss in losses.items():
+        phase, _, label = name.rpartition("/")
+        if not label.endswith("_grad_norm"):
+            phases.setdefault(phase, []).append(f"{label} {loss.item():.3f}")
+    return " | ".join(f"{phase}: {' '.join(parts)}" for phase, parts in phases.items())
+
+
+class Pictures(Callback):
+    """Draws the same held-out samples every so many steps, with averaged weights, and the curves beside them."""
+
+    def __init__(self, folder: RunFolder, log: record.Record, every: int) -> None:
+        self.folder, self.record, self.every = folder, log, every
+        self.batch: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The reals, and what the untrained networks make."""
+        batch = next(iter(trainer.datamodule.val_dataloader()))
+        self.batch = {name: value[:SHOWN] for name, value in batch.items() if isinstance(value, Tensor)}
+        if trainer.global_step == 0:
+            reals = {name.replace("_", " "): value for name, value in self.batch.items() if value.ndim >= 3}
+            self._save(trainer, reals, "reals.png")
+            self._draw(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """A grid and the curves, every so many steps and at the end."""
+        if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
+            self._draw(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The curves once more, with the last validation."""
+        self._curves(trainer)
+
+    @torch.no_grad()
+    def _draw(self, trainer: Trainer, game: Any) -> None:
+        # All ranks compute, because a sharded player needs them all; the same noise in every grid.
+        states, modes = random_state.capture(), [(module, module.training) for module in game.modules()]
+        random_state.reseed(0)
+        game.eval()
+        with game.averaged(), trainer.precision_plugin.forward_context():
+            columns = game.show(trainer.strategy.batch_to_device(self.batch))
+        for module, mode in modes:
+            module.training = mode
+        random_state.restore(states)
+        self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
+        self._curves(trainer)
+
+    def _save(self, trainer: Trainer, columns: dict[str, Tensor], name: str) -> None:
+        if trainer.is_global_zero:
+            pictures.save(pictures.grid(columns, SHOWN), self.folder.samples / name)
+
+    def _curves(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            record.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
+
+
+class Score(Callback):
+    """Remembers the first and the last value of the run's score, also over interruptions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.first: float | None = None
+        self.last: float | None = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning validates once before the first step, so the first value is the untrained networks'."""
+        if self.name in trainer.callback_metrics:
+            self.last = float(trainer.callback_metrics[self.name])
+        if self.first is None and self.last is not None:
+            self.first = self.last
+            for logger in trainer.loggers:
+                logger.log_metrics({self.name: self.first}, 0)  # Lightning logs nothing of that validation
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """The last step is validated, wherever it falls between the regular validations."""
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, float | None]:
+        """Both values."""
+        return {"first": self.first, "last": self.last}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        """Both values."""
+        self.first, self.last = state["first"], state["last"]
+
+
+class Stopped(Exception):
+    """The run was asked to end, has saved itself and ends: not a failure."""
+
+
+class Keep(Callback):
+    """Saves every so many steps, at the end, on Ctrl-C or SIGTERM, and when the guard gives up.
+
+    By hand, because ModelCheckpoint cannot be asked to save at a moment of ours. The newest checkpoint is
+    kept, and the one before until the new one is whole. A signal reaches one rank or all, at any moment; ranks
+    agree after every step whether one came, save together and end before the next step. A second Ctrl-C ends
+    at once. Lightning's own handler broadcasts from inside the signal handler, where it can meet another
+    collective; ours only takes note.
+    """
+
+    def __init__(self, folder: RunFolder, every: int) -> None:
+        self.folder, self.every = folder, every
+        self.signal: int | None = None
+        self.stopping = False
+        self.before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning has set its handlers by now; put ours in their place."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Save between two steps, never inside one."""
+        step = trainer.global_step
+        self.stopping = trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False)
+        due = step % self.every == 0 or step == trainer.max_steps
+        if due or self.stopping or trainer.strategy.guard.hopeless:
+            self.save(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Stop here, when the last step has been logged as well."""
+        if self.stopping:
+            raise Stopped
+
+    def save(self, trainer: Trainer) -> None:
+        """Write this step's checkpoint, then remove the older ones."""
+        path = self.folder.checkpoints / f"step-{trainer.global_step:06d}.ckpt"
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            for older in set(self.folder.checkpoints.glob("step-*.ckpt")) - {path}:
+                older.unlink()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.before = {}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Also after a failure."""
+        self.teardown(trainer, pl_module, "fit")

@@ -1,0 +1,45 @@
+"""A game in words: players with their networks and sizes, and the phases in the order they are played."""
+
+from torch import nn
+
+from gan.module import GanModule
+from gan.phase import Player
+
+
+def describe(game: GanModule) -> str:
+    """The text that `--dry-run` prints and every run keeps as game.txt."""
+    game.assemble()
+    lines = [f"game {type(game).__name__}", "", "players"]
+    for player in game.players.values():
+        lines.append(f"  {player.name}: {_count(player.module)} parameters, {_recipe(player)}")
+        lines += [f"    {line}" for line in _networks(player.module)]
+    lines += ["", "phases, in every step"]
+    for phase in game.phases:
+        notes = [f"teaches {', '.join(phase.learners)}"]
+        notes += [f"every {phase.every} steps"] if phase.every > 1 else []
+        notes += [f"in {phase.micro_batches} micro-batches"] if phase.micro_batches > 1 else []
+        notes += ["second order"] if phase.second_order else []
+        lines.append(f"  {phase.name}: {'; '.join(notes)}")
+    return "\n".join(lines) + "\n"
+
+
+def _networks(module: nn.Module) -> list[str]:
+    children = [(name, child) for name, child in module.named_children() if any(True for _ in child.parameters())]
+    return [f"{name}: {type(child).__name__}, {_count(child)}" for name, child in children]
+
+
+def _count(module: nn.Module) -> str:
+    return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
+
+
+def _recipe(player: Player) -> str:
+    if player.frozen:
+        return "frozen"
+    optimizer = player.optimizer
+    made = getattr(optimizer, "func", optimizer)
+    settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())
+    notes = [f"{getattr(made, '__name__', type(made).__name__)}({settings})"]
+    notes += ["with a schedule"] if player.schedule else []
+    notes += [f"ema {player.ema}"] if player.ema is not None else []
+    notes += [f"clip {player.clip}"] if player.clip is not None else []
+    return ", ".join(notes)

@@ -1,0 +1,103 @@
+"""The folder of one run: `runs/<number>-<name>/`, and finding it again."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from gan.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the files of a run lie. Nothing is made until it is needed."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        """Every setting of the run, to read and to resume from."""
+        return self.path / "settings.yaml"
+
+    @property
+    def game(self) -> Path:
+        """Players, networks and phases in words."""
+        return self.path / "game.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """A row a logged step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def curves(self) -> Path:
+        """The metrics as a picture."""
+        return self.path / "curves.png"
+
+    @property
+    def samples(self) -> Path:
+        """Reals and the periodic grids."""
+        return self.path / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What the run resumes from."""
+        return self.path / "checkpoints"
+
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint that was written last; files that are still being written have another ending."""
+        found = sorted(self.checkpoints.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        return found[-1] if found else None
+
+    def discard(self) -> None:
+        """Remove what a run that was refused before its first step has left; anything else stays."""
+        if not self.metrics.exists() and not any(self.checkpoints.glob("*")):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def create(out: Path, name: str) -> RunFolder:
+    """A new folder with the next number; two runs that start together get two numbers."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        number = max((_number(path) for path in out.iterdir()), default=0)
+        while True:
+            number += 1
+            folder = RunFolder(out / f"{number:03d}-{name}")
+            try:
+                folder.path.mkdir()
+            except FileExistsError:
+                continue
+            folder.samples.mkdir()
+            return folder
+    except OSError as error:
+        raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
+
+
+def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
+    """The run and the checkpoint to go on with: a run's folder, a checkpoint inside it, or `auto`.
+
+    `auto` is the newest run below `out` (of that name, if one is given) that has a checkpoint; None if no
+    run has one.
+    """
+    if resume == "auto":
+        runs = [RunFolder(path) for path in out.iterdir() if _number(path)] if out.is_dir() else []
+        runs = [run for run in runs if name is None or run.path.name.split("-", 1)[1] == name]
+        runs = [run for run in runs if run.newest_checkpoint() is not None and run.settings.is_file()]
+        if not runs:
+            return None
+        run = max(runs, key=lambda run: _number(run.path))
+        return run, run.newest_checkpoint()
+    path = Path(resume)
+    folder = RunFolder(path if path.is_dir() else path.parent.parent)
+    checkpoint = folder.newest_checkpoint() if path.is_dir() else path
+    if not folder.settings.is_file() or checkpoint is None or not checkpoint.is_file():
+        raise UserError(
+            f"nothing to resume at '{resume}': expected a run's folder with checkpoints/ and settings.yaml, "
+            f"or a .ckpt file inside one; or type --resume auto"
+        )
+    return folder, checkpoint
+
+
+def _number(path: Path) -> int:
+    match = re.match(r"(\d+)-", path.name)
+    return int(match[1]) if match else 0

@@ -1,0 +1,60 @@
+"""The parts of the networks."""
+
+import pytest
+import torch
+
+from gan import noise
+from gan.errors import UserError
+from nets.blocks import Dropout, conv, onehot, resize_nearest
+
+
+def test_onehot_is_one_where_the_label_is():
+    label = torch.tensor([[[0, 2], [1, 1]]])
+    planes = onehot(label, 4, torch.zeros((), dtype=torch.float64))
+    assert planes.dtype == torch.float64
+    assert planes.shape == (1, 4, 2, 2)
+    assert torch.equal(planes.argmax(1), label)
+    assert torch.equal(planes.sum(1), torch.ones(1, 2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (4, "holds label 4 and the network knows 0 to 3; build it with labels=5"),
+        (-1, "holds label -1 and the network knows 0 to 3; give pixels without a label"),
+    ],
+)
+def test_a_label_out_of_range_is_refused_in_words(wrong, message):
+    with pytest.raises(UserError, match=message):
+        onehot(torch.tensor([[[0, wrong]]]), 4, torch.zeros(()))
+
+
+def test_resized_planes_are_one_hot_still():
+    planes = onehot(torch.randint(0, 4, (2, 9, 7)), 4, torch.zeros(()))
+    assert torch.equal(resize_nearest(planes, (4, 5)).sum(1), torch.ones(2, 4, 5))
+    assert resize_nearest(planes, (9, 7)) is planes
+
+
+def test_dropout_keeps_the_mean_and_stays_on_in_evaluation():
+    torch.manual_seed(0)
+    x = torch.ones(4, 1000)
+    y = Dropout(0.25).eval()(x)
+    assert (y == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert y.mean().item() == pytest.approx(1, abs=0.03)
+
+
+def test_dropout_follows_the_sample():
+    x = torch.ones(4, 50)
+    with noise.at(noise.Place((0, 0, "phase"), 0, 4, 4)):
+        whole = Dropout()(x)
+    with noise.at(noise.Place((0, 0, "phase"), 2, 2, 4)):
+        half = Dropout()(x[2:])
+    assert torch.equal(whole[2:], half)
+
+
+def test_a_convolution_keeps_the_size_and_starts_at_its_gain():
+    torch.manual_seed(0)
+    layer = conv(64, 32, 3, gain=0.02)
+    assert layer(torch.zeros(1, 64, 5, 6)).shape == (1, 32, 5, 6)
+    assert layer.weight.std().item() == pytest.approx(0.02 * (2 / (9 * (64 + 32))) ** 0.5, rel=0.05)
+    assert conv(4, 4, 3, bias=False).bias is None
