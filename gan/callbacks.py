@@ -80,7 +80,8 @@ class Pictures(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The reals, and what the untrained networks make."""
-        batch = next(iter(trainer.datamodule.val_dataloader()))
+        with random_state.untouched():
+            batch = next(iter(trainer.datamodule.val_dataloader()))
         self.batch = {name: value[:SHOWN] for name, value in batch.items() if isinstance(value, Tensor)}
         if trainer.global_step == 0:
             reals = {name.replace("_", " "): value for name, value in self.batch.items() if value.ndim >= 3}
@@ -99,14 +100,13 @@ class Pictures(Callback):
     @torch.no_grad()
     def _draw(self, trainer: Trainer, game: Any) -> None:
         # All ranks compute, because a sharded player needs them all; the same noise in every grid.
-        states, modes = random_state.capture(), [(module, module.training) for module in game.modules()]
-        random_state.reseed(0)
+        modes = [(module, module.training) for module in game.modules()]
         game.eval()
-        with game.averaged(), trainer.precision_plugin.forward_context():
+        with random_state.untouched(), game.averaged(), trainer.precision_plugin.forward_context():
+            random_state.reseed(0)
             columns = game.show(trainer.strategy.batch_to_device(self.batch))
         for module, mode in modes:
             module.training = mode
-        random_state.restore(states)
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
         self._curves(trainer)
 

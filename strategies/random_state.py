@@ -1,6 +1,8 @@
 """The random states of one rank, in types that a weights-only load accepts."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,16 @@ def restore(state: dict[str, Any]) -> None:
     np.random.set_state(tuple(state["numpy"]))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Whatever is drawn inside, the states are afterwards as before."""
+    state = capture()
+    try:
+        yield
+    finally:
+        restore(state)
 
 
 def reseed(seed: int) -> None:

@@ -1,5 +1,6 @@
 """Random states survive a checkpoint."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -29,3 +30,14 @@ def test_reseeding_is_repeatable_and_seeds_differ():
     assert draw() == first
     random_state.reseed(8)
     assert draw() != first
+
+
+def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
+    random_state.reseed(7)
+    expected = draw()
+    random_state.reseed(7)
+    with contextlib.suppress(KeyError), random_state.untouched():
+        random_state.reseed(1)
+        draw()
+        raise KeyError
+    assert draw() == expected
