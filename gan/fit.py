@@ -53,6 +53,8 @@ def _fit(argv: list[str] | None) -> None:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
+    if int(os.environ.get("NODE_RANK", 0)) > 0:
+        rank_zero_only.rank = rank_zero_only.rank or 1  # Lightning takes the first process of any node for the first
     quiet()
     seed_everything(settings.seed, verbose=False)
     strategy = PhaseStrategy(settings.strategy, check_replicas=settings.debug)
@@ -227,7 +229,10 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning.pytorch.trainer.connectors")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+    warnings.filterwarnings(
+        "ignore", message=".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning"
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -323,9 +324,9 @@ def test_a_loss_that_is_not_finite_ends_with_a_message_and_a_checkpoint(here, mo
 # ---- several processes, as they are typed ----
 
 
-def start(*arguments, launcher=("-m", "gan.fit"), cwd):
+def start(*arguments, launcher=("-m", "gan.fit"), cwd, **variables):
     root = Path(__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
     return subprocess.Popen(
         [sys.executable, *launcher, *arguments],
         cwd=cwd,
@@ -383,6 +384,19 @@ def test_torchruns_ranks_are_joined(here):
     assert "pix2pix-faces on 2 CPU processes" in out
     assert (here / "runs" / "001-pix2pix-faces" / "checkpoints" / "step-000002.ckpt").is_file()
     assert not (here / "runs" / "002-pix2pix-faces").exists()
+
+
+def test_two_nodes_make_one_run(here):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    arguments = [*options("r3gan-faces", max_steps=2), "--num-nodes", "2"]
+    nodes = [start(*arguments, cwd=here, **address, NODE_RANK=str(rank)) for rank in (1, 0)]
+    (code1, out1, err1), (code0, out0, err0) = (wait(node) for node in nodes)
+    assert (code0, code1) == (0, 0), err0 + err1
+    assert "r3gan-faces on 2 CPU processes" in out0
+    assert out1 == ""
+    assert [path.name for path in (here / "runs").iterdir()] == ["001-r3gan-faces"]
 
 
 def test_two_processes_say_a_mistake_once_and_leave_nothing(here):
