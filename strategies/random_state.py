@@ -10,12 +10,12 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """The states of torch (CPU and this process's GPUs), NumPy and Python."""
+    """The states of torch (the CPU's, and that of this rank's GPU), NumPy and Python."""
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (kind, keys.tolist(), *rest),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
         "python": random.getstate(),
     }
 
@@ -23,9 +23,10 @@ def capture() -> dict[str, Any]:
 def restore(state: dict[str, Any]) -> None:
     """Go on drawing where `capture` left off."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    np.random.set_state(tuple(state["numpy"]))
+    if state["cuda"] is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
 
