@@ -16,6 +16,7 @@ from tqdm import tqdm
 from gan import pictures, record
 from gan.folder import RunFolder
 from strategies import random_state
+from strategies.batch import rows
 
 SHOWN = 8
 
@@ -80,9 +81,13 @@ class Pictures(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The reals, and what the untrained networks make."""
+        batches: list[dict[str, Tensor]] = []
         with random_state.untouched():
-            batch = next(iter(trainer.datamodule.val_dataloader()))
-        self.batch = {name: value[:SHOWN] for name, value in batch.items() if isinstance(value, Tensor)}
+            for batch in trainer.datamodule.val_dataloader():
+                batches.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
+                if sum(map(rows, batches)) >= SHOWN:
+                    break
+        self.batch = {name: torch.cat([batch[name] for batch in batches])[:SHOWN] for name in batches[0]}
         if trainer.global_step == 0:
             reals = {name.replace("_", " "): value for name, value in self.batch.items() if value.ndim >= 3}
             self._save(trainer, reals, "reals.png")

@@ -161,9 +161,11 @@ class PhaseStrategy(DDPStrategy):
         before = {name: policy.learning for name, policy in self.policies.items()}
         for policy in self.policies.values():
             policy.learn(not policy.player.frozen)
-        yield
-        for name, policy in self.policies.items():
-            policy.learn(before[name])
+        try:
+            yield
+        finally:
+            for name, policy in self.policies.items():
+                policy.learn(before[name])
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
+from datasets import Faces
 from gan import fit, record
 from gan.callbacks import Bar
 from gan.runs import RUNS, build
@@ -251,7 +253,7 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, pix2pix-faces"),
+        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, sean-folder, pix2pix-faces"),
         (["--strategy", "zero9"], "unknown strategy 'zero9'; known: single, ddp"),
         (["--strategy", "painter=ddp,*=ddp"], "names no player of this game: painter; known: encoder, generator"),
         (["--strategy", "single", "--devices", "2"], "trains on one device and there are 2 ranks"),
@@ -319,6 +321,79 @@ def test_a_loss_that_is_not_finite_ends_with_a_message_and_a_checkpoint(here, mo
     assert "does not learn" in said.splitlines()[-1]
     saved = torch.load(here / "runs" / "001-pix2pix-faces" / "checkpoints" / "step-000012.ckpt", weights_only=True)
     assert all(torch.isfinite(value).all() for value in saved["state_dict"].values() if torch.is_tensor(value))
+
+
+# ---- a folder of one's own ----
+
+
+@pytest.fixture
+def pairs(here):
+    faces = Faces(8, size=24)
+    for part, draw in (("images", faces.draw), ("labels", faces.label)):
+        (here / "mine" / part).mkdir(parents=True)
+        for number in range(8):
+            draw(number).save(here / "mine" / part / f"{number}.png")
+    return here / "mine"
+
+
+FOLDER = dict(
+    run="sean-folder", data="mine", devices=1, size=16, batch_size=4, held_out=2, max_steps=2, workers=0,
+    width=4, hidden=4, style=4, upsamplings=2,
+)  # fmt: skip
+
+
+def on_folder(**more):
+    return [part for key, value in {**FOLDER, **more}.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def test_a_folder_of_pairs_trains(pairs, here):
+    assert fit.main(on_folder()) == 0
+    rows = record.read(here / "runs" / "001-sean-folder" / "metrics.csv")
+    assert rows[1]["val/transfer_error"] > 0
+    with Image.open(here / "runs" / "001-sean-folder" / "samples" / "step-000002.png") as image:
+        assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
+
+
+def labelled(path, value):
+    with Image.open(path) as label:
+        label.putpixel((3, 4), value)
+        label.save(path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda root: [labelled(path, 77) for path in (root / "labels").iterdir()], [".png", "77", "18"]),
+        (lambda root: [Image.new("L", (9, 9)).save(path) for path in (root / "labels").iterdir()], ["24", "9", ".png"]),
+        (lambda root: [path.write_bytes(path.read_bytes()[:200]) for path in (root / "images").iterdir()], [".png"]),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_in_one_clear_message(spoil, words, workers, pairs, capfd):
+    spoil(pairs)
+    assert fit.main(on_folder(workers=workers)) == 2
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    (message,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda root: shutil.rmtree(root), "mine"),
+        (lambda root: [path.unlink() for path in (root / "images").iterdir()], "mine"),
+        (lambda root: (root / "labels" / "3.png").unlink(), "3"),
+    ],
+)
+def test_a_folder_that_is_wrong_is_refused_and_leaves_no_run(spoil, message, pairs, here, capsys):
+    spoil(pairs)
+    assert fit.main(on_folder()) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("error: ")
+    assert not (here / "runs").exists()
 
 
 # ---- several processes, as they are typed ----

@@ -26,7 +26,7 @@ def test_the_gan_in_full_runs_as_it_stands(tmp_path):
     assert "max_steps=3" in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("line", re.findall(r"python -m gan\.fit(.*?)(?:  +#.*)?$", README, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^    python -m gan\.fit(.*?)(?:  +#.*)?$", README, re.MULTILINE))
 def test_the_options_it_shows_exist(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = line.strip().strip("`.").split()

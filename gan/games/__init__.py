@@ -1,0 +1,1 @@
+"""The games, one file each: read beside the paper it plays."""

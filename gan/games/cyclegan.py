@@ -1,0 +1,97 @@
+"""CycleGAN, Zhu et al. 2017: from one kind of pictures to another and back, without pairs."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player
+from gan.games.decay import linear_decay
+from gan.losses import least_squares_discriminator, least_squares_generator
+from gan.pool import ImagePool
+
+
+class CycleGan(GanModule):
+    """Two generators and two discriminators, one optimizer a pair: a batch is {"a", "b"}.
+
+    For validation it has the truth as well, {"truth_a", "truth_b"}: what "b" looks like as an "a", and "a" as a "b".
+    `generator` and `discriminator` each make one network.
+    """
+
+    def __init__(
+        self,
+        generator: Callable[[], nn.Module],
+        discriminator: Callable[[], nn.Module],
+        *,
+        steps: int = 100_000,
+        rate: float = 2e-4,
+        cycle: float = 10.0,
+        identity: float = 5.0,
+        pool: int = 50,
+    ) -> None:
+        super().__init__()
+        self.generators = nn.ModuleDict({"to_b": generator(), "to_a": generator()})
+        self.discriminators = nn.ModuleDict({"of_b": discriminator(), "of_a": discriminator()})
+        self.past_b, self.past_a = ImagePool(pool), ImagePool(pool)
+        self.steps, self.rate, self.cycle, self.identity = steps, rate, cycle, identity
+
+    def configure_players(self) -> Iterator[Player]:
+        """One rate for all, which falls to zero over the second half."""
+        adam, decay = partial(Adam, lr=self.rate, betas=(0.5, 0.999)), linear_decay(self.steps)
+        yield Player("generators", self.generators, adam, decay)
+        yield Player("discriminators", self.discriminators, adam, decay)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        """The generators' turn comes first; the discriminators then judge the same fakes, or past ones."""
+        yield Phase("generators", self.fool, "generators")
+        yield Phase("discriminators", self.judge, "discriminators")
+
+    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Please the discriminators, come back to where it started, and leave alone what needs no change."""
+        a, b = batch["a"], batch["b"]
+        fake_b, fake_a = self.fakes(a, b)
+        to_b, to_a = self.generators["to_b"], self.generators["to_a"]
+        return {
+            "gan_b": least_squares_generator(self.score("of_b", fake_b)),
+            "gan_a": least_squares_generator(self.score("of_a", fake_a)),
+            "cycle": self.cycle * (F.l1_loss(to_a(fake_b), a) + F.l1_loss(to_b(fake_a), b)),
+            "identity": self.identity * (F.l1_loss(to_a(a), a) + F.l1_loss(to_b(b), b)),
+        }
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tell fakes, half of them from the pools, from pictures."""
+        fake_b, fake_a = self.fakes(batch["a"], batch["b"])
+        fake_b, fake_a = self.past_b.query(fake_b), self.past_a.query(fake_a)
+        return {
+            "gan_b": least_squares_discriminator(self.score("of_b", batch["b"]), self.score("of_b", fake_b)),
+            "gan_a": least_squares_discriminator(self.score("of_a", batch["a"]), self.score("of_a", fake_a)),
+        }
+
+    def fakes(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The fakes of this step, made once for both turns."""
+        return self.shared("fakes", self.translate, a, b)
+
+    def translate(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """`a` as a "b" and `b` as an "a"."""
+        return self.generators["to_b"](a), self.generators["to_a"](b)
+
+    def score(self, which: str, image: Tensor) -> Tensor:
+        """One discriminator's score of each patch."""
+        return self.discriminators[which](image)[-1]
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        """How far translations are from the drawn truth, in 0..1, mean of both directions."""
+        fake_b, fake_a = self.translate(batch["a"], batch["b"])
+        error = (F.l1_loss(fake_b, batch["truth_b"]) + F.l1_loss(fake_a, batch["truth_a"])) / 4
+        self.log("val/translation_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(fake_a))
+
+    @torch.no_grad()
+    def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A row a sample: both ways, each beside its truth where there is one."""
+        fake_b, fake_a = self.translate(batch["a"], batch["b"])
+        columns = {"a": batch["a"], "as b": fake_b, "truth b": batch.get("truth_b")}
+        columns |= {"b": batch["b"], "as a": fake_a, "truth a": batch.get("truth_a")}
+        return {title: pictures for title, pictures in columns.items() if pictures is not None}

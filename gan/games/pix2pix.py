@@ -1,0 +1,82 @@
+"""pix2pix, Isola et al. 2017: from a label map to its picture, learned from pairs."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player
+from gan.games.decay import linear_decay
+from gan.losses import non_saturating_discriminator, non_saturating_generator
+from nets.blocks import onehot
+from nets.discriminator import PatchDiscriminator
+from nets.unet import UNet
+
+
+class Pix2pix(GanModule):
+    """Learns to paint label maps: a batch is {"image", "label"}.
+
+    One fake a step serves both turns, as in the published training: the discriminator learns to tell it from the
+    picture, and the generator then pleases the discriminator that has just learned.
+    """
+
+    def __init__(
+        self,
+        generator: UNet,
+        discriminator: PatchDiscriminator,
+        *,
+        labels: int = 19,
+        steps: int = 100_000,
+        rate: float = 2e-4,
+        pixels: float = 100.0,
+    ) -> None:
+        super().__init__()
+        self.generator, self.discriminator = generator, discriminator
+        self.labels, self.steps, self.rate, self.pixels = labels, steps, rate, pixels
+
+    def configure_players(self) -> Iterator[Player]:
+        """Both learn at one rate, which falls to zero over the second half."""
+        adam, decay = partial(Adam, lr=self.rate, betas=(0.5, 0.999)), linear_decay(self.steps)
+        yield Player("generator", self.generator, adam, decay)
+        yield Player("discriminator", self.discriminator, adam, decay)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        """The discriminator's turn comes first."""
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, "generator")
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tell the fake from the picture, each beside its labels; halved, so as not to run ahead."""
+        mask = self.mask(batch)
+        fake = self.shared("fake", self.generator, mask).detach()
+        return {"gan": 0.5 * non_saturating_discriminator(self.score(mask, batch["image"]), self.score(mask, fake))}
+
+    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Please the discriminator and hit the pixels."""
+        mask = self.mask(batch)
+        fake = self.shared("fake", self.generator, mask)
+        return {
+            "gan": non_saturating_generator(self.score(mask, fake)),
+            "pixels": self.pixels * F.l1_loss(fake, batch["image"]),
+        }
+
+    def score(self, mask: Tensor, image: Tensor) -> Tensor:
+        """The discriminator's score of each patch."""
+        return self.discriminator(torch.cat([mask, image], 1))[-1]
+
+    def mask(self, batch: dict[str, Tensor]) -> Tensor:
+        """The label maps as one-hot planes."""
+        return onehot(batch["label"], self.labels, like=batch["image"])
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        """How far painted label maps are from their pictures, in 0..1."""
+        error = F.l1_loss(self.generator(self.mask(batch)), batch["image"]) / 2
+        self.log("val/paint_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(batch["image"]))
+
+    @torch.no_grad()
+    def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A row a sample: the labels, what was painted and what should have been."""
+        return {"shape": batch["label"], "output": self.generator(self.mask(batch)), "truth": batch["image"]}

@@ -1,0 +1,310 @@
+"""The runs: each a function that puts a game, its data and its settings together.
+
+The command line offers every keyword of a run as an option, so a new run is a new function here and nothing
+else. The sizes are for a small CPU: minutes, not days.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import Subset
+
+from datasets.data import GanData
+from datasets.faces import FaceDomains, Faces, FaceTransfers
+from datasets.folder import FolderPairs
+from gan import GanModule
+from gan.errors import UserError
+from gan.games.cyclegan import CycleGan
+from gan.games.pix2pix import Pix2pix
+from gan.games.r3gan import R3Gan
+from gan.games.sean import Sean
+from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.r3 import R3Discriminator, R3Generator
+from nets.resnet import ResnetGenerator
+from nets.sean import SeanGenerator
+from nets.style import StyleEncoder
+from nets.unet import UNet
+
+HELD_OUT = 1_000_000  # the number of the first face that no run trains on
+
+
+@dataclass
+class Run:
+    """What there is to train: `score` names the validation metric, lower is better; `headline` says what it is."""
+
+    game: GanModule
+    data: LightningDataModule
+    max_steps: int
+    score: str
+    headline: str
+
+
+def sean_faces(
+    size: int = 64,
+    batch_size: int = 8,
+    max_steps: int = 500,
+    seed: int = 0,
+    workers: int = 0,
+    faces: int = 2000,
+    held_out: int = 64,
+    width: int = 8,
+    hidden: int = 16,
+    style: int = 32,
+    upsamplings: int = 3,
+    generator_rate: float = 2e-3,
+    discriminator_rate: float = 2e-3,
+    pixels: float = 20.0,
+    matching: float = 5.0,
+) -> Run:
+    """SEAN on drawn faces: paint the shapes of one face in the styles of another.
+
+    Args:
+        size: Height and width of the pictures.
+        batch_size: Pictures a step, of all ranks together.
+        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
+        seed: Decides on the faces, on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        faces: How many faces to train on.
+        held_out: How many faces to score on; none of them is trained on.
+        width: Channels of the generator's last block; the blocks before it have more.
+        hidden: Channels of the mask branch in each normalisation.
+        style: Length of a region's style code.
+        upsamplings: How often the generator doubles its picture.
+        generator_rate: Learning rate of encoder and generator.
+        discriminator_rate: Learning rate of the discriminator.
+        pixels: Weight of the pixels' L1 loss.
+        matching: Weight of the feature-matching loss.
+    """
+    labels = Faces.num_labels
+    torch.manual_seed(seed)
+    game = Sean(
+        StyleEncoder(style, width=16, normalise=False, gain=1.0),
+        SeanGenerator(labels, style, width, hidden, upsamplings, gain=1.0),
+        MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
+        labels=labels,
+        steps=max_steps,
+        generator_rate=generator_rate,
+        discriminator_rate=discriminator_rate,
+        pixels=pixels,
+        matching=matching,
+    )
+    train = Faces(faces, size, seed)
+    val = FaceTransfers(Faces(held_out, size, seed, first=HELD_OUT))
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    return Run(game, data, max_steps, "val/transfer_error", "transfer error on held-out faces")
+
+
+def sean_folder(
+    size: int = 256,
+    batch_size: int = 32,
+    max_steps: int = 100_000,
+    seed: int = 0,
+    workers: int = 4,
+    data: str = "data",
+    labels: int = 19,
+    held_out: int = 16,
+    flip: bool = False,
+    width: int = 64,
+    hidden: int = 128,
+    style: int = 512,
+    upsamplings: int = 5,
+    generator_rate: float = 1e-4,
+    discriminator_rate: float = 4e-4,
+    pixels: float = 10.0,
+    matching: float = 10.0,
+) -> Run:
+    """SEAN on a folder of yours, with images/ and labels/ of the same names.
+
+    Args:
+        size: Height and width that pictures and label maps are brought to.
+        batch_size: Pictures a step, of all ranks together.
+        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
+        seed: Decides on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
+        labels: How many labels there are; the label maps hold 0 to one less.
+        held_out: How many pictures, the last by name, to score on and to draw.
+        flip: Mirror half of the pictures; not for labels that tell left from right.
+        width: Channels of the generator's last block; the blocks before it have more.
+        hidden: Channels of the mask branch in each normalisation.
+        style: Length of a region's style code.
+        upsamplings: How often the generator doubles its picture.
+        generator_rate: Learning rate of encoder and generator.
+        discriminator_rate: Learning rate of the discriminator.
+        pixels: Weight of the pixels' L1 loss.
+        matching: Weight of the feature-matching loss.
+    """
+    torch.manual_seed(seed)
+    game = Sean(
+        StyleEncoder(style),
+        SeanGenerator(labels, style, width, hidden, upsamplings),
+        MultiScaleDiscriminator(labels + 3),
+        labels=labels,
+        steps=max_steps,
+        generator_rate=generator_rate,
+        discriminator_rate=discriminator_rate,
+        pixels=pixels,
+        matching=matching,
+    )
+    pairs = FolderPairs(data, labels, size)
+    if len(pairs) <= held_out:
+        raise UserError(f"{len(pairs)} pictures in '{data}', {held_out} to hold out; type a smaller --held-out")
+    train, val = (
+        Subset(pairs, part) for part in (range(len(pairs) - held_out), range(len(pairs) - held_out, len(pairs)))
+    )
+    module = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip, crop=True)
+    return Run(game, module, max_steps, "val/transfer_error", "error of held-out pictures made anew")
+
+
+def pix2pix_faces(
+    size: int = 64,
+    batch_size: int = 16,
+    max_steps: int = 500,
+    seed: int = 0,
+    workers: int = 0,
+    faces: int = 2000,
+    held_out: int = 64,
+    width: int = 24,
+    rate: float = 1e-3,
+    pixels: float = 100.0,
+) -> Run:
+    """pix2pix on drawn faces: paint label maps in one palette, learned from pairs.
+
+    Args:
+        size: Height and width of the pictures.
+        batch_size: Pictures a step, of all ranks together.
+        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
+        seed: Decides on the faces, on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        faces: How many faces to train on.
+        held_out: How many faces to score on; none of them is trained on.
+        width: Channels of the networks' first layers.
+        rate: Learning rate of both networks.
+        pixels: Weight of the pixels' L1 loss.
+    """
+    labels = Faces.num_labels
+    torch.manual_seed(seed)
+    game = Pix2pix(
+        UNet(labels, 3, width, depth=4, dropouts=1),
+        PatchDiscriminator(labels + 3, width, layers=2),
+        labels=labels,
+        steps=max_steps,
+        rate=rate,
+        pixels=pixels,
+    )
+    train = Faces(faces, size, seed, look="poster")
+    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    return Run(game, data, max_steps, "val/paint_error", "paint error on held-out faces")
+
+
+def cyclegan_faces(
+    size: int = 32,
+    batch_size: int = 8,
+    max_steps: int = 800,
+    seed: int = 0,
+    workers: int = 0,
+    faces: int = 1000,
+    held_out: int = 64,
+    width: int = 16,
+    blocks: int = 2,
+    rate: float = 1e-3,
+    cycle: float = 10.0,
+    identity: float = 0.0,
+    pool: int = 50,
+) -> Run:
+    """CycleGAN on drawn faces: posters to neon pictures and back, learned without pairs.
+
+    Args:
+        size: Height and width of the pictures.
+        batch_size: Pictures of each kind a step, of all ranks together.
+        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
+        seed: Decides on the faces, on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        faces: How many faces of each kind to train on.
+        held_out: How many faces to score on; none of them is trained on.
+        width: Channels of the networks' first layers.
+        blocks: Residual blocks of each generator.
+        rate: Learning rate of all networks.
+        cycle: Weight of coming back to where it started.
+        identity: Weight of leaving alone a picture that is of the wanted kind already.
+        pool: How many past fakes of each kind the discriminators are shown again.
+    """
+    torch.manual_seed(seed)
+    game = CycleGan(
+        partial(ResnetGenerator, width=width, blocks=blocks),
+        partial(PatchDiscriminator, 3, 2 * width, layers=2),
+        steps=max_steps,
+        rate=rate,
+        cycle=cycle,
+        identity=identity,
+        pool=pool,
+    )
+    train = FaceDomains(faces, size, seed)
+    val = FaceDomains(held_out, size, seed, first=HELD_OUT, truth=True)
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed)
+    return Run(game, data, max_steps, "val/translation_error", "translation error on held-out faces")
+
+
+def r3gan_faces(
+    size: int = 32,
+    batch_size: int = 16,
+    max_steps: int = 1000,
+    seed: int = 0,
+    workers: int = 0,
+    faces: int = 2000,
+    held_out: int = 256,
+    latent: int = 32,
+    width: int = 16,
+    blocks: int = 1,
+    rate: float = 1e-3,
+    gamma: float = 2.0,
+    ema: float = 0.99,
+) -> Run:
+    """R3GAN on drawn faces: new faces from noise.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        batch_size: Pictures a step, of all ranks together.
+        max_steps: Steps of the whole training.
+        seed: Decides on the faces, on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        faces: How many faces to learn from.
+        held_out: How many faces to score on; none of them is trained on.
+        latent: Length of the noise vector.
+        width: Channels at full size; half the size has twice as many, up to four times.
+        blocks: Residual blocks at each size.
+        rate: Learning rate of both networks.
+        gamma: Weight of both gradient penalties.
+        ema: Decay of the generator's averaged weights.
+    """
+    torch.manual_seed(seed)
+    doublings = (size // 4).bit_length() - 1
+    if size != 4 * 2**doublings or doublings < 1:
+        raise UserError(f"r3gan-faces: size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
+    widths = [width * min(2**k, 4) for k in reversed(range(doublings + 1))]
+    generator, discriminator = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
+    game = R3Gan(generator, discriminator, rate=rate, gamma=gamma, ema=ema)
+    train = Faces(faces, size, seed, look="poster")
+    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed)
+    return Run(game, data, max_steps, "val/distance", "distance of drawn from held-out faces")
+
+
+RUNS: dict[str, Callable[..., Run]] = {
+    "sean-faces": sean_faces,
+    "sean-folder": sean_folder,
+    "pix2pix-faces": pix2pix_faces,
+    "cyclegan-faces": cyclegan_faces,
+    "r3gan-faces": r3gan_faces,
+}
+
+
+def build(name: str, **settings: object) -> Run:
+    """The run of that name with some settings of its own."""
+    if name not in RUNS:
+        raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}")
+    return RUNS[name](**settings)

@@ -1,0 +1,66 @@
+"""pix2pix's generator: an encoder and a decoder with a shortcut at every size."""
+
+import torch
+from torch import Tensor, nn
+
+from gan.errors import UserError
+from nets.blocks import SLOPE, Dropout, conv, xavier_
+from nets.norm import SyncBatchNorm
+
+
+class UNet(nn.Module):
+    """The U-Net of Isola et al. 2017: halve the picture `depth` times, double it again, join what has equal size.
+
+    `depth` convolutions 4x4 from `width` channels doubling to 8 times that, batch norm but at the ends; dropout in
+    the innermost `dropouts` steps up is the only source of variety, in evaluation too.
+    """
+
+    def __init__(
+        self, inside: int, outside: int, width: int = 64, depth: int = 8, dropouts: int = 3, gain: float = 0.02
+    ) -> None:
+        super().__init__()
+        if depth < 2:
+            raise UserError(f"UNet: depth={depth} leaves nothing to join; try 2 or more")
+        self.depth = depth
+        widths = [width * min(2**k, 8) for k in range(depth)]
+
+        # Down: the first layer meets the picture and the last one has too few pixels, so neither is normalised.
+        self.down = nn.ModuleList([conv(inside, width, 4, 2, 1, gain=gain)])
+        for k in range(1, depth):
+            last = k == depth - 1
+            layer = conv(widths[k - 1], widths[k], 4, 2, 1, bias=last, gain=gain)
+            self.down.append(
+                nn.Sequential(nn.LeakyReLU(SLOPE), layer, nn.Identity() if last else SyncBatchNorm(widths[k]))
+            )
+
+        # Up: each step gets what the step before made and what the way down had at that size.
+        self.up = nn.ModuleList()
+        for k in reversed(range(1, depth)):
+            joined = widths[k] * (1 if k == depth - 1 else 2)
+            steps = [nn.ReLU(), _transposed(joined, widths[k - 1], False, gain), SyncBatchNorm(widths[k - 1])]
+            self.up.append(nn.Sequential(*steps, *([Dropout()] if depth - k <= dropouts else [])))
+        self.paint = nn.Sequential(nn.ReLU(), _transposed(2 * width, outside, True, gain), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A picture in -1 to 1, of the size of the input."""
+        if any(side % 2**self.depth for side in x.shape[-2:]):
+            height, width = x.shape[-2:]
+            raise UserError(
+                f"UNet: {height} x {width} cannot be halved {self.depth} times; "
+                f"choose a size divisible by {2**self.depth}, or a smaller depth"
+            )
+        seen = []
+        for down in self.down:
+            x = down(x)
+            seen.append(x)
+        for up, beside in zip(self.up, reversed(seen[:-1]), strict=True):
+            x = torch.cat([up(x), beside], 1)
+        return self.paint(x)
+
+
+def _transposed(inside: int, outside: int, bias: bool, gain: float) -> nn.ConvTranspose2d:
+    layer = nn.ConvTranspose2d(inside, outside, 4, 2, 1, bias=bias)
+    xavier_(layer.weight, gain)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
