@@ -3,8 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Threads of each process; the command divides the cores among processes by itself.
-export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 

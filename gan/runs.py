@@ -45,7 +45,7 @@ class Run:
 def sean_faces(
     size: int = 64,
     batch_size: int = 8,
-    max_steps: int = 500,
+    max_steps: int = 400,
     seed: int = 0,
     workers: int = 0,
     faces: int = 2000,
