@@ -27,3 +27,10 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield world
     for each in worlds.values():
         each.close()
+
+
+@pytest.fixture(autouse=True)
+def no_seed_left_behind() -> Iterator[None]:
+    """Lightning's seed_everything tells all later trainings its seed, through the environment."""
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)

@@ -1,9 +1,11 @@
 """Training a game under a strategy for a few steps, and comparing what came of it."""
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from lightning import Trainer
@@ -62,7 +64,8 @@ def train(
     POLICIES["deaf"] = Deaf
     module, strategy = game(), PhaseStrategy(policy)
     data = DataLoader([share(batches(step), rank, world) for step in range(steps)], batch_size=None)
-    trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, data)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
+        trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, data)
     return snapshot(module, strategy)
 
 
