@@ -140,6 +140,8 @@ def machine(settings: Namespace) -> Computer:
     accelerator = settings.accelerator if settings.accelerator != "auto" else ("gpu" if gpus else "cpu")
     if accelerator == "gpu" and not gpus:
         raise UserError("there is no GPU here; type --accelerator cpu")
+    if accelerator == "cpu" and settings.precision == "16-mixed":
+        raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
     launched = options.launched_ranks()
     if launched is not None:
         world = int(os.environ["WORLD_SIZE"])
@@ -227,7 +229,6 @@ def quiet() -> None:
     """Leave out what Lightning says to newcomers of Lightning."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module="lightning.pytorch.trainer.connectors")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings(

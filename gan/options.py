@@ -84,7 +84,7 @@ def dump(settings: Namespace, run: str) -> str:
 def run_settings(settings: Namespace) -> dict[str, Any]:
     """The part of the settings that is the run's own."""
     names = _parameters(settings.run)
-    return {name: value for name, value in settings.as_dict().items() if name in names}
+    return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
 
 
 def _parser(run: str) -> ArgumentParser:
@@ -156,8 +156,11 @@ def _underscores(argument: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """jsonargparse's PositiveInt is an int that YAML does not know."""
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """Without jsonargparse's number types, such as PositiveInt, which YAML does not know."""
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def launched_ranks() -> int | None:

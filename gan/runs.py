@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
 from lightning import LightningDataModule
 from torch.utils.data import Subset
 
@@ -29,6 +30,7 @@ from nets.style import StyleEncoder
 from nets.unet import UNet
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
 @dataclass
@@ -43,21 +45,21 @@ class Run:
 
 
 def sean_faces(
-    size: int = 64,
-    batch_size: int = 8,
-    max_steps: int = 400,
-    seed: int = 0,
-    workers: int = 0,
-    faces: int = 2000,
-    held_out: int = 64,
-    width: int = 8,
-    hidden: int = 16,
-    style: int = 32,
-    upsamplings: int = 3,
-    generator_rate: float = 2e-3,
-    discriminator_rate: float = 2e-3,
-    pixels: float = 20.0,
-    matching: float = 5.0,
+    size: PositiveInt = 64,
+    batch_size: PositiveInt = 8,
+    max_steps: PositiveInt = 400,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 2000,
+    held_out: PositiveInt = 64,
+    width: PositiveInt = 8,
+    hidden: PositiveInt = 16,
+    style: PositiveInt = 32,
+    upsamplings: PositiveInt = 3,
+    generator_rate: PositiveFloat = 2e-3,
+    discriminator_rate: PositiveFloat = 2e-3,
+    pixels: NonNegativeFloat = 20.0,
+    matching: NonNegativeFloat = 5.0,
 ) -> Run:
     """SEAN on drawn faces: paint the shapes of one face in the styles of another.
 
@@ -98,23 +100,23 @@ def sean_faces(
 
 
 def sean_folder(
-    size: int = 256,
-    batch_size: int = 32,
-    max_steps: int = 100_000,
-    seed: int = 0,
-    workers: int = 4,
+    size: PositiveInt = 256,
+    batch_size: PositiveInt = 32,
+    max_steps: PositiveInt = 100_000,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 4,
     data: str = "data",
-    labels: int = 19,
-    held_out: int = 16,
+    labels: PositiveInt = 19,
+    held_out: PositiveInt = 16,
     flip: bool = False,
-    width: int = 64,
-    hidden: int = 128,
-    style: int = 512,
-    upsamplings: int = 5,
-    generator_rate: float = 1e-4,
-    discriminator_rate: float = 4e-4,
-    pixels: float = 10.0,
-    matching: float = 10.0,
+    width: PositiveInt = 64,
+    hidden: PositiveInt = 128,
+    style: PositiveInt = 512,
+    upsamplings: PositiveInt = 5,
+    generator_rate: PositiveFloat = 1e-4,
+    discriminator_rate: PositiveFloat = 4e-4,
+    pixels: NonNegativeFloat = 10.0,
+    matching: NonNegativeFloat = 10.0,
 ) -> Run:
     """SEAN on a folder of yours, with images/ and labels/ of the same names.
 
@@ -160,16 +162,16 @@ def sean_folder(
 
 
 def pix2pix_faces(
-    size: int = 64,
-    batch_size: int = 16,
-    max_steps: int = 500,
-    seed: int = 0,
-    workers: int = 0,
-    faces: int = 2000,
-    held_out: int = 64,
-    width: int = 24,
-    rate: float = 1e-3,
-    pixels: float = 100.0,
+    size: PositiveInt = 64,
+    batch_size: PositiveInt = 16,
+    max_steps: PositiveInt = 500,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 2000,
+    held_out: PositiveInt = 64,
+    width: PositiveInt = 24,
+    rate: PositiveFloat = 1e-3,
+    pixels: NonNegativeFloat = 100.0,
 ) -> Run:
     """pix2pix on drawn faces: paint label maps in one palette, learned from pairs.
 
@@ -202,19 +204,19 @@ def pix2pix_faces(
 
 
 def cyclegan_faces(
-    size: int = 32,
-    batch_size: int = 8,
-    max_steps: int = 800,
-    seed: int = 0,
-    workers: int = 0,
-    faces: int = 1000,
-    held_out: int = 64,
-    width: int = 16,
-    blocks: int = 2,
-    rate: float = 1e-3,
-    cycle: float = 10.0,
-    identity: float = 0.0,
-    pool: int = 50,
+    size: PositiveInt = 32,
+    batch_size: PositiveInt = 8,
+    max_steps: PositiveInt = 800,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 1000,
+    held_out: PositiveInt = 64,
+    width: PositiveInt = 16,
+    blocks: PositiveInt = 2,
+    rate: PositiveFloat = 1e-3,
+    cycle: NonNegativeFloat = 10.0,
+    identity: NonNegativeFloat = 0.0,
+    pool: NonNegativeInt = 50,
 ) -> Run:
     """CycleGAN on drawn faces: posters to neon pictures and back, learned without pairs.
 
@@ -250,18 +252,18 @@ def cyclegan_faces(
 
 
 def r3gan_faces(
-    size: int = 32,
-    batch_size: int = 16,
-    max_steps: int = 1000,
-    seed: int = 0,
-    workers: int = 0,
-    faces: int = 2000,
-    held_out: int = 256,
-    latent: int = 32,
-    width: int = 16,
-    blocks: int = 1,
-    rate: float = 1e-3,
-    gamma: float = 2.0,
+    size: PositiveInt = 32,
+    batch_size: PositiveInt = 16,
+    max_steps: PositiveInt = 1000,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 2000,
+    held_out: PositiveInt = 256,
+    latent: PositiveInt = 32,
+    width: PositiveInt = 16,
+    blocks: PositiveInt = 1,
+    rate: PositiveFloat = 1e-3,
+    gamma: NonNegativeFloat = 2.0,
     ema: float = 0.99,
 ) -> Run:
     """R3GAN on drawn faces: new faces from noise.

@@ -258,6 +258,7 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
         (["--strategy", "painter=ddp,*=ddp"], "names no player of this game: painter; known: encoder, generator"),
         (["--strategy", "single", "--devices", "2"], "trains on one device and there are 2 ranks"),
         (["--accelerator", "gpu"], "there is no GPU here; type --accelerator cpu"),
+        (["--precision", "16-mixed"], "16-mixed needs a GPU; type --precision bf16-mixed"),
         (["--batch-size", "100"], "--batch-size"),
         (["--resume", "nowhere"], "nothing to resume at 'nowhere'"),
         (["--config", "nowhere.yaml"], "cannot read settings from 'nowhere.yaml'"),
@@ -266,7 +267,7 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
     ],
 )
 def test_a_mistake_gets_one_clear_message(arguments, message, here, capsys):
-    if "gpu" in arguments and torch.cuda.is_available():
+    if {"gpu", "16-mixed"} & set(arguments) and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     (here / "file").write_text("not a folder")
     base = options("sean-faces", max_steps=1) if "--run" not in arguments else []

@@ -71,7 +71,7 @@ def test_the_command_line_can_offer_every_setting(name):
     described = inspect.getdoc(RUNS[name]).split("Args:")[1]
     for parameter in signature.parameters.values():
         assert parameter.default is not inspect.Parameter.empty
-        assert hints[parameter.name] in (int, float, bool, str)
+        assert issubclass(hints[parameter.name], (int, float, bool, str))
         assert f"\n    {parameter.name}: " in described
 
 
