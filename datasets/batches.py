@@ -1,5 +1,6 @@
 """Batches that are the same at any number of ranks, and a loader that goes on where it stopped."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,12 @@ class GlobalBatches(DistributedSampler):
                 yield epoch, index
 
 
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal: a worker that dies of it takes the step at hand with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 class ResumableLoader(DataLoader):
     """A loader of GlobalBatches whose position is saved and restored with a checkpoint.
 
@@ -82,6 +89,7 @@ class ResumableLoader(DataLoader):
             sampler=sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
+            worker_init_fn=_leave_signals_to_the_trainer,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
         )

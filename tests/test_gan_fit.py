@@ -427,28 +427,34 @@ def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def test_two_processes_need_no_launcher_and_stop_together_on_sigterm(here):
-    arguments = [
-        *options("pix2pix-faces", max_steps=100_000, devices=2, save_every=10_000, sample_every=10_000),
-        "--strategy",
-        "ddp",
-    ]
-    process = start(*arguments, cwd=here)
+@pytest.mark.parametrize(
+    ("send", "number", "workers"), [(os.kill, signal.SIGTERM, 0), (os.killpg, signal.SIGINT, 1)], ids=["one", "all"]
+)
+def test_two_processes_need_no_launcher_and_stop_together(send, number, workers, here):
+    """A cluster tells one process to end; Ctrl-C in a terminal tells all, and the loaders' workers too."""
+    settings = dict(max_steps=100_000, devices=2, workers=workers, save_every=10_000, sample_every=10_000)
+    process = start(*options("pix2pix-faces", **settings), "--strategy", "ddp", cwd=here)
     metrics = here / "runs" / "001-pix2pix-faces" / "metrics.csv"
     deadline = time.monotonic() + 90
     while not (metrics.exists() and len(record.read(metrics)) > 5) and time.monotonic() < deadline:
         time.sleep(0.2)
-    (child,) = children(process.pid)
-    process.send_signal(signal.SIGTERM)
+    family = children(process.pid)
+    assert len(family) > workers
+    send(process.pid, number)
     code, out, err = wait(process, 60)
     assert code == 0, err
+    assert "Traceback" not in err
     assert out.count("2 CPU processes, strategy ddp") == 1  # one of the two speaks
     assert "go on with\n  python -m gan.fit --resume runs/001-pix2pix-faces" in out
     assert len(list((here / "runs" / "001-pix2pix-faces" / "checkpoints").glob("step-*.ckpt"))) == 1
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+    while any(map(alive, family)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    assert not any(map(alive, family))
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
 
 
 def test_torchruns_ranks_are_joined(here):
