@@ -428,10 +428,10 @@ def children(pid):
 
 
 @pytest.mark.parametrize(
-    ("send", "number", "workers"), [(os.kill, signal.SIGTERM, 0), (os.killpg, signal.SIGINT, 1)], ids=["one", "all"]
+    ("send", "number", "workers"), [(os.kill, signal.SIGINT, 0), (os.killpg, signal.SIGTERM, 1)], ids=["one", "all"]
 )
 def test_two_processes_need_no_launcher_and_stop_together(send, number, workers, here):
-    """A cluster tells one process to end; Ctrl-C in a terminal tells all, and the loaders' workers too."""
+    """A person tells one process to end; a cluster, or Ctrl-C in a terminal, tells all and the loaders' workers too."""
     settings = dict(max_steps=100_000, devices=2, workers=workers, save_every=10_000, sample_every=10_000)
     process = start(*options("pix2pix-faces", **settings), "--strategy", "ddp", cwd=here)
     metrics = here / "runs" / "001-pix2pix-faces" / "metrics.csv"
