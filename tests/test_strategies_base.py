@@ -1,8 +1,10 @@
 """PhaseStrategy as a Lightning strategy: its users' own Trainer, callbacks, checkpoints and limits."""
 
 import contextlib
+import os
 import warnings
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from gan import GanModule, Phase, Player
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from tests.hard_games import BatchNorms, Every, Plain, TwoPhases
-from tests.parity import distance, snapshot, trainer, vectors
+from tests.parity import distance, share, snapshot, trainer, vectors
 
 
 def data(steps, first=0):
@@ -135,8 +137,8 @@ class GlobalNoise(Plain):
 class Whole:
     """A loader over numbered steps that resumes where it was."""
 
-    def __init__(self, steps):
-        self.steps, self.at = steps, 0
+    def __init__(self, steps, rank=0, world=1):
+        self.steps, self.at, self.rank, self.world = steps, 0, rank, world
 
     def __len__(self):
         return self.steps
@@ -144,7 +146,7 @@ class Whole:
     def __iter__(self):
         while self.at < self.steps:
             self.at += 1
-            yield vectors(self.at - 1)
+            yield share(vectors(self.at - 1), self.rank, self.world)
 
     def state_dict(self):
         return {"at": self.at}
@@ -197,6 +199,29 @@ def resume_on_ranks(world, folder):
 
 def test_every_rank_resumes_its_own_random_state(ranks, tmp_path):
     assert ranks(2).run(resume_on_ranks, 2, tmp_path) == [0, 0]
+
+
+def leg(world, steps, save=None, resume=None):
+    """Some steps of a journey at some number of ranks."""
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    module, strategy = TwoPhases(), PhaseStrategy("ddp")
+    made = trainer(strategy, world, steps)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made.fit(module, Whole(8, rank, world), ckpt_path=resume)
+    if save is not None:
+        made.save_checkpoint(save)
+    return snapshot(module, strategy)
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_ranks(ranks, tmp_path):
+    """The game's noise follows the sample, so the journey 2, 1, 4 ranks ends where one device does."""
+    two, one = str(tmp_path / "two.ckpt"), str(tmp_path / "one.ckpt")
+    ranks(2).run(leg, 2, 3, save=two)
+    leg(1, 6, save=one, resume=two)
+    arrived = ranks(4).run(leg, 4, 8, resume=one)
+    unbroken = leg(1, 8)
+    assert distance(arrived[0], unbroken) < 1e-10
+    assert distance(leg(1, 6, resume=two), unbroken) > 1e-6
 
 
 def test_a_checkpoint_loads_as_plain_data_and_names_its_game(tmp_path):
