@@ -1,5 +1,6 @@
 """The command, as it is typed: what it leaves, how it stops and resumes, and what it says to mistakes."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ TINY = {
     "cyclegan-faces": dict(size=16, width=4, blocks=1, pool=4),
     "r3gan-faces": dict(size=16, width=4, latent=4),
 }
+STARTED: list[subprocess.Popen] = []
 SMALL = dict(faces=12, held_out=4, batch_size=4)
 
 
@@ -39,7 +41,11 @@ def options(name, **more):
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for process in STARTED:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever a failed test has left running
+    STARTED.clear()
 
 
 def same(one, other, path="checkpoint"):
@@ -403,7 +409,7 @@ def test_a_folder_that_is_wrong_is_refused_and_leaves_no_run(spoil, message, pai
 def start(*arguments, launcher=("-m", "gan.fit"), cwd, **variables):
     root = Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, *launcher, *arguments],
         cwd=cwd,
         env=environment,
@@ -412,14 +418,12 @@ def start(*arguments, launcher=("-m", "gan.fit"), cwd, **variables):
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+    STARTED.append(process)
+    return process
 
 
 def wait(process, seconds=120):
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    out, err = process.communicate(timeout=seconds)
     return process.returncode, out, err
 
 
