@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import spectral_norm
 
 from gan import noise
 from gan.errors import UserError
+from nets.spectral import spectral_norm
 
 SLOPE = 0.2
 
@@ -49,8 +49,8 @@ def conv(
 ) -> nn.Conv2d:
     """A convolution that keeps the size at stride 1, Xavier-normal, with spectral norm where it is asked for.
 
-    Leave out the bias before a norm: the norm cancels it, and what gradient it has is rounding noise, which
-    Adam blows up to full steps that differ from one world size to the next.
+    Leave out the bias before a norm unless a published network has one there: the norm cancels it, and what
+    gradient it has is rounding noise, which Adam blows up where it is not far below its eps, as it is in float32.
     """
     layer = nn.Conv2d(inside, outside, kernel, stride, kernel // 2 if padding is None else padding, bias=bias)
     xavier_(layer.weight, gain)
