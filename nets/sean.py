@@ -71,20 +71,19 @@ class ACE(nn.Module):
 class Block(nn.Module):
     """A residual block whose normalisations see mask and styles.
 
-    [Note: biases that do nothing]
-    conv_0 and conv_1 have a bias because the published ones do. In training a batch norm cancels what is the same
-    in a whole channel, also where it arrives by way of a shortcut, so only the last block's conv_1, whose output
-    meets no norm any more, has a bias that learns; the others' gradient is zero up to rounding. In evaluation the
-    running statistics were taken with them, so a loaded network needs them as they are.
+    conv_0 and conv_1 have a bias because the published ones do. A batch norm cancels it, also where it arrives by
+    way of shortcuts; only the `last` block's output meets none any more. See [Note: biases that a norm cancels].
     """
 
-    def __init__(self, inside: int, outside: int, labels: int, hidden: int, style: int | None, gain: float) -> None:
+    def __init__(
+        self, inside: int, outside: int, labels: int, hidden: int, style: int | None, gain: float, last: bool
+    ) -> None:
         super().__init__()
         middle = min(inside, outside)
         self.ace_0 = ACE(inside, labels, hidden, style, gain)
-        self.conv_0 = conv(inside, middle, 3, spectral=True, gain=gain)
+        self.conv_0 = conv(inside, middle, 3, spectral=True, normed=True, gain=gain)
         self.ace_1 = ACE(middle, labels, hidden, style, gain)
-        self.conv_1 = conv(middle, outside, 3, spectral=True, gain=gain)
+        self.conv_1 = conv(middle, outside, 3, spectral=True, normed=not last, gain=gain)
         self.learned_shortcut = inside != outside
         if self.learned_shortcut:
             self.ace_s = ACE(inside, labels, hidden, style, gain)
@@ -123,10 +122,10 @@ class SeanGenerator(nn.Module):
         wide = width * 2**shrinking
 
         def block(inside: int, outside: int, last: bool = False) -> Block:
-            return Block(inside, outside, labels, hidden, None if last else style, gain)
+            return Block(inside, outside, labels, hidden, None if last else style, gain, last)
 
         # The mask at its smallest, the three widest blocks, then one block a halving of the width.
-        self.start = conv(labels, wide, 3, gain=gain)
+        self.start = conv(labels, wide, 3, normed=True, gain=gain)
         self.head = block(wide, wide)
         self.middle_0, self.middle_1 = block(wide, wide), block(wide, wide)
         widths = [wide // 2**k for k in range(shrinking + 1)]

@@ -55,6 +55,15 @@ def test_the_encoder_is_the_plain_one(seed):
     assert_same_gradients(gradients(net, encoder_entries(net)), state)
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_bias_learns_unless_instance_norm_cancels_it(normalise):
+    net = StyleEncoder(5, 2, normalise, gain=1.0)
+    image = torch.rand(2, 3, 16, 16)
+    net(image, onehot(torch.zeros(2, 16, 16, dtype=torch.int64), LABELS, image)).square().sum().backward()
+    biases = [parameter.grad for name, parameter in net.named_parameters() if name.endswith("bias")]
+    assert [bool(bias.any()) for bias in biases] == [not normalise] * 4 + [True]
+
+
 def test_an_absent_region_has_the_zero_code():
     net = StyleEncoder(5, 2, gain=1.0)
     image = torch.rand(2, 3, 8, 8)
