@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import spectral_norm
 
 from gan import noise
 from gan.errors import UserError
+from nets.spectral import spectral_norm
 
 SLOPE = 0.2
 
@@ -44,20 +44,52 @@ def conv(
     padding: int | None = None,
     *,
     bias: bool = True,
+    normed: bool = False,
     spectral: bool = False,
     gain: float = 1.0,
 ) -> nn.Conv2d:
     """A convolution that keeps the size at stride 1, Xavier-normal, with spectral norm where it is asked for.
 
-    Leave out the bias before a norm: the norm cancels it, and what gradient it has is rounding noise, which
-    Adam blows up to full steps that differ from one world size to the next.
+    Leave out the bias before a norm, which cancels it, unless a published network has one there; then say `normed`.
     """
-    layer = nn.Conv2d(inside, outside, kernel, stride, kernel // 2 if padding is None else padding, bias=bias)
+    kind = NormedConv2d if normed else nn.Conv2d
+    layer = kind(inside, outside, kernel, stride, kernel // 2 if padding is None else padding, bias=bias)
     xavier_(layer.weight, gain)
     if bias:
         nn.init.zeros_(layer.bias)
     # The weights come first: spectral norm starts its singular vectors from them.
     return spectral_norm(layer) if spectral else layer
+
+
+class NormedConv2d(nn.Conv2d):
+    """A convolution whose bias a norm cancels in training, as some published networks have it.
+
+    [Note: biases that a norm cancels]
+    A norm by statistics of the batch or the picture takes away what is the same in a whole channel, so in training
+    such a bias changes nothing and its gradient is zero. Computed, it is rounding noise, which differs from one
+    world size to the next and which Adam blows up, in float32 to full steps. Here it is exactly zero. In evaluation
+    a batch norm's statistics are constants, and the bias counts like any other. (Nothing here notices a batch norm
+    that is put in evaluation while the layer before it trains.)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution. See [Note: biases that a norm cancels]."""
+        bias = still(self.bias) if self.training else self.bias
+        return F.conv2d(x, self.weight, bias, self.stride, self.padding)
+
+
+class NormedConvTranspose2d(nn.ConvTranspose2d):
+    """The same for a transposed convolution."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution. See [Note: biases that a norm cancels]."""
+        bias = still(self.bias) if self.training else self.bias
+        return F.conv_transpose2d(x, self.weight, bias, self.stride, self.padding, self.output_padding)
+
+
+def still(parameter: Tensor) -> Tensor:
+    """The same values with a gradient of exactly zero; none at all would look like a parameter that is not used."""
+    return parameter.detach() + 0 * parameter
 
 
 class Dropout(nn.Module):

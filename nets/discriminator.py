@@ -11,16 +11,16 @@ from nets.blocks import SLOPE, conv
 class PatchDiscriminator(nn.Module):
     """The PatchGAN of Isola et al. 2017, in the padding of pix2pixHD (Wang et al. 2018).
 
-    `layers` convolutions 4x4 of stride 2, from `width` channels doubling to 8 times that, then the score. All but
-    the first and the score are normalised picture by picture, so a score does not depend on the batch; `spectral`
-    bounds their slope as well, as SPADE and SEAN do.
+    `layers` convolutions 4x4 of stride 2, from `width` channels doubling to 512 at most, then the score. All but
+    the first and the score are normalised picture by picture, so a score does not depend on the batch, and have no
+    bias; `spectral` bounds their slope as well, as SPADE and SEAN do.
     """
 
     def __init__(
         self, inside: int, width: int = 64, layers: int = 3, spectral: bool = False, gain: float = 0.02
     ) -> None:
         super().__init__()
-        widths = [width * min(2**k, 8) for k in range(layers)]
+        widths = [width, *(min(width * 2**k, 512) for k in range(1, layers))]
         stages: list[nn.Module] = [nn.Sequential(conv(inside, width, 4, 2, gain=gain), nn.LeakyReLU(SLOPE))]
         for before, after in pairwise(widths):
             layer = conv(before, after, 4, 2, bias=False, spectral=spectral, gain=gain)

@@ -16,7 +16,8 @@ class ACE(nn.Module):
     """Region-adaptive normalisation: noise, a batch norm without weights, and a scale and shift for every pixel.
 
     The scale and shift blend two branches: the mask's (SPADE, Park et al. 2019) and the styles' (SEAN, Zhu et al.
-    2020), the latter only where `style` is given. Nothing loops over pictures or labels.
+    2020), the latter only where `style` is given. Nothing loops over pictures or labels. In every stack of scale
+    and shift the scale's channels come first.
 
     [Note: folding the style branch]
     The style branch convolves a map that is constant within a region, so the convolution is a function of the
@@ -31,7 +32,7 @@ class ACE(nn.Module):
         self.noise_scale = nn.Parameter(torch.zeros(channels, 1, 1))
         self.norm = SyncBatchNorm(channels, affine=False)
         self.mask_features = conv(labels, hidden, 3, gain=gain)
-        self.mask_affine = conv(hidden, 2 * channels, 3, gain=gain)
+        self.mask_affine = scale_and_shift(hidden, channels, gain)
         if style is None:
             self.style_affine = None
             return
@@ -39,7 +40,7 @@ class ACE(nn.Module):
         self.region_bias = nn.Parameter(torch.zeros(labels, 1, style))
         for weight in self.region_weight.detach():
             xavier_(weight, gain)
-        self.style_affine = conv(style, 2 * channels, 3, gain=gain)
+        self.style_affine = scale_and_shift(style, channels, gain)
         self.blend = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: Tensor, onehot: Tensor, codes: Tensor) -> Tensor:
@@ -70,8 +71,8 @@ class ACE(nn.Module):
 class Block(nn.Module):
     """A residual block whose normalisations see mask and styles.
 
-    No bias before a norm: a batch norm cancels what is the same in a whole channel, also where it arrives by way
-    of a shortcut. Only the `last` block's output meets none any more.
+    conv_0 and conv_1 have a bias because the published ones do. A batch norm cancels it, also where it arrives by
+    way of shortcuts; only the `last` block's output meets none any more. See [Note: biases that a norm cancels].
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class Block(nn.Module):
         super().__init__()
         middle = min(inside, outside)
         self.ace_0 = ACE(inside, labels, hidden, style, gain)
-        self.conv_0 = conv(inside, middle, 3, spectral=True, bias=False, gain=gain)
+        self.conv_0 = conv(inside, middle, 3, spectral=True, normed=True, gain=gain)
         self.ace_1 = ACE(middle, labels, hidden, style, gain)
-        self.conv_1 = conv(middle, outside, 3, spectral=True, bias=last, gain=gain)
+        self.conv_1 = conv(middle, outside, 3, spectral=True, normed=not last, gain=gain)
         self.learned_shortcut = inside != outside
         if self.learned_shortcut:
             self.ace_s = ACE(inside, labels, hidden, style, gain)
@@ -124,7 +125,7 @@ class SeanGenerator(nn.Module):
             return Block(inside, outside, labels, hidden, None if last else style, gain, last)
 
         # The mask at its smallest, the three widest blocks, then one block a halving of the width.
-        self.start = conv(labels, wide, 3, bias=False, gain=gain)
+        self.start = conv(labels, wide, 3, normed=True, gain=gain)
         self.head = block(wide, wide)
         self.middle_0, self.middle_1 = block(wide, wide), block(wide, wide)
         widths = [wide // 2**k for k in range(shrinking + 1)]
@@ -148,6 +149,14 @@ class SeanGenerator(nn.Module):
         for up in self.ups:
             x = up(double(x), onehot, codes)
         return torch.tanh(self.paint(F.leaky_relu(x, SLOPE)))
+
+
+def scale_and_shift(inside: int, channels: int, gain: float) -> nn.Conv2d:
+    """Two convolutions 3x3 in one, the scale's and the shift's, each with the starting values it has alone."""
+    layer = conv(inside, 2 * channels, 3)
+    for half in layer.weight.detach().chunk(2):
+        xavier_(half, gain)
+    return layer
 
 
 def double(x: Tensor) -> Tensor:

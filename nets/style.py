@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from nets.blocks import SLOPE, conv, resize_nearest, xavier_
+from nets.blocks import SLOPE, NormedConvTranspose2d, conv, resize_nearest, xavier_
 
 
 class StyleEncoder(nn.Module):
@@ -11,7 +11,8 @@ class StyleEncoder(nn.Module):
 
     The layers are those of Zhu et al. 2020 (SEAN) with `width` = 32 and `style` = 512. `normalise` is their
     instance norm. It takes away how bright and how colourful the picture is as a whole, which real photographs
-    carry in many other ways; a narrow encoder of flat drawings learns colours much sooner without it.
+    carry in many other ways; a narrow encoder of flat drawings learns colours much sooner without it. It also takes
+    away the biases before it, which the published encoder has. See [Note: biases that a norm cancels].
     """
 
     def __init__(self, style: int = 512, width: int = 32, normalise: bool = True, gain: float = 0.02) -> None:
@@ -21,15 +22,15 @@ class StyleEncoder(nn.Module):
             norm = [nn.InstanceNorm2d(convolution.out_channels)] if normalise else []
             return [convolution, *norm, nn.LeakyReLU(SLOPE)]
 
-        up = nn.ConvTranspose2d(4 * width, 8 * width, 3, 2, 1, output_padding=1, bias=not normalise)
+        kind = NormedConvTranspose2d if normalise else nn.ConvTranspose2d
+        up = kind(4 * width, 8 * width, 3, 2, 1, output_padding=1)
         xavier_(up.weight, gain)
-        if up.bias is not None:
-            nn.init.zeros_(up.bias)
+        nn.init.zeros_(up.bias)
         self.layers = nn.Sequential(
             nn.ReflectionPad2d(1),
-            *layer(conv(3, width, 3, padding=0, bias=not normalise, gain=gain)),
-            *layer(conv(width, 2 * width, 3, 2, bias=not normalise, gain=gain)),
-            *layer(conv(2 * width, 4 * width, 3, 2, bias=not normalise, gain=gain)),
+            *layer(conv(3, width, 3, padding=0, normed=normalise, gain=gain)),
+            *layer(conv(width, 2 * width, 3, 2, normed=normalise, gain=gain)),
+            *layer(conv(2 * width, 4 * width, 3, 2, normed=normalise, gain=gain)),
             *layer(up),
             nn.ReflectionPad2d(1),
             conv(8 * width, style, 3, padding=0, gain=gain),

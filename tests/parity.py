@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from gan import GanModule
 from strategies import PhaseStrategy
 from strategies.base import POLICIES
+from strategies.policy import Policy
 from strategies.replicated import Replicated
 
 STEPS = 10
@@ -49,6 +50,10 @@ class Deaf(Replicated):
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         return loss
+
+    def finish(self, scale: float) -> Tensor:
+        # Norms differ from rank to rank here, and Replicated decides by them whether to communicate.
+        return Policy.finish(self, scale)
 
 
 def train(

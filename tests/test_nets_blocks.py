@@ -5,7 +5,7 @@ import torch
 
 from gan import noise
 from gan.errors import UserError
-from nets.blocks import Dropout, conv, onehot, resize_nearest
+from nets.blocks import Dropout, NormedConvTranspose2d, conv, onehot, resize_nearest
 
 
 def test_onehot_is_one_where_the_label_is():
@@ -50,6 +50,23 @@ def test_dropout_follows_the_sample():
     with noise.at(noise.Place((0, 0, "phase"), 2, 2, 4)):
         half = Dropout()(x[2:])
     assert torch.equal(whole[2:], half)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_bias_that_a_norm_cancels_has_a_gradient_of_exactly_zero_in_training(transposed):
+    torch.manual_seed(0)
+    layer = NormedConvTranspose2d(3, 4, 3, 2, 1, output_padding=1) if transposed else conv(3, 4, 3, 2, normed=True)
+    torch.nn.init.normal_(layer.bias)
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    x = torch.randn(2, 3, 9, 7)
+    expected = kind.forward(layer, x)
+    for training in (True, False):
+        layer.train(training)
+        found = layer(x)
+        assert torch.equal(found, expected)
+        layer.bias.grad = None
+        found.sum().backward()
+        assert bool(layer.bias.grad.any()) is not training
 
 
 def test_a_convolution_keeps_the_size_and_starts_at_its_gain():

@@ -1,11 +1,17 @@
 """Patch discriminators: what comes out, and that samples keep to themselves."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.keys import discriminator_entries
+from nets.published import export_discriminator
+from tests import sean_reference
+from tests.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
 
 def test_a_list_of_features_with_the_score_last():
@@ -27,6 +33,41 @@ def test_a_score_does_not_depend_on_the_rest_of_the_batch():
     net = MultiScaleDiscriminator(3, 4, 3).eval()
     x = torch.randn(4, 3, 16, 16)
     torch.testing.assert_close(net(x)[0][-1][:2], net(x[:2])[0][-1])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_discriminator_is_the_plain_one(seed, training):
+    """All features, gradients and singular vectors, at random widths, depths and sizes."""
+    draw = torch.Generator().manual_seed(seed)
+    inside, width, layers, scales, pictures, tall, wide = (
+        int(torch.randint(low, high, (), generator=draw))
+        for low, high in ((3, 8), (1, 5), (2, 5), (1, 4), (1, 4), (40, 60), (40, 60))
+    )
+    net = scramble(MultiScaleDiscriminator(inside, width, layers, scales), seed).train(training)
+    state = learning(export_discriminator(net))
+    x = torch.randn(pictures, inside, tall, wide, generator=draw, dtype=torch.float64)
+    ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, wanted = net(ours), sean_reference.discriminator(state, plain, training)
+    assert [len(scale) for scale in found] == [len(scale) for scale in wanted] == [layers + 1] * scales
+    losses = [torch.zeros((), dtype=torch.float64)] * 2
+    for one, other in zip(chain(*found), chain(*wanted), strict=True):
+        assert distance(one, other) < 1e-12
+        weight = torch.randn(one.shape, generator=draw, dtype=torch.float64) / one.numel() ** 0.5
+        losses = [losses[0] + (one * weight).sum(), losses[1] + (other * weight).sum()]
+    for loss in losses:
+        loss.backward()
+    assert distance(ours.grad, plain.grad) < 1e-12
+    assert_same_gradients(gradients(net, discriminator_entries(net)), state)
+    for key, tensor in export_discriminator(net).items():
+        if key.endswith(("weight_u", "weight_v")):
+            assert distance(tensor, state[key]) < 1e-12, key
+
+
+def test_channels_double_to_512_at_most():
+    with torch.device("meta"):
+        net = PatchDiscriminator(3, 16, 8)
+    assert [stage[0].out_channels for stage in net.stages[:-1]] == [16, 32, 64, 128, 256, 512, 512, 512]
 
 
 def test_spectral_norm_is_on_the_inner_layers_only():

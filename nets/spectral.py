@@ -1,0 +1,55 @@
+"""Spectral norm, step by step as the networks that were published with it take it."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+WARM_UP = 15
+
+
+class SpectralNorm(nn.Module):
+    """A weight divided by its largest singular value (Miyato et al. 2018), as a parametrisation of a layer.
+
+    A forward in training improves the estimate by one power iteration, in evaluation by none. An iteration moves
+    v first and u after it. torch's own parametrisation moves u first, so under the u and v of a network published
+    with torch.nn.utils.spectral_norm (SPADE, SEAN) its first step in training already has other weights.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        matrix = weight.detach().flatten(1)
+        self.register_buffer("_u", F.normalize(torch.randn_like(matrix[:, 0]), dim=0))
+        self.register_buffer("_v", F.normalize(torch.randn_like(matrix[0]), dim=0))
+        # From two random vectors the first forwards would bound nothing.
+        for _ in range(WARM_UP):
+            self._iterate(matrix)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight whose largest singular value is one; u and v are constants to the gradient."""
+        with _full_precision(weight.device.type):
+            matrix = weight.flatten(1)
+            if self.training:
+                self._iterate(matrix.detach())
+            # Copies, because the next forward may overwrite u and v before this one's backward.
+            largest = torch.dot(self._u.clone(), torch.mv(matrix, self._v.clone()))
+            return weight / largest
+
+    @torch.no_grad()
+    def _iterate(self, matrix: Tensor) -> None:
+        # Miyato et al. 2018, equations 10 to 12.
+        self._v.copy_(F.normalize(torch.mv(matrix.t(), self._u), dim=0))
+        self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0))
+
+
+def _full_precision(kind: str) -> AbstractContextManager:
+    # The digits of half precision do not tell neighbouring singular values apart. (No autocast on "meta".)
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def spectral_norm(layer: nn.Module) -> nn.Module:
+    """Bound the slope of a layer, in place; its weight must have its starting values by now."""
+    parametrize.register_parametrization(layer, "weight", SpectralNorm(layer.weight))
+    return layer
