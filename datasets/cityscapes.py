@@ -13,13 +13,13 @@ class Cityscapes(Pairs):
     """`leftImg8bit/{split}/{city}/X_leftImg8bit.png` with `gtFine/{split}/{city}/X_gtFine_labelIds.png`.
 
     And with `edges`, `X_gtFine_instanceIds.png` beside the label maps. Splits are "train" and "val"; the test
-    set has no labels. Labels are numbered by the published ids; the licence plate, which is -1 there (255 in
-    a byte), becomes 34.
+    set has no labels. Labels are numbered by the published ids; the licence plate, which is -1 there and so
+    255 in a byte, becomes 34.
     """
 
     label_names = tuple(kind.name for kind in CLASSES)
     num_labels = len(label_names)
-    void = {-1: 34, 255: 34}  # noqa: RUF012
+    void = {255: 34}  # noqa: RUF012
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = (256, 512), edges: bool = True) -> None:
         choose(split, {"train": None, "val": None})

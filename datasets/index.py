@@ -125,6 +125,8 @@ def _left(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[]
             rows, old = {name: row for row, name in enumerate(known["keys"])}, known["stamps"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return np.flatnonzero(~done)
+    if old.shape[1:] != stamps.shape[1:]:
+        return np.flatnonzero(~done)
     place = np.array([rows.get(os.fsencode(key), -1) for key in keys], int)
     done = place >= 0
     done[done] = (old[place[done]] == stamps[done]).all(1)
