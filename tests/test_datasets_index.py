@@ -78,23 +78,27 @@ def test_another_kind_of_stamp_is_another_state(tmp_path):
     assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, [])
 
 
-def test_many_entries_are_worked_on_by_processes(tmp_path):
-    """The worker's own memory stays empty here: the work is done elsewhere, and every entry once."""
-    keys = [str(k) for k in range(200)]
-    folder = tmp_path / "made"
-    folder.mkdir()
+class Elsewhere:
+    """Work that leaves a file which says who did it; it can be sent to a process however that starts."""
 
-    def work(entry):
-        with (folder / f"{entry}").open("x") as file:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, entry):
+        with (self.folder / f"{entry}").open("x") as file:
             file.write(str(os.getpid()))
         if entry % 50 == 0:
             raise UserError(f"{entry} is bad")
 
-    before = torch.get_rng_state()
+
+def test_many_entries_are_worked_on_by_processes(tmp_path):
+    (tmp_path / "made").mkdir()
+    keys, before = [str(k) for k in range(200)], torch.get_rng_state()
+    work = Elsewhere(tmp_path / "made")
     problems = go_through(tmp_path / "known.npz", keys, np.zeros((200, 1), np.int64), work, "working")
     assert problems == ["0 is bad", "50 is bad", "100 is bad", "150 is bad"]
-    assert len(list(folder.iterdir())) == 200
-    assert str(os.getpid()) not in {path.read_text() for path in folder.iterdir()}
+    who = [path.read_text() for path in (tmp_path / "made").iterdir()]
+    assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -1,5 +1,7 @@
 """Pairs in files: what is read, in every layout, and every way to get it wrong."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,7 @@ def test_worker_processes_share_one_array(written):
     data = written.open()
     assert not [name for name, value in vars(data).items() if isinstance(value, list | dict)]
     assert data._files.dtype.kind == "S"
+    assert torch.equal(pickle.loads(pickle.dumps(data))[0]["image"], data[0]["image"])
     alone = [item["image"] for item in data]
     helped = DataLoader(data, batch_size=None, num_workers=1)
     assert all(torch.equal(item["image"], image) for item, image in zip(helped, alone, strict=True))
