@@ -70,6 +70,7 @@ class Merge:
     part: str  # how the name of a file begins that is being written
 
     def __call__(self, index: int) -> None:
+        """Paint and write one."""
         number = int(self.numbers[index])
         masks = [(label, _part(self.root, number, LABELS[label])) for label in np.flatnonzero(self.present[index])]
         merged = Image.fromarray(merge_masks(masks))

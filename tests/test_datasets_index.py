@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
+from tqdm import tqdm
 
 from datasets import FolderPairs, index
 from datasets.index import cache_folder, go_through, refuse, walk
@@ -189,6 +192,44 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
     put(tmp_path / "set" / "labels" / "a.png", labels())
     with pytest.raises(UserError, match=r"cannot write to .*chosen.*; set the environment variable GAN_CACHE"):
         FolderPairs(tmp_path / "set", 4, 8)
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index.np, "savez", full)
+    with pytest.raises(UserError, match=r"cannot write to .*: No space left on device; set the environment variable"):
+        done(tmp_path / "known.npz")
+
+    def work(entry):
+        raise OSError(28, "No space left on device", f"{entry}.png")
+
+    monkeypatch.undo()
+    problems = go_through(tmp_path / "known.npz", KEYS[:1], stamps(1), work, "working")
+    assert problems == ["[Errno 28] No space left on device: '0.png'"]
+
+
+def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "WAIT", 0.01)
+    held = threading.Event()
+
+    def hold():
+        with FileLock(tmp_path / "known.lock"):
+            held.set()
+            time.sleep(0.2)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    assert done(tmp_path / "known.npz") == (KEYS, [])
+    assert f"waiting for another process that is at work in {tmp_path}" in capsys.readouterr().err
+
+
+def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
+    done(tmp_path / "known.npz")
+    said = capsys.readouterr().err
+    assert "working: 100%" in said and "4/4" in said
 
 
 # A data set notices what has changed.
