@@ -85,14 +85,16 @@ def _find(which: str, out: Path) -> tuple[RunFolder, Path]:
 
 
 def _build(settings: Namespace, where: RunFolder) -> Run:
+    chosen = options.run_settings(settings)
+    if "perceptual" in chosen:
+        chosen["perceptual"] = "off"  # a loss that only training needs, of weights that may be far away
     try:
-        return build(settings.run, **options.run_settings(settings))
+        return build(settings.run, **chosen)
     except UserError as error:
-        if "data" not in settings:
+        if "data" not in chosen:
             raise
         raise UserError(
-            f"{where.path} cannot be opened: {error}. Where its data have moved, type --data and the folder; any "
-            f"folder of the same layout will do, also one of a few pictures"
+            f"{where.path} cannot be opened: {error}. If its data have moved, type --data and their folder"
         ) from error
 
 

@@ -80,7 +80,8 @@ def test_settings_may_be_changed(sean_run, tmp_path):
     run, data = folder_run(tmp_path)
     data.rename(tmp_path / "moved")
     with pytest.raises(
-        UserError, match=r"cannot be opened: there is no folder .*images; .* type --data and the folder"
+        UserError,
+        match=r"cannot be opened: there is no folder .*; .* If its data have moved, type --data and their folder",
     ):
         open_run(str(run))
     found = open_run(str(run), data=str(tmp_path / "moved"))
