@@ -28,12 +28,25 @@ class Augment:
 
     def __call__(self, item: Item, epoch: int, index: int) -> Item:
         """The item as this epoch sees it; pictures and labels are known by their tv_tensors types."""
-        dice = torch.Generator().manual_seed(seed_for("augment", self.seed, epoch, index))
-        mirror, down, right = torch.rand(3, generator=dice).tolist()
+        mirror, down, right = self._draw(epoch, index)
         if self.crop:
             item = {name: _crop(value, down, right) for name, value in item.items()}
+        return self._mirror(item, mirror)
+
+    def take(self, dataset: Dataset, epoch: int, index: int) -> Item:
+        """The sample as this epoch sees it; where it lies in files, its part is cut from what the files hold."""
+        if not (self.crop and hasattr(dataset, "cut")):
+            return self(dataset[index], epoch, index)
+        mirror, down, right = self._draw(epoch, index)
+        return self._mirror(dataset.cut(index, *_part(dataset.size, down, right)), mirror)
+
+    def _draw(self, epoch: int, index: int) -> list[float]:
+        dice = torch.Generator().manual_seed(seed_for("augment", self.seed, epoch, index))
+        return torch.rand(3, generator=dice).tolist()
+
+    def _mirror(self, item: Item, mirror: float) -> Item:
         if self.flip and mirror < 0.5:
-            item = {name: self._flip(name, value) for name, value in item.items()}
+            return {name: self._flip(name, value) for name, value in item.items()}
         return item
 
     def _flip(self, name: str, value: Any) -> Any:
@@ -45,13 +58,19 @@ class Augment:
         return value
 
 
+def _part(size: tuple[int, int], down: float, right: float) -> tuple[list[int], tuple[int, int]]:
+    """The size to enlarge to, and the corner from which to cut: `down` and `right` from 0 to 1 say where."""
+    larger = [round(length * 286 / 256) for length in size]
+    spare = [grown - length + 1 for grown, length in zip(larger, size, strict=True)]
+    return larger, (int(down * spare[0]), int(right * spare[1]))
+
+
 def _crop(value: Any, down: float, right: float) -> Any:
-    """Enlarge and cut out; `down` and `right` from 0 to 1 say where."""
+    """Enlarge and cut out, for samples that are no files."""
     if not isinstance(value, tv_tensors.TVTensor):
         return value
     height, width = value.shape[-2:]
-    larger = [round(height * 286 / 256), round(width * 286 / 256)]
-    top, left = int(down * (larger[0] - height + 1)), int(right * (larger[1] - width + 1))
+    larger, (top, left) = _part((height, width), down, right)
     if isinstance(value, tv_tensors.Mask):
         # The exact kind of nearest: the other is off by half a pixel from the picture.
         plain = value.as_subclass(Tensor).reshape(-1, 1, height, width)
@@ -92,5 +111,4 @@ class Prepared(Dataset):
 
     def __getitem__(self, which: tuple[int, int]) -> Item:
         epoch, index = which
-        item = self.dataset[index]
-        return to_tensors(self.augment(item, epoch, index) if self.augment else item)
+        return to_tensors(self.augment.take(self.dataset, epoch, index) if self.augment else self.dataset[index])
