@@ -1,7 +1,6 @@
 """The options of `python -m gan.fit`: the machine's, and the settings of the run that was chosen."""
 
 import argparse
-import inspect
 import os
 import re
 import sys
@@ -157,7 +156,8 @@ def _parser(run: str) -> ArgumentParser:
 
 
 def _parameters(run: str) -> set[str]:
-    return set(inspect.signature(RUNS[run]).parameters)
+    """The run's own settings, those included that it hands on to another function."""
+    return set(ArgumentParser().add_function_arguments(RUNS[run], fail_untyped=True))
 
 
 def _run_in(path: Path) -> str | None:
