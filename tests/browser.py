@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -71,6 +72,7 @@ class Page:
 
     def _hear(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            assert select.select([self.out], [], [], 120)[0], "Chromium says nothing any more"
             part = os.read(self.out, 1 << 20)
             assert part, "Chromium has ended"
             self._rest += part
