@@ -37,6 +37,12 @@ def sean_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return opening.sean_run(tmp_path_factory.mktemp("sean") / "runs")
 
 
+@pytest.fixture(scope="session")
+def folder_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny sean-folder run on 8 pairs of pictures in data/ beside runs/, 2 of them held out."""
+    return opening.folder_run(tmp_path_factory.mktemp("folder"))
+
+
 @pytest.fixture(autouse=True)
 def no_seed_left_behind() -> Iterator[None]:
     """Lightning's seed_everything tells all later trainings its seed, through the environment."""

@@ -1,6 +1,7 @@
 """Runs opened again: found, built anew, with the weights of a checkpoint."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import yaml
 
 from gan import opened
 from gan.errors import UserError
+from gan.folder import RunFolder
 from gan.opened import open_run
 from gan.runs import build
-from tests.opening import WIDTHS, folder_run, rewrite
+from tests import opening
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_auto_is_the_newest_run_with_a_checkpoint(sean_run):
 def test_a_player_with_an_average_has_it(copy):
     path = the_checkpoint(copy)
     saved = torch.load(path, weights_only=True)
-    names = [name for name, _ in build("sean-faces", **WIDTHS).game.generator.named_parameters()]
+    names = [name for name, _ in build("sean-faces", **opening.WIDTHS).game.generator.named_parameters()]
     weights = {name: saved["state_dict"][f"generator.{name}"] for name in names}
     saved["players"]["generator"]["ema"] = {name: weight + 1 for name, weight in weights.items()}
     torch.save(saved, path)
@@ -75,18 +77,35 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monke
     assert open_run(str(copy)).checkpoint.name == "step-000003.ckpt"
 
 
-def test_settings_may_be_changed(sean_run, tmp_path):
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_end(sean_run, monkeypatch):
+    newest, answers = RunFolder.newest_checkpoint, iter([FileNotFoundError])
+
+    def look(folder):
+        for error in answers:
+            raise error
+        return newest(folder)
+
+    monkeypatch.setattr(RunFolder, "newest_checkpoint", look)
+    assert open_run(str(sean_run)).step == 2
+
+
+def test_settings_may_be_changed(sean_run):
     assert len(open_run(str(sean_run), faces=8).run.data.train) == 8
-    run, data = folder_run(tmp_path)
-    data.rename(tmp_path / "moved")
-    with pytest.raises(
-        UserError,
-        match=r"cannot be opened: there is no folder .*; .* If its data have moved, type --data and their folder",
-    ):
-        open_run(str(run))
-    found = open_run(str(run), data=str(tmp_path / "moved"))
-    assert found.settings["data"] == str(tmp_path / "moved")
+
+
+def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
+    moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
+    opening.rewrite(moved, data="gone")
+    message = r"cannot be opened: there is no folder gone.* If its data have moved, type --data and their folder"
+    with pytest.raises(UserError, match=message):
+        open_run(str(moved))
+    found = open_run(str(moved), data=str(folder_run.parent.parent / "data"))
     assert len(found.run.data.val) == 2
+
+
+def test_what_only_training_needs_is_not_looked_for(folder_run):
+    perceptual = Path(open_run(str(folder_run)).settings["perceptual"])
+    assert perceptual.name == "vgg.pth" and not perceptual.exists()
 
 
 def test_no_run_is_said_in_words(tmp_path, sean_run):
@@ -117,7 +136,7 @@ def test_a_run_without_a_checkpoint_is_said_in_words(copy):
     ],
 )
 def test_settings_that_do_not_fit_are_refused(copy, changes, message):
-    rewrite(copy, **changes)
+    opening.rewrite(copy, **changes)
     with pytest.raises(UserError, match=message):
         open_run(str(copy))
 

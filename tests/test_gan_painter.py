@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ import torch
 from datasets import Faces
 from gan import pictures
 from gan.errors import UserError
+from gan.games.spade import edges_of
 from gan.opened import open_run
 from gan.painter import Painter
 from gan.styles import Styles
-from tests import opening
+from tests import layouts, opening
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,14 @@ def test_the_mean_is_kept_and_made_anew_for_a_newer_checkpoint(copied):
     assert path.is_file() and not older.exists()
 
 
+def test_the_mean_can_be_had_though_training_has_gone_on(copied):
+    mean = copied.mean()
+    copied.opened.checkpoint.unlink()
+    assert torch.equal(copied.mean().codes, mean.codes)
+    copied.mean_path().unlink()
+    assert torch.equal(copied.mean().codes, mean.codes)
+
+
 def test_a_run_whose_folder_cannot_be_written_has_a_mean_all_the_same(copied, capsys):
     (copied.opened.folder.path / "styles").write_text("in the way")
     assert copied.mean(2).present[0]
@@ -145,16 +155,33 @@ def test_files_of_styles_are_checked_against_the_run(painter, tmp_path):
         painter.load(path)
 
 
-def test_label_maps_of_a_folders_run_go_by_its_own_rules(tmp_path):
-    run, data = opening.folder_run(tmp_path)
-    painter = Painter(open_run(str(run)))
-    label = painter.picture(f"{data}/labels/7.png").label
+def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):
+    painter = Painter(open_run(str(folder_run)))
+    label = painter.picture(f"{folder_run.parent.parent}/data/labels/7.png").label
     assert torch.equal(label, painter.picture("1").label)  # the last picture by name
-    with pytest.raises(UserError, match="has the label 19"):
-        bad = pictures.label_png(torch.full((32, 32), 19), 20)
-        bad.putpalette([0] * 768)
-        bad.save(tmp_path / "bad.png")
+    bad = pictures.label_png(torch.full((32, 32), 19), 20)
+    bad.putpalette([0] * 768)
+    bad.save(tmp_path / "bad.png")
+    with pytest.raises(UserError, match=r"bad.png has the label 19; with 19 labels the allowed range is 0..18"):
         painter.picture(str(tmp_path / "bad.png"))
+
+
+def test_edges_of_instances_are_shown_to_the_generator_alone(tmp_path):
+    layouts.cityscapes(tmp_path / "data")
+    settings = {**opening.SMALL, "size": 16, "batch_size": 1, "held_out": 1, "perceptual": "off"}
+    run = opening.train(tmp_path / "runs", "sean-cityscapes", data=tmp_path / "data", max_steps=1, **settings)
+    painter = Painter(open_run(str(run)))
+    picture = painter.picture("0")
+    assert picture.edges.shape == picture.label.shape == (16, 32) and 0 < picture.edges.float().mean() < 1
+    styles = painter.styles(picture)
+    without = replace(picture, edges=torch.zeros_like(picture.edges))
+    assert torch.equal(painter.styles(without).codes, styles.codes)
+    assert not torch.equal(painter.paint(without, styles), painter.paint(picture, styles))
+    # A label map that a person drew has the edges of its regions.
+    drawn = replace(picture, edges=None)
+    assert torch.equal(
+        painter.paint(drawn, styles), painter.paint(replace(picture, edges=edges_of(drawn.label[None])[0]), styles)
+    )
 
 
 def test_a_game_without_styles_is_refused_in_words(tmp_path):

@@ -40,12 +40,14 @@ def test_where_to_write_may_be_said(here, tmp_path, capsys):
         assert 2 * 128 < sheet.height < 3 * 128
 
 
-def test_data_that_have_moved_are_found_again(tmp_path, capsys):
-    run, data = opening.folder_run(tmp_path)
-    data.rename(tmp_path / "moved")
-    assert sample.main([str(run), "show"]) == 2
+def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
+    moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
+    opening.rewrite(moved, data="gone")
+    assert sample.main([str(moved)]) == 2
     assert "If its data have moved, type --data and their folder" in capsys.readouterr().err
-    assert sample.main([str(run), "show", "--data", str(tmp_path / "moved")]) == 0
+    assert sample.main([str(moved), "--data", str(folder_run.parent.parent / "data")]) == 0
+    with Image.open(moved / "samples" / "reconstruct.png") as sheet:
+        assert 2 * 128 < sheet.height < 3 * 128
 
 
 @pytest.mark.parametrize(
@@ -86,14 +88,14 @@ def test_options_that_an_action_has_not_are_refused(words, here, capsys):
 @pytest.mark.parametrize("action", [action for action in ACTIONS if action != "show"])
 def test_games_without_styles_refuse_what_needs_them(action, painted, capsys):
     assert sample.main([str(painted), action]) == 2
-    assert "whose game Pix2pix has no styles; type python -m gan.sample" in capsys.readouterr().err
+    assert "whose game Spade has no styles; type python -m gan.sample" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def painted(tmp_path_factory):
     """A run of a game that has no styles."""
     out = tmp_path_factory.mktemp("painted")
-    return opening.train(out, "pix2pix-faces", size=32, width=4, faces=4, held_out=4, max_steps=1)
+    return opening.train(out, "spade-faces", size=32, width=4, hidden=4, faces=4, held_out=4, max_steps=1)
 
 
 @pytest.mark.parametrize("action", [None, *ACTIONS])
