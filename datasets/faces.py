@@ -58,9 +58,10 @@ class Faces(Dataset):
             raise IndexError(f"index {index} is outside of {self.length} faces")
         return self.first + index % self.length
 
-    def image(self, shape: int, style: int | None = None) -> tv_tensors.Image:
+    def image(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> tv_tensors.Image:
         """The picture that `draw` gives, as bytes [3, H, W], drawn once and kept."""
-        return tv_tensors.Image(self._keep((shape, style), lambda: _bytes(self.draw(shape, style)).permute(2, 0, 1)))
+        key = shape, frozenset(style.items()) if isinstance(style, Mapping) else style
+        return tv_tensors.Image(self._keep(key, lambda: _bytes(self.draw(shape, style)).permute(2, 0, 1)))
 
     def label_map(self, shape: int) -> tv_tensors.Mask:
         """The labels that `label` gives, as bytes [H, W], drawn once and kept."""
@@ -106,7 +107,8 @@ class Faces(Dataset):
 class FaceTransfers(Dataset):
     """Pairs of faces for style transfer: A, B, and the truth, which is A's shape drawn in B's styles.
 
-    B is the face after A; the last face takes the first.
+    B is the face after A; the last face takes the first. "region_truth" is A with the style of one "region" taken
+    from B: the pairs take turns among the regions that both faces have and that fill a 64th of A or more.
     """
 
     def __init__(self, faces: Faces) -> None:
@@ -122,7 +124,14 @@ class FaceTransfers(Dataset):
         faces = self.faces
         a, b = faces.face(index), faces.face((index + 1) % len(self))
         item = {"image": faces.image(a), "label": faces.label_map(a), "truth": faces.image(a, style=b)}
-        return item | {"style_image": faces.image(b), "style_label": faces.label_map(b)}
+        item |= {"style_image": faces.image(b), "style_label": faces.label_map(b)}
+        region = self._region(index, item["label"], item["style_label"])
+        return item | {"region": region, "region_truth": faces.image(a, style={region: b})}
+
+    def _region(self, index: int, label: torch.Tensor, style_label: torch.Tensor) -> int:
+        sizes, theirs = (torch.bincount(part.flatten(), minlength=self.num_labels) for part in (label, style_label))
+        shared = ((sizes * 64 >= label.numel()) & (theirs > 0)).nonzero().flatten().tolist()
+        return shared[index % len(shared)]
 
 
 class FaceDomains(Dataset):

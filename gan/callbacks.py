@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -125,34 +126,34 @@ class Pictures(Callback):
 
 
 class Score(Callback):
-    """Remembers the first and the last value of the run's score, also over interruptions."""
+    """Remembers the first and the last value of each of a run's scores, also over interruptions."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.first: float | None = None
-        self.last: float | None = None
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning validates once before the first step, so the first value is the untrained networks'."""
-        if self.name in trainer.callback_metrics:
-            self.last = float(trainer.callback_metrics[self.name])
-        if self.first is None and self.last is not None:
-            self.first = self.last
+        """Lightning validates once before the first step, so the first values are the untrained networks'."""
+        found = trainer.callback_metrics
+        self.last |= {name: float(found[name]) for name in self.names if name in found}
+        if self.last and not self.first:
+            self.first = dict(self.last)
             for logger in trainer.loggers:
-                logger.log_metrics({self.name: self.first}, 0)  # Lightning logs nothing of that validation
+                logger.log_metrics(self.first, 0)  # Lightning logs nothing of that validation
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The last step is validated, wherever it falls between the regular validations."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
 
-    def state_dict(self) -> dict[str, float | None]:
-        """Both values."""
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        """Both values of each."""
         return {"first": self.first, "last": self.last}
 
-    def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Both values."""
-        self.first, self.last = state["first"], state["last"]
+    def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
+        """Both values of each."""
+        self.first, self.last = dict(state["first"]), dict(state["last"])
 
 
 class Stopped(Exception):

@@ -94,7 +94,7 @@ def train(
     checkpoint: Path | None,
 ) -> None:
     """Put the Trainer together, let it train, and say how it ended."""
-    log, score = Record(where), Score(run.score)
+    log, score = Record(where), Score(run.scores)
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     trainer = Trainer(
         strategy=strategy,
@@ -121,7 +121,7 @@ def train(
         enable_checkpointing=False,
         default_root_dir=where.path,
     )
-    begin(settings, computer, where, checkpoint)
+    begin(settings, run, computer, where, checkpoint)
     started = time.monotonic()
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
@@ -175,21 +175,22 @@ def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
         raise UserError(f"--logger {settings.logger} needs its package: pip install {settings.logger}") from error
 
 
-def begin(settings: Namespace, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
+def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
     """Say what is about to happen."""
     processes = f"{computer.processes} {computer.accelerator.upper()} process{'es' if computer.processes > 1 else ''}"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
-    say(f"{settings.run} on {how}: {settings.max_steps} steps of {settings.batch_size} samples{resumed}")
+    say(f"{settings.run} on {how}: {run.max_steps} steps of {settings.batch_size} samples{resumed}")
     say(f"everything goes to {where.path}/")
 
 
 def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: float) -> None:
     """Say what came of it and where it lies."""
     say(f"\n{trainer.global_step} steps, {seconds / 60:.1f} minutes")
-    if score.first:
-        share = f"{100 * score.last / score.first:.0f} % of the start"
-        say(f"{run.headline}: {score.first:.4f} at the start, {score.last:.4f} now ({share})")
+    for name, words in run.scores.items():
+        first, last = score.first.get(name), score.last.get(name)
+        if first:
+            say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
     newest = max(where.samples.glob("step-*.png"), default=None)
     rows = (
         ("look at", newest),

@@ -73,6 +73,17 @@ def feature_matching(real: Sequence[Features], fake: Sequence[Features]) -> Tens
     return torch.stack(parts).sum() / len(real)
 
 
+def perceptual(real: Features, fake: Features) -> Tensor:
+    """How far VGG-19's features of the fakes are from those of the reals, the deeper ones counting more.
+
+    The features are relu1_1 to relu5_1, fine to coarse. The real side is a target and gets no gradient.
+    """
+    # Johnson et al. 2016, with the layers, L1 and weights of Wang et al. 2018 (pix2pixHD), which SPADE and SEAN use.
+    weights = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1)
+    layers = zip(weights, fake, real, strict=True)
+    return torch.stack([weight * F.l1_loss(ours, theirs.detach()) for weight, ours, theirs in layers]).sum()
+
+
 def r1(discriminator: Callable[[Tensor], Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of real pictures, and half the squared slope of the discriminator there.
 

@@ -278,8 +278,25 @@ def test_transfers_hold_the_truth():
         assert torch.equal(item["style_label"], faces.label_map(other))
         assert (item["truth"].permute(1, 2, 0).numpy() == np.array(faces.draw(20 + k, style=other))).all()
         assert not torch.equal(item["truth"], item["image"])
+        drawn = faces.draw(20 + k, style={item["region"]: other})
+        assert (item["region_truth"].permute(1, 2, 0).numpy() == np.array(drawn)).all()
     with pytest.raises(UserError, match="needs two faces"):
         FaceTransfers(Faces(1))
+
+
+def test_the_region_of_a_transfer_is_large_enough_and_in_both_faces():
+    """The pairs take turns, so that many regions are looked at."""
+    transfers = FaceTransfers(Faces(24, size=32))
+    chosen = []
+    for item in map(transfers.__getitem__, range(24)):
+        inside = item["label"] == item["region"]
+        assert 64 * inside.sum() >= inside.numel()
+        assert (item["style_label"] == item["region"]).any()
+        changed = (item["region_truth"] != item["image"]).any(0)
+        assert changed[inside].float().mean() > 0.5
+        assert not changed[~inside & ~torch.from_numpy(border(item["label"].numpy()))].any()
+        chosen.append(item["region"])
+    assert len(set(chosen)) >= 5
 
 
 def test_domains_are_unpaired_and_know_their_translations():

@@ -89,17 +89,17 @@ def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
 
 
 def test_the_score_remembers_the_first_value_over_an_interruption():
-    score, other = Score("val/x"), Score("val/x")
+    score, other = Score(["val/x", "val/y"]), Score(["val/x", "val/y"])
     engine = SimpleNamespace(callback_metrics={}, loggers=[])
     for value in (None, 3.0, 2.0, 1.0):
         if value is not None:
-            engine.callback_metrics = {"val/x": torch.tensor(value)}
+            engine.callback_metrics = {"val/x": torch.tensor(value), "val/y": torch.tensor(value + 1), "z": value}
         score.on_validation_end(engine, None)
-    assert (score.first, score.last) == (3, 1)
+    assert (score.first, score.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 1, "val/y": 2})
     other.load_state_dict(score.state_dict())
     engine.callback_metrics = {"val/x": torch.tensor(0.5)}
     other.on_validation_end(engine, None)
-    assert (other.first, other.last) == (3, 0.5)
+    assert (other.first, other.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 0.5, "val/y": 2})
 
 
 class Signals(Callback):

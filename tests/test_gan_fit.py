@@ -10,21 +10,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
+from urllib.error import URLError
 
 import pytest
 import torch
 import yaml
 from PIL import Image
 
-from datasets import Faces
+from datasets import Faces, FolderPairs
 from gan import fit, record
 from gan.callbacks import Bar
+from gan.errors import UserError
 from gan.runs import RUNS, build
 from strategies import PhaseStrategy
+from tests import narrow_vgg
 from tests.parity import trainer
 
 TINY = {
     "sean-faces": dict(size=32, width=4, hidden=8, style=8),
+    "spade-faces": dict(size=32, width=4, hidden=8, fake_once=True),
     "pix2pix-faces": dict(size=32, width=4),
     "cyclegan-faces": dict(size=16, width=4, blocks=1, pool=4),
     "r3gan-faces": dict(size=16, width=4, latent=4),
@@ -92,6 +97,7 @@ class Interrupts:
     ("name", "step", "number"),
     [
         ("sean-faces", 4, signal.SIGINT),
+        ("spade-faces", 3, signal.SIGTERM),
         ("pix2pix-faces", 2, signal.SIGTERM),
         ("cyclegan-faces", 5, signal.SIGINT),
         ("r3gan-faces", 3, signal.SIGTERM),
@@ -182,8 +188,9 @@ def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, cap
             assert len(image.getcolors(1 << 24)) > 20
     assert (run / "checkpoints" / "step-000004.ckpt").is_file()
     said = capsys.readouterr().out
-    first, last = (rows[step]["val/transfer_error"] for step in (0, 3))
-    assert f"transfer error on held-out faces: {first:.4f} at the start, {last:.4f} now" in said
+    for name, words in build("sean-faces").scores.items():
+        found = re.search(rf"^{words}: (\S+) at the start, (\S+) now \(\d+ % of the start\)$", said, re.MULTILINE)
+        assert [float(value) for value in found.groups()] == pytest.approx([rows[0][name], rows[3][name]], abs=1e-4)
     for path in ("samples/step-000004.png", "curves.png", "metrics.csv", "checkpoints/step-000004.ckpt"):
         assert f"runs/001-sean-faces/{path}" in said
 
@@ -259,7 +266,7 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, sean-folder, pix2pix-faces"),
+        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, sean-celebamask, sean-ade20k"),
         (["--strategy", "zero9"], "unknown strategy 'zero9'; known: single, ddp"),
         (["--strategy", "painter=ddp,*=ddp"], "names no player of this game: painter; known: encoder, generator"),
         (["--strategy", "single", "--devices", "2"], "trains on one device and there are 2 ranks"),
@@ -345,7 +352,7 @@ def pairs(here):
 
 FOLDER = dict(
     run="sean-folder", data="mine", devices=1, size=16, batch_size=4, held_out=2, max_steps=2, workers=0,
-    width=4, hidden=4, style=4, upsamplings=2,
+    width=4, hidden=4, style=4, upsamplings=2, perceptual="off", pixels=10,
 )  # fmt: skip
 
 
@@ -361,29 +368,78 @@ def test_a_folder_of_pairs_trains(pairs, here):
         assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
 
 
+def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here, capsys):
+    """Six pictures to train on: one batch of four an epoch, and settings.yaml has everything."""
+    vgg = narrow_vgg.save(here / "vgg.pth")
+    arguments = on_folder(perceptual=vgg, epochs=3, flip=True, fake_once=True)
+    del arguments[arguments.index("--max-steps") : arguments.index("--max-steps") + 2]
+    assert fit.main([*arguments, "--save-every", "1"]) == 0
+    assert "sean-folder on 1 CPU process, strategy ddp: 3 steps of 4 samples" in capsys.readouterr().out
+    run = here / "runs" / "001-sean-folder"
+    settings = yaml.safe_load((run / "settings.yaml").read_text())
+    wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, data="mine", generator_rate=1e-4)
+    assert {key: settings[key] for key in wanted} == wanted
+    rows = record.read(run / "metrics.csv")
+    assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
+    assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
+    assert "4 steps of 4 samples, from runs/001-sean-folder/checkpoints/step-000003.ckpt" in capsys.readouterr().out
+    assert list(record.read(run / "metrics.csv")) == [0, 1, 2, 3]
+
+
+def test_weights_that_are_not_to_be_had_are_asked_for_by_name(pairs, here, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", mock.Mock(side_effect=URLError("no network")))
+    for perceptual in ("torchvision", "absent.pth"):
+        assert fit.main(on_folder(perceptual=perceptual)) == 2
+        said = capsys.readouterr().err
+        assert said.count("error: ") == 1
+        for word in ("vgg19-dcbb9e9d.pth", str(here / "torch"), "--perceptual PATH", "--perceptual off"):
+            assert word in said
+    assert not (here / "runs").exists()
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
 def labelled(path, value):
     with Image.open(path) as label:
         label.putpixel((3, 4), value)
         label.save(path)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda root: [labelled(path, 77) for path in (root / "labels").iterdir()], [".png", "77", "18"]),
-        (lambda root: [Image.new("L", (9, 9)).save(path) for path in (root / "labels").iterdir()], ["24", "9", ".png"]),
-        (lambda root: [path.write_bytes(path.read_bytes()[:200]) for path in (root / "images").iterdir()], [".png"]),
+        (lambda root: labelled(root / "labels" / "3.png", 77), ["labels/3.png", "77", "18"]),
+        (lambda root: Image.new("L", (9, 9)).save(root / "labels" / "3.png"), ["24x24", "9x9", "labels/3.png"]),
+        (lambda root: cut_off(root / "images" / "3.png"), ["images/3.png", "cannot be read"]),
     ],
 )
-def test_a_file_that_is_wrong_is_named_in_one_clear_message(spoil, words, workers, pairs, capfd):
+def test_a_file_that_is_wrong_is_named_before_anything_is_trained(spoil, words, pairs, here, capsys):
     spoil(pairs)
+    assert fit.main(on_folder()) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("error: ") == 1
+    for word in words:
+        assert word in said
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_becomes_wrong_ends_the_run_with_its_name(workers, pairs, monkeypatch, capfd):
+    """Also from a loader's process, which wraps the message in its own traceback."""
+
+    def spoilt(*_):
+        raise UserError("images/3.png cannot be read as a picture (gone); replace or remove it")
+
+    monkeypatch.setattr(FolderPairs, "cut", spoilt)
     assert fit.main(on_folder(workers=workers)) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said
     (message,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    for word in words:
-        assert word in message
+    assert message == "error: images/3.png cannot be read as a picture (gone); replace or remove it"
 
 
 @pytest.mark.parametrize(

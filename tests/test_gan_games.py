@@ -10,35 +10,62 @@ from lightning import seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gan import GanModule
+from gan import GanModule, noise
+from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
 from gan.games.decay import half_then_down
 from gan.games.pix2pix import Pix2pix
 from gan.games.r3gan import R3Gan, projections, wasserstein
-from gan.games.sean import Sean
+from gan.games.sean import Sean, mean_where
+from gan.games.spade import Spade, edges_of
+from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.r3 import R3Discriminator, R3Generator
 from nets.resnet import ResnetGenerator
 from nets.sean import SeanGenerator
 from nets.style import StyleEncoder
 from nets.unet import UNet
+from nets.vgg import Vgg19
 from strategies import PhaseStrategy
+from tests import narrow_vgg
 from tests.parity import BATCH, distance, snapshot, train, trainer
 
 LABELS, SIZE = 4, 16
 
 
+def judge(edges: bool) -> MultiScaleDiscriminator:
+    return MultiScaleDiscriminator(LABELS + edges + 3, 2, 2, gain=1.0)
+
+
+def painter(style: int | None, edges: bool) -> SeanGenerator:
+    return SeanGenerator(LABELS, style, 2, 3, upsamplings=2, gain=1.0, edges=edges)
+
+
+RATES = dict(labels=LABELS, steps=12, generator_rate=1e-3, discriminator_rate=4e-3)
+
+
 def sean() -> Sean:
+    """As published, with the edges of instances."""
     torch.manual_seed(0)
-    return Sean(
-        StyleEncoder(4, 2, gain=1.0),
-        SeanGenerator(LABELS, 4, 2, 3, upsamplings=2, gain=1.0),
-        MultiScaleDiscriminator(LABELS + 3, 2, 2, gain=1.0),
-        labels=LABELS,
-        steps=12,
-        generator_rate=1e-3,
-        discriminator_rate=4e-3,
-    )
+    networks = StyleEncoder(4, 2, gain=1.0), painter(4, True), judge(True)
+    return Sean(*networks, Vgg19(narrow_vgg.state()), **RATES)
+
+
+def sean_once() -> Sean:
+    """One fake a step; pixels in place of the VGG, and no edges."""
+    torch.manual_seed(0)
+    networks = StyleEncoder(4, 2, gain=1.0), painter(4, False), judge(False)
+    return Sean(*networks, pixels=10.0, fake_once=True, **RATES)
+
+
+def spade() -> Spade:
+    torch.manual_seed(0)
+    return Spade(painter(None, True), judge(True), Vgg19(narrow_vgg.state()), **RATES)
+
+
+def spade_once() -> Spade:
+    torch.manual_seed(0)
+    return Spade(painter(None, False), judge(False), Vgg19(narrow_vgg.state()), fake_once=True, **RATES)
 
 
 def pix2pix() -> Pix2pix:
@@ -58,7 +85,7 @@ def r3gan() -> R3Gan:
     return R3Gan(R3Generator(4, (4, 4, 2)), R3Discriminator((4, 4, 2)), rate=1e-3, ema=0.9)
 
 
-GAMES = {game.__name__: game for game in (sean, pix2pix, cyclegan, r3gan)}
+GAMES = {game.__name__: game for game in (sean, sean_once, spade, spade_once, pix2pix, cyclegan, r3gan)}
 
 
 def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
@@ -73,8 +100,10 @@ def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.T
         coarse[step % BATCH, 0] = 3
         return coarse.repeat_interleave(4, 1).repeat_interleave(4, 2)
 
-    names = ("image", "style_image", "truth", "a", "b", "truth_a", "truth_b")
-    return {name: picture() for name in names} | {"label": label(), "style_label": label()}
+    names = ("image", "style_image", "truth", "region_truth", "a", "b", "truth_a", "truth_b")
+    batch = {name: picture() for name in names} | {"label": label(), "style_label": label()}
+    batch["edges"] = torch.randint(0, 2, (BATCH, SIZE, SIZE), generator=generator)
+    return batch | {"region": torch.randint(0, 3, (BATCH,), generator=generator)}
 
 
 # ---- parity ----
@@ -136,7 +165,7 @@ def test_every_player_learns_and_the_score_is_logged(name):
     run = trainer(PhaseStrategy("ddp"), 1, 1)
     run.fit(module, batches, batches)
     scores = {key: value for key, value in run.callback_metrics.items() if key.startswith("val/")}
-    assert len(scores) == 1
+    assert scores
     assert all(math.isfinite(value) and value > 0 for value in scores.values())
     moved = {key.split(".")[0] for key, value in module.state_dict().items() if not _same(value, before[key])}
     assert moved >= set(module.players)
@@ -166,19 +195,61 @@ def painted(game: GanModule, monkeypatch, colour: float) -> None:
     )
 
 
-def test_sean_scores_only_regions_that_the_style_picture_has(monkeypatch):
-    game = sean()
-    painted(game, monkeypatch, 0.0)
-    logged = {}
-    monkeypatch.setattr(game, "log", lambda name, value, **_: logged.update({name: value.item()}))
-    batch = pictures(0, torch.float32)
-    batch["label"] = torch.zeros(BATCH, SIZE, SIZE, dtype=torch.int64)
-    batch["label"][:, :, 8:] = 1
-    batch["style_label"] = torch.zeros_like(batch["label"])
-    batch["truth"] = torch.full_like(batch["truth"], 0.5)
-    batch["truth"][:, :, :, 8:] = 1.0  # label 1, of which the styles say nothing
+def logged(game: GanModule, batch: dict[str, torch.Tensor], monkeypatch) -> dict[str, float]:
+    """What a game's validation says of a batch."""
+    found = {}
+    monkeypatch.setattr(game, "log", lambda name, value, **_: found.update({name: value.item()}))
     game.validation_step(batch)
-    assert logged == {"val/transfer_error": pytest.approx(0.25)}
+    return found
+
+
+def halves(left: int, right: int) -> torch.Tensor:
+    """Label maps with one label on either side."""
+    label = torch.full((BATCH, SIZE, SIZE), left)
+    label[:, :, SIZE // 2 :] = right
+    return label
+
+
+def test_sean_scores_only_regions_that_the_style_picture_has(monkeypatch):
+    game = sean_once()
+    painted(game, monkeypatch, 0.0)
+    truth = torch.full((BATCH, 3, SIZE, SIZE), 0.5)
+    truth[:, :, :, SIZE // 2 :] = 1.0  # label 1, of which the styles say nothing
+    batch = {"image": truth, "style_image": truth, "truth": truth, "label": halves(0, 1), "style_label": halves(0, 0)}
+    assert logged(game, batch, monkeypatch) == {"val/transfer_error": pytest.approx(0.25)}
+
+
+def test_sean_scores_one_region_on_its_pixels_and_its_change_on_all(monkeypatch):
+    """A generator by hand: every pixel has its region's first code, and a tenth of label 1's spills over label 0."""
+    game = sean_once()
+    style = torch.zeros(BATCH, LABELS, 4)
+    style[:, :, 0] = torch.tensor([0.25, 0.75, 0.5, 0.5])
+    monkeypatch.setattr(game, "styles", lambda image, mask: style * image.mean((1, 2, 3)).view(-1, 1, 1))
+
+    def paint(mask, codes):
+        own = (mask * codes[:, :, :1, None]).sum(1)
+        spilt = mask[:, 0] * codes[:, 1, 0].view(-1, 1, 1) / 10
+        return (own + spilt + noise.randn((len(mask), 1, 1), like=own)).unsqueeze(1).expand(-1, 3, -1, -1)
+
+    monkeypatch.setattr(game.generator, "forward", paint)
+    ones = torch.ones(BATCH, 3, SIZE, SIZE)
+    batch = {"image": ones, "style_image": -ones, "label": halves(0, 1), "style_label": halves(1, 0)}
+    batch |= {"region": torch.ones(BATCH, dtype=torch.int64)}
+    before, after = game.restyle(batch)
+    batch |= {"region_truth": after.clone(), "truth": ones}
+    batch["region_truth"][:, :, :, SIZE // 2 :] += 0.5
+    batch["region_truth"][:, :, :, : SIZE // 2] += 9.0  # outside of the region: not looked at
+    scores = logged(game, batch, monkeypatch)
+    assert scores["val/region_error"] == pytest.approx(0.25)
+    assert scores["val/region_spill"] == pytest.approx(0.1, rel=1e-4)
+    # The grain is there, the same before and after, so what was measured is the style's doing.
+    assert before[:, 0, 0, 0].std() > 0.1
+    wanted = torch.where(halves(0, 1) == 1, -1.5, -0.15).unsqueeze(1).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(after - before, wanted)
+
+
+def test_a_mean_over_nothing_is_zero():
+    assert mean_where(torch.zeros(1, 2, 2, dtype=torch.bool), torch.ones(1, 2, 2)).tolist() == [0.0]
 
 
 def test_sean_takes_styles_from_the_other_picture():
@@ -192,6 +263,128 @@ def test_sean_takes_styles_from_the_other_picture():
     other = game.transfer(batch | {"style_image": torch.zeros_like(batch["image"])})
     assert torch.equal(one, same)
     assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_sean_without_another_picture_repaints_its_own():
+    game = sean().eval()
+    batch = pictures(0, torch.float32)
+    alone = {name: batch[name] for name in ("image", "label", "edges")}
+    same = alone | {"style_image": batch["image"], "style_label": batch["label"]}
+    torch.testing.assert_close(game.transfer(alone), game.transfer(same))
+    assert list(game.show(alone)) == ["shape", "style", "output", "truth"]
+
+
+def test_the_losses_are_the_published_ones():
+    """Written out: hinge and matching are means over two scales, and the real side follows the fake in one forward."""
+    game, batch = sean().eval(), pictures(0, torch.float32)
+    fake = torch.rand(BATCH, 3, SIZE, SIZE)
+    game.repaint = lambda *_: fake
+    planes = torch.cat([onehot(batch["label"], LABELS, fake), batch["edges"].float()[:, None]], 1)
+    on_fake, on_real = (game.discriminator(torch.cat([planes, image], 1)) for image in (fake, batch["image"]))
+    hinge = matching = judged = 0.0
+    for ours, theirs in zip(on_fake, on_real, strict=True):
+        hinge -= ours[-1].mean().item() / 2
+        judged += ((1 - theirs[-1]).clamp_min(0).mean() + (1 + ours[-1]).clamp_min(0).mean()).item() / 2
+        matching += 10 / 2 * sum((a - b).abs().mean().item() for a, b in zip(ours[:-1], theirs[:-1], strict=True))
+    losses = game.fool(batch)
+    assert losses.keys() == {"hinge", "matching", "perceptual"}
+    assert losses["hinge"].item() == pytest.approx(hinge, rel=1e-5)
+    assert losses["matching"].item() == pytest.approx(matching, rel=1e-5)
+    assert game.judge(batch)["hinge"].item() == pytest.approx(judged, rel=1e-5)
+
+
+def test_the_perceptual_loss_is_ten_times_the_weighted_distance_of_features():
+    game, batch = sean().eval(), pictures(0, torch.float32)
+    fake = torch.rand(BATCH, 3, SIZE, SIZE)
+    game.repaint = lambda *_: fake
+    pairs = zip((1 / 32, 1 / 16, 1 / 8, 1 / 4, 1), game.vgg(fake), game.vgg(batch["image"]), strict=True)
+    wanted = 10 * sum(weight * (one - other).abs().mean().item() for weight, one, other in pairs)
+    assert game.fool(batch)["perceptual"].item() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("game", [sean, spade])
+def test_the_published_settings_are_the_defaults(game):
+    made = game()
+    other = type(made)(*([made.encoder] if game is sean else []), made.generator, made.discriminator)
+    assert (other.matching, other.perceptual, other.pixels, other.fake_once) == (10.0, 10.0, 0.0, False)
+    optimizers = {player.name: player.optimizer.keywords for player in other.configure_players()}
+    rates = {name: keywords["lr"] for name, keywords in optimizers.items()}
+    assert rates == {name: 1e-4 for name in other.painters} | {"discriminator": 4e-4}
+    assert all(keywords["betas"] == (0.0, 0.9) for keywords in optimizers.values())
+    assert [phase.name for phase in other.configure_phases()] == ["generator", "discriminator"]
+
+
+@pytest.mark.parametrize(("game", "forwards"), [(sean, 2), (sean_once, 1), (spade, 2), (spade_once, 1)])
+def test_the_discriminator_gets_a_fresh_fake_or_the_generators_own(game, forwards, monkeypatch):
+    made, painted, judged = game(), [], []
+    forward, compare = made.generator.forward, made.compare
+
+    def paint(mask, codes):
+        painted.append((torch.is_grad_enabled(), made.generator.paint.weight.clone(), forward(mask, codes)))
+        return painted[-1][2]
+
+    monkeypatch.setattr(made.generator, "forward", paint)
+    monkeypatch.setattr(made, "compare", lambda mask, fake, real: judged.append(fake) or compare(mask, fake, real))
+    trainer(PhaseStrategy("ddp"), 1, 2).fit(made, DataLoader([pictures(k) for k in range(2)], batch_size=None))
+    assert len(painted) == 2 * forwards
+    assert len(judged) == 4
+    assert not judged[1].requires_grad
+    if forwards == 2:
+        assert [learning for learning, *_ in painted] == [True, False] * 2
+        assert not torch.equal(painted[0][1], painted[1][1])  # made by the updated generator
+        assert not torch.equal(judged[0], judged[1])
+    else:
+        assert torch.equal(judged[0], judged[1])
+
+
+def test_the_rates_hold_for_fifty_epochs_and_fall_in_fifty():
+    """At the start of each epoch they are the published ones, which fall in steps of an epoch."""
+    batches = 7
+    for epoch in range(101):
+        published = 1.0 if epoch < 50 else 1.0 - (epoch - 50) / 50
+        assert half_then_down(100 * batches, epoch * batches) == pytest.approx(published)
+
+
+def test_edges_come_after_the_labels_planes_and_the_encoder_does_not_see_them(monkeypatch):
+    game, batch = sean(), pictures(0, torch.float32)
+    planes = game.mask(batch["label"], batch["edges"])
+    assert torch.equal(planes[:, :LABELS], onehot(batch["label"], LABELS, batch["image"]))
+    assert torch.equal(planes[:, LABELS], batch["edges"].float())
+    seen = []
+    monkeypatch.setattr(game.encoder, "forward", lambda image, mask: seen.append(mask) or torch.zeros(BATCH, LABELS, 4))
+    game.repaint(batch["image"], planes)
+    assert torch.equal(seen[0], planes[:, :LABELS])
+    assert sean_once().mask(batch["label"], batch["edges"]).shape[1] == LABELS
+
+
+def test_where_no_edges_are_given_the_labels_edges_serve():
+    label = torch.tensor([[[0, 0, 1], [0, 0, 1], [2, 0, 1]]]).expand(BATCH, -1, -1)
+    wanted = torch.tensor([[0, 1, 1], [1, 1, 1], [1, 1, 1]]).bool()
+    assert torch.equal(edges_of(label)[0], wanted)
+    assert torch.equal(sean().mask(label)[0, LABELS].bool(), wanted)
+
+
+def test_a_label_out_of_range_is_refused_in_words():
+    with pytest.raises(UserError, match="a label map holds label 4 and the network knows 0 to 3"):
+        sean().mask(torch.full((1, SIZE, SIZE), 4))
+
+
+def test_a_checkpoint_has_no_vgg_in_it_and_goes_on_all_the_same(tmp_path):
+    def run(steps, ckpt_path=None):
+        module, strategy = sean(), PhaseStrategy("ddp")
+        engine = trainer(strategy, 1, steps)
+        seed_everything(11, verbose=False)
+        engine.fit(module, DataLoader([pictures(0)], batch_size=None), ckpt_path=ckpt_path)
+        engine.save_checkpoint(tmp_path / f"{steps}.ckpt")
+        return snapshot(module, strategy)
+
+    unbroken = run(4)
+    run(2)
+    saved = torch.load(tmp_path / "2.ckpt", weights_only=True)
+    assert not [key for key in saved["state_dict"] if "vgg" in key]
+    assert list(saved["players"]) == ["encoder", "generator", "discriminator"]
+    resumed = run(4, ckpt_path=str(tmp_path / "2.ckpt"))
+    assert distance(unbroken, resumed) < 1e-10
 
 
 def test_pix2pix_paints_once_a_step_and_uses_it_twice(monkeypatch):

@@ -70,6 +70,18 @@ def test_feature_matching_leaves_out_the_score_and_the_real_side():
     assert [[features.grad is not None for features in scale] for scale in fake] == [[True, True, False], [True, False]]
 
 
+def test_the_perceptual_loss_weighs_five_layers_and_leaves_out_the_real_side():
+    real = [torch.zeros(2, 3, 4, 4, requires_grad=True) for _ in range(5)]
+    fake = [torch.full((2, 3, 4, 4), step, requires_grad=True) for step in (32.0, -16.0, 24.0, 2.0, -7.0)]
+    loss = losses.perceptual(real, fake)
+    assert loss.item() == pytest.approx(1 + 1 + 3 + 0.5 + 7)
+    loss.backward()
+    assert all(features.grad is None for features in real)
+    assert all(features.grad.abs().sum() > 0 for features in fake)
+    with pytest.raises(ValueError, match="zip"):
+        losses.perceptual(real[:4], fake[:4])
+
+
 @pytest.mark.parametrize("penalty", [losses.r1, losses.r2])
 def test_the_penalty_is_half_the_mean_squared_slope(penalty):
     """Against a network whose gradient is known by hand: f(x) = sum(a * x^2), so df/dx = 2 a x."""
@@ -125,6 +137,7 @@ def test_shares_of_a_batch_average_to_the_whole():
         lambda r, f: losses.relativistic(net(r), net(f)),
         lambda r, f: losses.r1(net, r)[1],
         lambda r, f: losses.feature_matching([[r, r]], [[f, f]]),
+        lambda r, f: losses.perceptual([r] * 5, [f] * 5),
     ):
         shares = [loss(r, f) for r, f in zip(real.chunk(4), fake.chunk(4), strict=True)]
         torch.testing.assert_close(torch.stack(shares).mean(), loss(real, fake))

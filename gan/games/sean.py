@@ -1,112 +1,97 @@
 """SEAN, Zhu et al. 2020: a picture from a mask and one style code a region."""
 
-from collections.abc import Iterator
-from functools import partial
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.optim import Adam
 
-from gan import GanModule, Phase, Player
-from gan.games.decay import linear_decay
-from gan.losses import feature_matching, hinge_discriminator, hinge_generator
-from nets.blocks import onehot
+from gan import noise
+from gan.games.spade import Spade
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean import SeanGenerator
 from nets.style import StyleEncoder
+from nets.vgg import Vgg19
 
-Scales = list[list[Tensor]]
 
-
-class Sean(GanModule):
+class Sean(Spade):
     """Learns to repaint a picture from its own mask and styles, and so to paint any mask in any styles.
 
-    A batch is {"image", "label"}; for validation also {"style_image", "style_label", "truth"}. Its perceptual
-    loss needs the weights of a VGG; a plain L1 on the pixels stands in its place, `pixels` times.
+    It is SPADE with styles: the same turns and losses, and an encoder that learns with the generator. For validation
+    a batch may hold what a transfer should give: {"style_image", "style_label", "truth"}, and {"region",
+    "region_truth"} for the transfer of one region's style alone.
     """
+
+    painters = ("encoder", "generator")
 
     def __init__(
         self,
         encoder: StyleEncoder,
         generator: SeanGenerator,
         discriminator: MultiScaleDiscriminator,
-        *,
-        labels: int = 19,
-        steps: int = 100_000,
-        generator_rate: float = 1e-4,
-        discriminator_rate: float = 4e-4,
-        pixels: float = 10.0,
-        matching: float = 10.0,
+        vgg: Vgg19 | None = None,
+        **settings: float,
     ) -> None:
-        super().__init__()
-        self.encoder, self.generator, self.discriminator = encoder, generator, discriminator
-        self.labels, self.steps = labels, steps
-        self.generator_rate, self.discriminator_rate = generator_rate, discriminator_rate
-        self.pixels, self.matching = pixels, matching
-
-    def configure_players(self) -> Iterator[Player]:
-        """Encoder and generator learn at one rate, the discriminator at four times that (TTUR)."""
-        adam = partial(Adam, betas=(0.0, 0.9))
-        decay = linear_decay(self.steps)
-        yield Player("encoder", self.encoder, partial(adam, lr=self.generator_rate), decay)
-        yield Player("generator", self.generator, partial(adam, lr=self.generator_rate), decay)
-        yield Player("discriminator", self.discriminator, partial(adam, lr=self.discriminator_rate), decay)
-
-    def configure_phases(self) -> Iterator[Phase]:
-        """The generator's turn comes first; the discriminator then judges a fake of the updated one."""
-        yield Phase("generator", self.fool, ("encoder", "generator"))
-        yield Phase("discriminator", self.judge, "discriminator")
-
-    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Please the discriminator, with features like the real ones, and hit the pixels."""
-        image, mask = batch["image"], self.mask(batch["label"])
-        fake = self.repaint(image, mask)
-        on_fake, on_real = self.compare(mask, fake, image)
-        return {
-            "hinge": torch.stack([hinge_generator(scale[-1]) for scale in on_fake]).mean(),
-            "matching": self.matching * feature_matching(on_real, on_fake),
-            "pixels": self.pixels * F.l1_loss(fake, image),
-        }
-
-    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tell a fresh fake from the picture."""
-        image, mask = batch["image"], self.mask(batch["label"])
-        with torch.no_grad():
-            fake = self.repaint(image, mask)
-        pairs = zip(*self.compare(mask, fake, image), strict=True)
-        return {"hinge": torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()}
+        super().__init__(generator, discriminator, vgg, **settings)
+        self.encoder = encoder
 
     def repaint(self, image: Tensor, mask: Tensor) -> Tensor:
         """A picture anew from its mask and its own styles."""
-        return self.generator(mask, self.encoder(image, mask))
+        return self.generator(mask, self.styles(image, mask))
 
-    def compare(self, mask: Tensor, fake: Tensor, real: Tensor) -> tuple[Scales, Scales]:
-        """The discriminator's features of fake and real, which pass it together."""
-        both = torch.cat([torch.cat([mask, fake], 1), torch.cat([mask, real], 1)])
-        halves = [[features.chunk(2) for features in scale] for scale in self.discriminator(both)]
-        return [[fake for fake, _ in scale] for scale in halves], [[real for _, real in scale] for scale in halves]
-
-    def mask(self, label: Tensor) -> Tensor:
-        """A label map as one-hot planes."""
-        return onehot(label, self.labels, like=self.generator.paint.weight)
+    def styles(self, image: Tensor, mask: Tensor) -> Tensor:
+        """A code a region, of a picture whose mask this is."""
+        return self.encoder(image, mask[:, : self.labels])
 
     def transfer(self, batch: dict[str, Tensor]) -> Tensor:
         """The shapes of "label" in the styles of "style_image", or in the picture's own where there is none."""
-        source, label = batch.get("style_image", batch["image"]), batch.get("style_label", batch["label"])
-        return self.generator(self.mask(batch["label"]), self.encoder(source, self.mask(label)))
+        mask = self.mask(batch["label"], batch.get("edges"))
+        if "style_image" not in batch:
+            return self.repaint(batch["image"], mask)
+        return self.generator(mask, self.styles(batch["style_image"], self.mask(batch["style_label"])))
+
+    def restyle(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The picture in its own styles, and the same with the style of "region" taken from "style_image" alone."""
+        mask, region = self.mask(batch["label"], batch.get("edges")), batch["region"]
+        own = self.styles(batch["image"], mask)
+        other = self.styles(batch["style_image"], self.mask(batch["style_label"]))
+        row = torch.arange(len(own), device=own.device)
+        changed = own.index_put((row, region), other[row, region])
+        # The same grain in both: what differs is the style's doing.
+        return tuple(self.grained(mask, codes) for codes in (own, changed))
+
+    def grained(self, mask: Tensor, codes: Tensor) -> Tensor:
+        """The generator's picture with noise that is the same in every call."""
+        with noise.at(noise.Place(("grain",), 0, len(mask), len(mask))):
+            return self.generator(mask, codes)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """How far a transfer is from the drawn truth, in 0..1, where the style's picture has the region at all."""
+        """How far transfers are from the drawn truth, in 0..1, and how far the change of one region's style spills."""
         label, style_label = batch["label"], batch.get("style_label", batch["label"])
+
+        # The whole picture, where the style's picture has the region at all.
         error = (self.transfer(batch) - batch.get("truth", batch["image"])).abs().mean(1) / 2
-        present = self.mask(style_label).flatten(2).amax(2)
+        present = self.mask(style_label)[:, : self.labels].flatten(2).amax(2)
         known = present.gather(1, label.flatten(1)).view_as(label)
-        score = (error * known).sum() / known.sum().clamp_min(1)
-        self.log("val/transfer_error", score, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(label))
+        self.score("val/transfer_error", (error * known).sum() / known.sum().clamp_min(1), len(label))
+
+        # One region, on its own pixels.
+        if "region" in batch:
+            inside = label == batch["region"].view(-1, 1, 1)
+            before, after = self.restyle(batch)
+            error = (after - batch["region_truth"]).abs().mean(1) / 2
+            moved = (after - before).abs().mean(1)
+            self.score("val/region_error", mean_where(inside, error).mean(), len(label))
+            spill = mean_where(~inside, moved) / mean_where(inside, moved).clamp_min(1e-12)
+            self.score("val/region_spill", spill.mean(), len(label))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """A row a sample: the shape, where the styles come from, what came out and what should have."""
         style, truth = batch.get("style_image", batch["image"]), batch.get("truth", batch["image"])
-        return {"shape": batch["label"], "style": style, "output": self.transfer(batch), "truth": truth}
+        columns = {"shape": batch["label"], "style": style, "output": self.transfer(batch), "truth": truth}
+        if "region" in batch:
+            columns |= {"one region": self.restyle(batch)[1], "its truth": batch["region_truth"]}
+        return columns
+
+
+def mean_where(chosen: Tensor, values: Tensor) -> Tensor:
+    """The mean of each sample's values where it is chosen."""
+    return (values * chosen).flatten(1).sum(1) / chosen.flatten(1).sum(1).clamp_min(1)

@@ -1,47 +1,25 @@
-"""The runs: each a function that puts a game, its data and its settings together.
+"""The built-in runs, on faces that are drawn: in sizes for a small CPU, minutes and not days."""
 
-The command line offers every keyword of a run as an option, so a new run is a new function here and nothing
-else. The sizes are for a small CPU: minutes, not days.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
-from lightning import LightningDataModule
-from torch.utils.data import Subset
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from datasets.data import GanData
 from datasets.faces import FaceDomains, Faces, FaceTransfers
-from datasets.folder import FolderPairs
-from gan import GanModule
 from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
 from gan.games.pix2pix import Pix2pix
 from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean
+from gan.games.spade import Spade
+from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.r3 import R3Discriminator, R3Generator
 from nets.resnet import ResnetGenerator
 from nets.sean import SeanGenerator
 from nets.style import StyleEncoder
 from nets.unet import UNet
-
-HELD_OUT = 1_000_000  # the number of the first face that no run trains on
-Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-
-
-@dataclass
-class Run:
-    """What there is to train: `score` names the validation metric, lower is better; `headline` says what it is."""
-
-    game: GanModule
-    data: LightningDataModule
-    max_steps: int
-    score: str
-    headline: str
 
 
 def sean_faces(
@@ -55,11 +33,12 @@ def sean_faces(
     width: PositiveInt = 8,
     hidden: PositiveInt = 16,
     style: PositiveInt = 32,
-    upsamplings: PositiveInt = 3,
+    upsamplings: Upsamplings = 3,
     generator_rate: PositiveFloat = 2e-3,
     discriminator_rate: PositiveFloat = 2e-3,
     pixels: NonNegativeFloat = 20.0,
     matching: NonNegativeFloat = 5.0,
+    fake_once: bool = False,
 ) -> Run:
     """SEAN on drawn faces: paint the shapes of one face in the styles of another.
 
@@ -77,9 +56,11 @@ def sean_faces(
         upsamplings: How often the generator doubles its picture.
         generator_rate: Learning rate of encoder and generator.
         discriminator_rate: Learning rate of the discriminator.
-        pixels: Weight of the pixels' L1 loss.
+        pixels: Weight of the pixels' L1 loss, which stands for the published perceptual one.
         matching: Weight of the feature-matching loss.
+        fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
     """
+    check_size((size, size), upsamplings)
     labels = Faces.num_labels
     torch.manual_seed(seed)
     game = Sean(
@@ -92,73 +73,73 @@ def sean_faces(
         discriminator_rate=discriminator_rate,
         pixels=pixels,
         matching=matching,
+        fake_once=fake_once,
     )
     train = Faces(faces, size, seed)
     val = FaceTransfers(Faces(held_out, size, seed, first=HELD_OUT))
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    return Run(game, data, max_steps, "val/transfer_error", "transfer error on held-out faces")
+    scores = {
+        "val/transfer_error": "transfer error on held-out faces",
+        "val/region_error": "transfer error of one region's style, in that region",
+        "val/region_spill": "change that makes in the other regions, as a share of its own",
+    }
+    return Run(game, data, max_steps, scores)
 
 
-def sean_folder(
-    size: PositiveInt = 256,
-    batch_size: PositiveInt = 32,
-    max_steps: PositiveInt = 100_000,
+def spade_faces(
+    size: PositiveInt = 64,
+    batch_size: PositiveInt = 8,
+    max_steps: PositiveInt = 400,
     seed: Seed = 0,
-    workers: NonNegativeInt = 4,
-    data: str = "data",
-    labels: PositiveInt = 19,
-    held_out: PositiveInt = 16,
-    flip: bool = False,
-    width: PositiveInt = 64,
-    hidden: PositiveInt = 128,
-    style: PositiveInt = 512,
-    upsamplings: PositiveInt = 5,
-    generator_rate: PositiveFloat = 1e-4,
-    discriminator_rate: PositiveFloat = 4e-4,
-    pixels: NonNegativeFloat = 10.0,
-    matching: NonNegativeFloat = 10.0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 2000,
+    held_out: PositiveInt = 64,
+    width: PositiveInt = 8,
+    hidden: PositiveInt = 16,
+    upsamplings: Upsamplings = 3,
+    generator_rate: PositiveFloat = 2e-3,
+    discriminator_rate: PositiveFloat = 2e-3,
+    pixels: NonNegativeFloat = 20.0,
+    matching: NonNegativeFloat = 5.0,
+    fake_once: bool = False,
 ) -> Run:
-    """SEAN on a folder of yours, with images/ and labels/ of the same names.
+    """SPADE on drawn faces: paint label maps in one palette, without styles.
 
     Args:
-        size: Height and width that pictures and label maps are brought to.
+        size: Height and width of the pictures.
         batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides on the networks' start and on the order of the samples.
+        seed: Decides on the faces, on the networks' start and on the order of the samples.
         workers: Processes a rank that prepare batches.
-        data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
-        labels: How many labels there are; the label maps hold 0 to one less.
-        held_out: How many pictures, the last by name, to score on and to draw.
-        flip: Mirror half of the pictures; not for labels that tell left from right.
+        faces: How many faces to train on.
+        held_out: How many faces to score on; none of them is trained on.
         width: Channels of the generator's last block; the blocks before it have more.
         hidden: Channels of the mask branch in each normalisation.
-        style: Length of a region's style code.
         upsamplings: How often the generator doubles its picture.
-        generator_rate: Learning rate of encoder and generator.
+        generator_rate: Learning rate of the generator.
         discriminator_rate: Learning rate of the discriminator.
-        pixels: Weight of the pixels' L1 loss.
+        pixels: Weight of the pixels' L1 loss, which stands for the published perceptual one.
         matching: Weight of the feature-matching loss.
+        fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
     """
+    check_size((size, size), upsamplings)
+    labels = Faces.num_labels
     torch.manual_seed(seed)
-    game = Sean(
-        StyleEncoder(style),
-        SeanGenerator(labels, style, width, hidden, upsamplings),
-        MultiScaleDiscriminator(labels + 3),
+    game = Spade(
+        SeanGenerator(labels, None, width, hidden, upsamplings, gain=1.0),
+        MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
         labels=labels,
         steps=max_steps,
         generator_rate=generator_rate,
         discriminator_rate=discriminator_rate,
         pixels=pixels,
         matching=matching,
+        fake_once=fake_once,
     )
-    pairs = FolderPairs(data, labels, size)
-    if len(pairs) <= held_out:
-        raise UserError(f"{len(pairs)} pictures in '{data}', {held_out} to hold out; type a smaller --held-out")
-    train, val = (
-        Subset(pairs, part) for part in (range(len(pairs) - held_out), range(len(pairs) - held_out, len(pairs)))
-    )
-    module = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip, crop=True)
-    return Run(game, module, max_steps, "val/transfer_error", "error of held-out pictures made anew")
+    train = Faces(faces, size, seed, look="poster")
+    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
 
 
 def pix2pix_faces(
@@ -200,7 +181,7 @@ def pix2pix_faces(
     train = Faces(faces, size, seed, look="poster")
     val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    return Run(game, data, max_steps, "val/paint_error", "paint error on held-out faces")
+    return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
 
 
 def cyclegan_faces(
@@ -248,7 +229,7 @@ def cyclegan_faces(
     train = FaceDomains(faces, size, seed)
     val = FaceDomains(held_out, size, seed, first=HELD_OUT, truth=True)
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed)
-    return Run(game, data, max_steps, "val/translation_error", "translation error on held-out faces")
+    return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
 
 
 def r3gan_faces(
@@ -293,20 +274,4 @@ def r3gan_faces(
     train = Faces(faces, size, seed, look="poster")
     val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed)
-    return Run(game, data, max_steps, "val/distance", "distance of drawn from held-out faces")
-
-
-RUNS: dict[str, Callable[..., Run]] = {
-    "sean-faces": sean_faces,
-    "sean-folder": sean_folder,
-    "pix2pix-faces": pix2pix_faces,
-    "cyclegan-faces": cyclegan_faces,
-    "r3gan-faces": r3gan_faces,
-}
-
-
-def build(name: str, **settings: object) -> Run:
-    """The run of that name with some settings of its own."""
-    if name not in RUNS:
-        raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}")
-    return RUNS[name](**settings)
+    return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})

@@ -1,0 +1,145 @@
+"""SPADE, Park et al. 2019: a picture from a mask alone; without its optional style image (VAE)."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player
+from gan.games.decay import linear_decay
+from gan.losses import feature_matching, hinge_discriminator, hinge_generator, perceptual
+from nets.blocks import onehot
+from nets.discriminator import MultiScaleDiscriminator
+from nets.sean import SeanGenerator
+from nets.vgg import Vgg19
+
+Scales = list[list[Tensor]]
+
+
+class Spade(GanModule):
+    """Learns to paint label maps, with the losses, rates and turns that SEAN took over from it.
+
+    A batch is {"image", "label"}. A generator with edges is also shown where one thing ends and the next one
+    begins: by "edges" where the data have instances, else by the label map. `vgg` is what the perceptual loss
+    sees with; without it, a plain L1 on the pixels can stand in its place, `pixels` times.
+
+    The published training makes a fresh fake for the discriminator, of the generator that has just learned.
+    `fake_once` spares that: both turns use the generator's fake of this step.
+    """
+
+    painters: tuple[str, ...] = ("generator",)
+
+    def __init__(
+        self,
+        generator: SeanGenerator,
+        discriminator: MultiScaleDiscriminator,
+        vgg: Vgg19 | None = None,
+        *,
+        labels: int = 19,
+        steps: int = 100_000,
+        generator_rate: float = 1e-4,
+        discriminator_rate: float = 4e-4,
+        matching: float = 10.0,
+        perceptual: float = 10.0,
+        pixels: float = 0.0,
+        fake_once: bool = False,
+    ) -> None:
+        super().__init__()
+        self.generator, self.discriminator, self.vgg = generator, discriminator, vgg
+        self.labels, self.steps = labels, steps
+        self.edges = generator.start.in_channels == labels + 1
+        self.generator_rate, self.discriminator_rate = generator_rate, discriminator_rate
+        self.matching, self.perceptual, self.pixels = matching, perceptual, pixels
+        self.fake_once = fake_once
+
+    def configure_players(self) -> Iterator[Player]:
+        """The discriminator learns at four times the generator's rate (TTUR); all rates fall over the second half.
+
+        Published are 50 epochs and 50 of decay in steps of an epoch; here the same line is followed update by update.
+        The VGG is no player: it is never saved, sharded or taught.
+        """
+        adam, decay = partial(Adam, betas=(0.0, 0.9)), linear_decay(self.steps)
+        for name in self.painters:
+            yield Player(name, getattr(self, name), partial(adam, lr=self.generator_rate), decay)
+        yield Player("discriminator", self.discriminator, partial(adam, lr=self.discriminator_rate), decay)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        """The generator's turn comes first."""
+        yield Phase("generator", self.fool, self.painters)
+        yield Phase("discriminator", self.judge, "discriminator")
+
+    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Please the discriminator, with features like the real ones, for the discriminator's eyes and for VGG's."""
+        image, mask = batch["image"], self.mask(batch["label"], batch.get("edges"))
+        fake = self.shared("fake", self.repaint, image, mask) if self.fake_once else self.repaint(image, mask)
+        on_fake, on_real = self.compare(mask, fake, image)
+        losses = {
+            "hinge": torch.stack([hinge_generator(scale[-1]) for scale in on_fake]).mean(),
+            "matching": self.matching * feature_matching(on_real, on_fake),
+        }
+        if self.vgg is not None:
+            with torch.no_grad():
+                seen = self.vgg(image)
+            losses["perceptual"] = self.perceptual * perceptual(seen, self.vgg(fake))
+        if self.pixels:
+            losses["pixels"] = self.pixels * F.l1_loss(fake, image)
+        return losses
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tell the fake from the picture, each beside its mask."""
+        image, mask = batch["image"], self.mask(batch["label"], batch.get("edges"))
+        if self.fake_once:
+            fake = self.shared("fake", self.repaint, image, mask).detach()
+        else:
+            with torch.no_grad():
+                fake = self.repaint(image, mask)
+        pairs = zip(*self.compare(mask, fake, image), strict=True)
+        return {"hinge": torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()}
+
+    def repaint(self, image: Tensor, mask: Tensor) -> Tensor:
+        """A picture anew: here from its mask alone."""
+        return self.generator(mask, None)
+
+    def compare(self, mask: Tensor, fake: Tensor, real: Tensor) -> tuple[Scales, Scales]:
+        """The discriminator's features of fake and real, which pass it together."""
+        both = torch.cat([torch.cat([mask, fake], 1), torch.cat([mask, real], 1)])
+        halves = [[features.chunk(2) for features in scale] for scale in self.discriminator(both)]
+        return [[fake for fake, _ in scale] for scale in halves], [[real for _, real in scale] for scale in halves]
+
+    def mask(self, label: Tensor, edges: Tensor | None = None) -> Tensor:
+        """A label map as one-hot planes, and the plane of edges after them where the generator knows edges."""
+        planes = onehot(label, self.labels, like=self.generator.paint.weight)
+        if not self.edges:
+            return planes
+        edges = edges_of(label) if edges is None else edges
+        return torch.cat([planes, edges.unsqueeze(1).to(planes.dtype)], 1)
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        """How far painted label maps are from their pictures, in 0..1."""
+        image = batch["image"]
+        painted = self.repaint(image, self.mask(batch["label"], batch.get("edges")))
+        self.score("val/paint_error", F.l1_loss(painted, image) / 2, len(image))
+
+    def score(self, name: str, value: Tensor, rows: int) -> None:
+        """Log a held-out figure, the mean over all samples of all ranks."""
+        self.log(name, value, on_epoch=True, on_step=False, sync_dist=True, batch_size=rows)
+
+    @torch.no_grad()
+    def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A row a sample: the labels, what was painted and what the picture is."""
+        image, label = batch["image"], batch["label"]
+        return {"shape": label, "output": self.repaint(image, self.mask(label, batch.get("edges"))), "truth": image}
+
+
+def edges_of(ids: Tensor) -> Tensor:
+    """Where a map [B,H,W] has another number in one of the four neighbours: 0 and 1."""
+    edges = torch.zeros_like(ids, dtype=torch.bool)
+    down, right = ids[:, 1:] != ids[:, :-1], ids[:, :, 1:] != ids[:, :, :-1]
+    edges[:, 1:] |= down
+    edges[:, :-1] |= down
+    edges[:, :, 1:] |= right
+    edges[:, :, :-1] |= right
+    return edges

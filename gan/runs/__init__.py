@@ -1,0 +1,44 @@
+"""The runs: each a function that puts a game, its data and its settings together.
+
+The command line offers every keyword of a run as an option, also those that a run hands on to a shared function, so
+a new run is a new function and a line in RUNS.
+"""
+
+from collections.abc import Callable
+
+from gan.errors import UserError
+from gan.runs.faces import cyclegan_faces, pix2pix_faces, r3gan_faces, sean_faces, spade_faces
+from gan.runs.pairs import (
+    sean_ade20k,
+    sean_celebamask,
+    sean_cityscapes,
+    sean_coco,
+    sean_facades,
+    sean_folder,
+    spade_folder,
+)
+from gan.runs.run import HELD_OUT, Run
+
+__all__ = ["HELD_OUT", "RUNS", "Run", "build"]
+
+RUNS: dict[str, Callable[..., Run]] = {
+    "sean-faces": sean_faces,
+    "sean-celebamask": sean_celebamask,
+    "sean-ade20k": sean_ade20k,
+    "sean-cityscapes": sean_cityscapes,
+    "sean-coco": sean_coco,
+    "sean-facades": sean_facades,
+    "sean-folder": sean_folder,
+    "spade-faces": spade_faces,
+    "spade-folder": spade_folder,
+    "pix2pix-faces": pix2pix_faces,
+    "cyclegan-faces": cyclegan_faces,
+    "r3gan-faces": r3gan_faces,
+}
+
+
+def build(name: str, **settings: object) -> Run:
+    """The run of that name with some settings of its own."""
+    if name not in RUNS:
+        raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}")
+    return RUNS[name](**settings)

@@ -1,0 +1,206 @@
+"""SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from datasets import ADE20K, CelebAMask, Cityscapes, CocoStuff, Facades, FolderPairs, GanData, Pairs
+from gan.games.sean import Sean
+from gan.games.spade import Spade
+from gan.runs.run import Run, Seed, Upsamplings, check_size
+from nets.discriminator import MultiScaleDiscriminator
+from nets.sean import SeanGenerator
+from nets.style import StyleEncoder
+from nets.vgg import load_vgg19
+
+Splits = tuple[Pairs, Pairs]
+
+
+def sean_celebamask(data: str = "data/CelebAMask-HQ", size: PositiveInt = 256, **settings: Any) -> Run:
+    """SEAN on CelebAMask-HQ: photographs of faces, 19 regions.
+
+    Args:
+        data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
+        size: Height and width that pictures and label maps are brought to.
+    """
+    return painter(splits(CelebAMask, data, size=size), (size, size), False, **settings)
+
+
+def sean_ade20k(data: str = "data/ADEChallengeData2016", size: PositiveInt = 256, **settings: Any) -> Run:
+    """SEAN on ADE20K: scenes of all kinds, 151 labels.
+
+    Args:
+        data: The folder that holds images/ and annotations/.
+        size: Height and width that pictures and label maps are brought to.
+    """
+    return painter(splits(ADE20K, data, size=size), (size, size), False, **settings)
+
+
+def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edges: bool = True, **settings: Any) -> Run:
+    """SEAN on Cityscapes: street scenes twice as wide as high, 35 labels, edges of instances.
+
+    Args:
+        data: The folder that holds leftImg8bit/ and gtFine/.
+        size: Height that pictures and label maps are brought to; the width is twice that.
+        edges: Show the networks where one car or person ends and the next one begins.
+    """
+    shape = size, 2 * size
+    # Published without cutting out.
+    return painter(splits(Cityscapes, data, size=shape, edges=edges), shape, edges, crop=False, **settings)
+
+
+def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool = False, **settings: Any) -> Run:
+    """SEAN on COCO-Stuff: photographs of all kinds, 183 labels, edges of instances where there are maps of them.
+
+    Args:
+        data: The folder that holds images/ and stuffthingmaps/, and for edges instances/.
+        size: Height and width that pictures and label maps are brought to.
+        edges: Show the networks where one thing ends and the next one begins.
+    """
+    return painter(splits(CocoStuff, data, size=size, edges=edges), (size, size), edges, **settings)
+
+
+def sean_facades(data: str = "data/facades", size: PositiveInt = 256, **settings: Any) -> Run:
+    """SEAN on CMP facades: 606 fronts of houses, 13 labels.
+
+    Args:
+        data: The folder that holds base/ and extended/.
+        size: Height and width that pictures and label maps are brought to.
+    """
+    return painter(splits(Facades, data, size=size), (size, size), False, **settings)
+
+
+def sean_folder(
+    data: str = "data",
+    labels: PositiveInt = 19,
+    size: PositiveInt = 256,
+    held_out: PositiveInt = 16,
+    flip: bool = False,
+    **settings: Any,
+) -> Run:
+    """SEAN on a folder of yours, with images/ and labels/ of the same names.
+
+    Args:
+        data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
+        labels: How many labels there are; the label maps hold 0 to one less.
+        size: Height and width that pictures and label maps are brought to.
+        held_out: How many pictures, the last by name, to score on and to draw.
+        flip: Mirror half of the pictures; not for labels that tell left from right.
+    """
+    pairs = splits(FolderPairs, data, labels, size, held_out=held_out)
+    return painter(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
+
+
+def spade_folder(
+    data: str = "data",
+    labels: PositiveInt = 19,
+    size: PositiveInt = 256,
+    held_out: PositiveInt = 16,
+    flip: bool = False,
+    **settings: Any,
+) -> Run:
+    """SPADE on a folder of yours, with images/ and labels/ of the same names: from masks alone, without styles.
+
+    Args:
+        data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
+        labels: How many labels there are; the label maps hold 0 to one less.
+        size: Height and width that pictures and label maps are brought to.
+        held_out: How many pictures, the last by name, to score on and to draw.
+        flip: Mirror half of the pictures; not for labels that tell left from right.
+    """
+    pairs = splits(FolderPairs, data, labels, size, held_out=held_out)
+    return painter(pairs, (size, size), False, flip=flip, held_out=held_out, style=None, **settings)
+
+
+def splits(kind: type[Pairs], *where: Any, **how: Any) -> Callable[[], Splits]:
+    """Opens a data set's training and held-out split."""
+    return lambda: (kind(*where, split="train", **how), kind(*where, split="val", **how))
+
+
+def painter(
+    open_splits: Callable[[], Splits],
+    shape: tuple[int, int],
+    edges: bool,
+    crop: bool = True,
+    flip: bool = True,
+    held_out: PositiveInt = 64,
+    batch_size: PositiveInt = 32,
+    epochs: PositiveInt = 100,
+    max_steps: PositiveInt | None = None,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 4,
+    width: PositiveInt = 64,
+    hidden: PositiveInt = 128,
+    style: PositiveInt | None = 512,
+    upsamplings: Upsamplings | None = None,
+    generator_rate: PositiveFloat = 1e-4,
+    discriminator_rate: PositiveFloat = 4e-4,
+    matching: NonNegativeFloat = 10.0,
+    perceptual: str = "torchvision",
+    perceptual_weight: NonNegativeFloat = 10.0,
+    perceptual_normalise: bool = False,
+    pixels: NonNegativeFloat = 0.0,
+    fake_once: bool = False,
+) -> Run:
+    """SEAN, or without styles SPADE, on pictures with label maps.
+
+    What can be wrong is looked at in the order of what it costs: the size, the data, and last the networks, of
+    which the published generator alone takes seconds to make.
+
+    Args:
+        open_splits: Opens the training and the held-out split.
+        shape: Height and width of their pictures.
+        edges: Whether they come with edges of instances.
+        crop: Enlarge pictures by 286/256 and cut out a random part, as published.
+        flip: Mirror half of the pictures; labels that tell left from right change places.
+        held_out: How many pictures of the held-out split to score on while training.
+        batch_size: Pictures a step, of all ranks together.
+        epochs: Passes over the data; the learning rates fall to zero over the second half.
+        max_steps: Steps of the whole training, in place of epochs.
+        seed: Decides on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        width: Channels of the generator's last block; the blocks before it have more.
+        hidden: Channels of the mask branch in each normalisation.
+        style: Length of a region's style code; null for no styles, which makes it SPADE.
+        upsamplings: How often the generator doubles its picture; default 5 ("normal"), from 512 pixels 6 ("more").
+        generator_rate: Learning rate of encoder and generator.
+        discriminator_rate: Learning rate of the discriminator.
+        matching: Weight of the feature-matching loss.
+        perceptual: VGG-19's weights: the path of a file, torchvision (its cache, else a download), or off.
+        perceptual_weight: Weight of the perceptual loss.
+        perceptual_normalise: Feed VGG-19 by ImageNet's mean and spread; published is from -1 to 1 as it is.
+        pixels: Weight of an L1 loss on the pixels, not published; in place of a perceptual loss that is off, try 10.
+        fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
+    """
+    upsamplings = upsamplings or (6 if min(shape) >= 512 else 5)
+    check_size(shape, upsamplings)
+    train, val = open_splits()
+    val.keep(slice(held_out))
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip, crop=crop)
+    data.setup()
+    steps = max_steps or epochs * (len(train) // batch_size)
+    vgg = None if perceptual == "off" else load_vgg19(perceptual, perceptual_normalise)
+
+    torch.manual_seed(seed)
+    labels = train.num_labels
+    networks = (
+        SeanGenerator(labels, style, width, hidden, upsamplings, edges=edges),
+        MultiScaleDiscriminator(labels + edges + 3),
+        vgg,
+    )
+    rules = dict(
+        labels=labels,
+        steps=steps,
+        generator_rate=generator_rate,
+        discriminator_rate=discriminator_rate,
+        matching=matching,
+        perceptual=perceptual_weight,
+        pixels=pixels,
+        fake_once=fake_once,
+    )
+    if style is None:
+        return Run(Spade(*networks, **rules), data, steps, {"val/paint_error": "error of held-out pictures painted"})
+    game = Sean(StyleEncoder(style), *networks, **rules)
+    return Run(game, data, steps, {"val/transfer_error": "error of held-out pictures made anew"})

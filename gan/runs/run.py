@@ -1,0 +1,40 @@
+"""What a run is, and what the functions that make one share."""
+
+from dataclasses import dataclass
+
+from jsonargparse.typing import restricted_number_type
+from lightning import LightningDataModule
+
+from gan import GanModule
+from gan.errors import UserError
+
+HELD_OUT = 1_000_000  # the number of the first face that no run trains on
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
+
+
+@dataclass
+class Run:
+    """What there is to train; `scores` names validation metrics, lower is better, each with what it is in words."""
+
+    game: GanModule
+    data: LightningDataModule
+    max_steps: int
+    scores: dict[str, str]
+
+    @property
+    def score(self) -> str:
+        """The first of the metrics, which says most."""
+        return next(iter(self.scores))
+
+
+def check_size(size: tuple[int, int], upsamplings: int) -> None:
+    """Refuse a size that the generator cannot reach, before data are read or networks made."""
+    height, width = size
+    step = 2**upsamplings
+    if height % step or width % step:
+        fits = max(1, round(height / step)) * step
+        raise UserError(
+            f"a size of {height} x {width} cannot be halved {upsamplings} times; "
+            f"type --size {fits}, or fewer --upsamplings"
+        )

@@ -1,0 +1,136 @@
+"""VGG-19's features, by which a perceptual loss compares two pictures, and where their weights come from."""
+
+import sys
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+from torchvision.models import VGG19_Weights, vgg
+
+from gan.errors import UserError
+
+SOURCE = VGG19_Weights.IMAGENET1K_V1
+RELUS = (1, 6, 11, 20, 29)  # relu1_1, relu2_1, relu3_1, relu4_1 and relu5_1 among torchvision's layers
+SMALLEST = 16  # pixels that four poolings halve
+
+
+class Vgg19(nn.Module):
+    """The five features relu1_1 to relu5_1 of Simonyan and Zisserman 2014 in torchvision's layers, frozen.
+
+    `weights` is a state dict under torchvision's names; only its `features.*` up to relu5_1 are read, and the width
+    is read off them. `normalise` feeds pictures as the network was trained, by ImageNet's mean and spread; without,
+    they are fed from -1 to 1, as SPADE and SEAN do. They come from a file, so state dicts leave the weights out.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
+        super().__init__()
+        self.normalise = normalise
+        (mean, spread) = (torch.tensor(values).view(3, 1, 1) for values in _imagenet())
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("spread", spread, persistent=False)
+
+        # Nothing is drawn or filled on "meta": the given tensors become the network's.
+        width = len(_tensor(weights, "features.0.weight"))
+        with torch.device("meta"):
+            layers = vgg.make_layers([step if step == "M" else step * width // 64 for step in vgg.cfgs["E"]])
+        self.features = layers[: RELUS[-1] + 1]
+        found = {}
+        for name, wanted in self.features.state_dict().items():
+            found[name] = _tensor(weights, f"features.{name}").float()
+            if found[name].shape != wanted.shape:
+                raise ValueError(f"'features.{name}' is {list(found[name].shape)} in place of {list(wanted.shape)}")
+        self.features.load_state_dict(found, assign=True)
+        self.eval().requires_grad_(False)
+        self.register_state_dict_post_hook(_leave_out)
+        self.register_load_state_dict_pre_hook(_keep)
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        """The features of pictures [B,3,H,W] in -1 to 1, from fine to coarse."""
+        if min(image.shape[-2:]) < SMALLEST:
+            raise UserError(
+                f"VGG-19 cannot see pictures of {image.shape[-2]} x {image.shape[-1]}: they are halved four times; "
+                f"choose a size of {SMALLEST} or more, or type --perceptual off"
+            )
+        x = ((image + 1) / 2 - self.mean) / self.spread if self.normalise else image
+        found = []
+        for number, layer in enumerate(self.features):
+            x = layer(x)
+            if number in RELUS:
+                found.append(x)
+        return found
+
+
+def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
+    """VGG-19 with weights from a file, or for "torchvision" from its cache, where they are downloaded to once."""
+    path = _cached() if weights == "torchvision" else Path(weights)
+    if not path.is_file():
+        raise UserError(f"there is no file '{path}' of VGG-19's weights; {_advice()}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"'{path}' cannot be read as weights: {reason}; {_advice()}") from error
+    try:
+        return Vgg19(state, normalise)
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"'{path}' does not hold VGG-19 as torchvision saves it: {error}; {_advice()}") from error
+
+
+def _cached() -> Path:
+    """The file in torchvision's cache. See [Note: one download a machine]."""
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(SOURCE.url).name)
+    if path.is_file():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.is_file():
+                print(f"downloading VGG-19's weights, {SOURCE.meta['_file_size']:.0f} MB, to {path}", file=sys.stderr)
+                prefix = path.stem.rpartition("-")[2]
+                torch.hub.download_url_to_file(SOURCE.url, str(path), prefix, progress=sys.stderr.isatty())
+    except (OSError, RuntimeError, HTTPException) as error:
+        raise UserError(
+            f"the perceptual loss needs VGG-19's weights and their download failed ({error}); {_advice()}"
+        ) from error
+    return path
+
+
+# [Note: one download a machine]
+# Every rank comes here by itself, before there is a process group. The first to hold the lock downloads; the others
+# wait for the lock and then find the file. The lock ends with its process, so a killed download blocks no one, and
+# torch.hub gives a file its name when it is whole and its hash is right.
+
+
+def _advice() -> str:
+    name = Path(SOURCE.url).name
+    return (
+        f"bring {SOURCE.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
+        f"with the path of {name}, or --perceptual off to train without"
+    )
+
+
+def _imagenet() -> tuple[list[float], list[float]]:
+    transform = SOURCE.transforms()
+    return transform.mean, transform.std
+
+
+def _tensor(weights: Mapping[str, Tensor], name: str) -> Tensor:
+    found = weights.get(name)
+    if not isinstance(found, Tensor) or found.dim() < 1:
+        raise ValueError(f"'{name}' is missing")
+    return found
+
+
+def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}features.")]:
+        del state[name]
+
+
+def _keep(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Where a state dict is loaded, these weights are the ones that are there."""
+    for name, tensor in module.features.state_dict(prefix=f"{prefix}features.").items():
+        state[name] = tensor
