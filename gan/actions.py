@@ -77,11 +77,12 @@ def transfer(opened: Opened, settings: Namespace) -> list[Path]:
     if settings.each:
         return _save(opened, settings, _region_by_region(painter, sources, to, chosen, name))
 
+    what = _what(painter, chosen)
     # The styles' pictures above, the painted ones beside; what came of both where they meet.
     made = [[painter.paint(picture, source.on(picture, chosen)) for source in sources] for picture in to]
     columns: Cells = {"labels": [None, *(p.label for p in to)], "picture": [None, *(p.image for p in to)]}
     for source, column in zip(sources, zip(*made, strict=True), strict=True):
-        columns[_fresh(f"styles of {source.title}", columns)] = [source.image, *column]
+        columns[_fresh(f"{what} of {source.title}", columns)] = [source.image, *column]
     titles = ["", *map(_row, to)]
     singles = {
         f"{picture.title}-in-{source.title}": image
@@ -132,13 +133,14 @@ def interpolate(opened: Opened, settings: Namespace) -> list[Path]:
         made.append([painter.paint(picture, first.towards(last, share)) for share in shares])
     _tell([start, end])
 
+    what = _what(painter, chosen)
     columns: Cells = {}
     if start.image is not None:
-        columns[f"styles of {start.title}"] = [start.image]
+        columns[f"{what} of {start.title}"] = [start.image]
     for share, frames in zip(shares, zip(*made, strict=True), strict=True):
         columns[_fresh(f"{100 * share:.0f} %", columns)] = list(frames)
     if end.image is not None:
-        columns[_fresh(f"styles of {end.title}", columns)] = [end.image]
+        columns[_fresh(f"{what} of {end.title}", columns)] = [end.image]
     name = _name("interpolate", [*between, *(["on", *settings.on] if settings.on else []), *(settings.region or [])])
     singles = {
         f"{picture.title}-{number:03d}": frame
@@ -260,6 +262,10 @@ def _name(action: str, words: Sequence[str] | None) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "_", text).strip("_") or "picture"
+
+
+def _what(painter: Painter, chosen: list[int] | None) -> str:
+    return "styles" if chosen is None else ", ".join(painter.label_names[region] for region in chosen)
 
 
 def _row(picture: Picture) -> str:

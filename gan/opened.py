@@ -36,7 +36,10 @@ def open_run(which: str = "auto", out: Path = Path("runs"), device: str = "cpu",
     """
     place = _device(device)
     while True:
-        where, checkpoint = _find(which, out)
+        try:
+            where, checkpoint = _find(which, out)
+        except FileNotFoundError:
+            continue  # removed while it was looked at: there is a newer one
         settings = options.load(where.settings, **overrides)
         run = _build(settings, where)
         try:

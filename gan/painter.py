@@ -102,7 +102,7 @@ class Painter:
         It is kept in the run's folder, and made anew for a newer checkpoint.
         """
         count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
-        if path.is_file() and path.stat().st_mtime_ns >= checkpoint.stat().st_mtime_ns:
+        if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
         numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
         workers = self.opened.settings.get("workers", 0)
@@ -144,6 +144,14 @@ class Painter:
 def has_styles(opened: Opened) -> bool:
     """Whether the run's game reads styles from pictures."""
     return getattr(opened.run.game, "encoder", None) is not None
+
+
+def _written(path: Path) -> int:
+    """When; a checkpoint that training has replaced meanwhile was written before anything there is."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 class _Plain:

@@ -145,6 +145,26 @@ def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
     assert grid.name == "interpolate-0-3-hair.png"
 
 
+@pytest.mark.parametrize(
+    ("words", "columns", "rows"),
+    [
+        ("reconstruct --picture 1 train:2", ["labels", "picture", "output"], ["picture 1", "train 2"]),
+        ("transfer --from 2 mean --to 0", ["labels", "picture", "styles of 2", "styles of mean"], ["", "picture 0"]),
+        ("transfer --from 2 --to 0 --region hair 1", ["labels", "picture", "hair, skin of 2"], ["", "picture 0"]),
+        ("transfer --from 2 --to 0 1 --each --region 1", ["styles of 2", "picture 0", "picture 1"], ["", "skin"]),
+        ("interpolate --frames 3", ["styles of 0", "0 %", "50 %", "100 %", "styles of 1"], ["picture 0"]),
+        ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of 1"], ["picture 2"]),
+        ("mean-styles --count 1", ["labels", "mean styles", "picture"], ["picture 0"]),
+    ],
+)  # fmt: skip
+def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
+    drawn, grid = [], pictures.grid
+    monkeypatch.setattr(pictures, "grid", lambda *given: drawn.append(given) or grid(*given))
+    act(*words.split())
+    ((cells, lines, titles),) = drawn
+    assert (list(cells), list(titles), lines) == (columns, rows, len(rows))
+
+
 def test_more_frames_than_percents_have_a_column_each(act):
     (grid,) = act("interpolate", "--between", 0, 1, "--frames", 103)
     with Image.open(grid) as sheet:

@@ -9,6 +9,7 @@ import yaml
 
 from gan import opened
 from gan.errors import UserError
+from gan.folder import RunFolder
 from gan.opened import open_run
 from gan.runs import build
 from tests import opening
@@ -74,6 +75,18 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monke
 
     monkeypatch.setattr(opened, "build", slow)
     assert open_run(str(copy)).checkpoint.name == "step-000003.ckpt"
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_end(sean_run, monkeypatch):
+    newest, answers = RunFolder.newest_checkpoint, iter([FileNotFoundError])
+
+    def look(folder):
+        for error in answers:
+            raise error
+        return newest(folder)
+
+    monkeypatch.setattr(RunFolder, "newest_checkpoint", look)
+    assert open_run(str(sean_run)).step == 2
 
 
 def test_settings_may_be_changed(sean_run):

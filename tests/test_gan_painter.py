@@ -131,6 +131,14 @@ def test_the_mean_is_kept_and_made_anew_for_a_newer_checkpoint(copied):
     assert path.is_file() and not older.exists()
 
 
+def test_the_mean_can_be_had_though_training_has_gone_on(copied):
+    mean = copied.mean()
+    copied.opened.checkpoint.unlink()
+    assert torch.equal(copied.mean().codes, mean.codes)
+    copied.mean_path().unlink()
+    assert torch.equal(copied.mean().codes, mean.codes)
+
+
 def test_a_run_whose_folder_cannot_be_written_has_a_mean_all_the_same(copied, capsys):
     (copied.opened.folder.path / "styles").write_text("in the way")
     assert copied.mean(2).present[0]
