@@ -1,5 +1,7 @@
 """SEAN, Zhu et al. 2020: a picture from a mask and one style code a region."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ class Sean(Spade):
         generator: SeanGenerator,
         discriminator: MultiScaleDiscriminator,
         vgg: Vgg19 | None = None,
-        **settings: float,
+        **settings: Any,
     ) -> None:
         super().__init__(generator, discriminator, vgg, **settings)
         self.encoder = encoder
