@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from gan import noise
 from nets.blocks import bias_of, conv, xavier_
+from nets.maskconv import mask_conv
 from nets.neighbourhood import CELLS, View
 from nets.norm import SyncBatchNorm
 from nets.normconv import Step, norm_conv
@@ -77,11 +78,11 @@ class ACE(nn.Module):
 
     def _maps(self, view: View, codes: Tensor | None) -> Tensor:
         """Two convolutions of the mask. See [Note: folding the style branch]."""
-        hidden = F.relu(self.mask_features(view.planes), inplace=True)
+        first = view.planes, self.mask_features.weight, self.mask_features.bias
         if self.style_affine is None:
-            return F.conv2d(hidden, self.mask_affine.kernel(), self.mask_affine.bias, padding=1)
+            return mask_conv(*first, self.mask_affine.kernel(), self.mask_affine.bias)
         share = self._share()
-        mask = F.conv2d(hidden, self.mask_affine.kernel(1 - share), self._bias(share), padding=1)
+        mask = mask_conv(*first, self.mask_affine.kernel(1 - share), self._bias(share))
         kernels = self.style_affine.products(self._regions(codes)) * share
         pictures, labels = kernels.shape[:2]
         kernels = kernels.permute(0, 3, 1, 2).reshape(-1, labels, 3, 3)

@@ -79,7 +79,7 @@ class _NormConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx, step: Step, *tensors: Tensor | None) -> Tensor:  # noqa: ANN001
         x, grain, noise_scale, scale, shift, weight, bias = tensors
-        dtype = _compute_dtype(weight)
+        dtype = compute_dtype(weight)
         y = _noisy(x, grain, noise_scale)
         mean, variance, count = _center(step, y)
         rstd = torch.rsqrt(variance + step.norm.eps)
@@ -111,12 +111,8 @@ class _NormConv(torch.autograd.Function):
             inner = _activate(step, y, scale, shift, rstd, spare).to(dtype)
 
         # Backward through the convolution and the activation.
-        sizes = None if bias is None else [len(bias)]
-        masks = [True, wanted[5], bias is not None and wanted[6]]
-        geometry = [1, 1], [step.padding] * 2, [1, 1], False, [0, 0], 1
-        slope, dweight, dbias = torch.ops.aten.convolution_backward(
-            gradient, inner, weight.to(dtype), sizes, *geometry, masks
-        )
+        asked = (True, wanted[5], bias is not None and wanted[6])
+        slope, dweight, dbias = convolution_backward(gradient, inner, weight.to(dtype), bias, step.padding, asked)
         if step.slope != 1:
             torch.ops.aten.leaky_relu_backward.grad_input(slope, inner, step.slope, True, grad_input=slope)
         slope = slope.to(y.dtype)
@@ -171,7 +167,16 @@ def _differentiable(
     return [next(found) if want else None for want in wanted]
 
 
-def _compute_dtype(weight: Tensor) -> torch.dtype:
+def convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias of a convolution of stride 1, as far as they are wanted."""
+    sizes = None if bias is None else [len(bias)]
+    geometry = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
+    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *geometry, list(wanted))
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
     """What the convolution computes in."""
     kind = weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
