@@ -57,11 +57,12 @@ def vgg() -> str:
     return narrow_vgg.save(Path(tempfile.mkdtemp()) / "vgg.pth")
 
 
-def settings_of(name: str) -> dict[str, typing.Any]:
-    """Every setting that the command line offers for a run, with its default."""
+@functools.cache
+def offered(name: str) -> tuple[dict[str, typing.Any], str]:
+    """Every setting that the command line offers for a run, with its default; and what it says of them."""
     parser = ArgumentParser()
     parser.add_function_arguments(RUNS[name], fail_untyped=True)
-    return parser.get_defaults().as_dict()
+    return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -89,18 +90,16 @@ def test_the_seed_decides_on_the_networks(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_command_line_can_offer_every_setting(name):
-    assert settings_of(name).keys() >= COMMON
-    parser = ArgumentParser()
-    parser.add_function_arguments(RUNS[name], fail_untyped=True)
-    said = " ".join(parser.format_help().split())
+    settings, said = offered(name)
+    assert settings.keys() >= COMMON
     for function in (RUNS[name], pairs.painter):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).split("Args:")[1]
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.name in settings_of(name):
+            if parameter.name in settings:
                 kinds = [kind for kind in typing.get_args(hints[parameter.name]) or [hints[parameter.name]]]
                 assert all(issubclass(kind, (int, float, bool, str, type(None))) for kind in kinds)
                 assert f"\n    {parameter.name}: " in described
-    for setting in settings_of(name):
+    for setting in settings:
         assert f"--{setting}" in said
 
 
@@ -138,7 +137,7 @@ PUBLISHED = dict(
 
 @pytest.mark.parametrize("name", ON_FILES)
 def test_the_defaults_are_the_published_settings(name):
-    settings = settings_of(name)
+    settings, _ = offered(name)
     assert {key: settings[key] for key in PUBLISHED} == PUBLISHED
     assert settings.get("style") == (512 if name.startswith("sean") else None)
     assert settings["flip"] == (not name.endswith("folder"))
