@@ -1,6 +1,7 @@
 """CelebAMask-HQ (Lee et al. 2020): 30,000 faces, whose 18 parts come as masks that are painted together once."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,28 +59,42 @@ def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
     return np.unique(numbers)
 
 
+@dataclass(frozen=True)
+class Merge:
+    """Makes the label map of the picture at an index, whole or not at all; processes get a copy of it."""
+
+    root: Path
+    labels: Path
+    numbers: np.ndarray
+    present: np.ndarray  # [numbers, labels], the masks that there are
+    part: str  # how the name of a file begins that is being written
+
+    def __call__(self, index: int) -> None:
+        """Paint and write one."""
+        number = int(self.numbers[index])
+        masks = [(label, _part(self.root, number, LABELS[label])) for label in np.flatnonzero(self.present[index])]
+        merged = Image.fromarray(merge_masks(masks))
+        self.labels.mkdir(exist_ok=True)
+        part = self.labels.with_name(f"{self.part}.{number}-{os.getpid()}.part")
+        merged.save(part, format="PNG")
+        part.replace(self.labels / f"{number}.png")
+
+    def lost(self) -> np.ndarray:
+        """The pictures whose label map is not there, or no longer."""
+        made = _names(self.labels, MAPS)
+        return np.array([str(number) not in made for number in self.numbers])
+
+
 def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
     """The folder of label maps, `<k>.png`, with those of all the numbers in it."""
     cache = cache_folder(root)
-    labels = cache / "labels"
     stamps = _parts(root, numbers)
     present = stamps[:, :, 1] > 0
     refuse(_gaps(root, numbers, present), root)
-
-    def lost() -> np.ndarray:
-        made = _names(labels, MAPS)
-        return np.array([str(number) not in made for number in numbers])
-
-    def merge(index: int) -> None:
-        number = int(numbers[index])
-        merged = merge_masks([(label, _part(root, number, LABELS[label])) for label in np.flatnonzero(present[index])])
-        labels.mkdir(exist_ok=True)
-        part = cache / f"merged-{split}.{number}-{os.getpid()}.part"
-        Image.fromarray(merged).save(part, format="PNG")
-        part.replace(labels / f"{number}.png")
-
-    keys = list(map(str, numbers))
-    refuse(go_through(cache / f"merged-{split}.npz", keys, stamps.reshape(len(keys), -1), merge, "merging", lost), root)
+    file, keys = cache / f"merged-{split}.npz", list(map(str, numbers))
+    merge = Merge(root, cache / "labels", numbers, present, file.stem)
+    refuse(go_through(file, keys, stamps.reshape(len(keys), -1), merge, "merging masks", merge.lost), root)
+    labels = merge.labels
     return str(labels.relative_to(root)) if labels.is_relative_to(root) else str(labels.absolute())
 
 

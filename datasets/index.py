@@ -30,6 +30,7 @@ CHOSEN = "GAN_CACHE"  # the environment's word on where to keep it instead
 ENOUGH = 100  # problems after which the rest is not looked at
 SHOWN = 5  # of them are named
 SAVE_EVERY = 20.0  # seconds of work that a kill may cost
+WAIT = 2.0  # seconds for another process before that is said
 FEW = 64  # entries that are not worth starting processes for
 
 
@@ -80,7 +81,7 @@ def go_through(
     """
     if not len(_left(file, keys, stamps, lost)):
         return []
-    with _alone(file.with_suffix(".lock")):
+    with _writing(file.parent), _alone(file.with_suffix(".lock")):
         for killed in file.parent.glob(f"{file.stem}.*.part"):
             killed.unlink()
         todo = _left(file, keys, stamps, lost)
@@ -144,22 +145,28 @@ def _save(file: Path, keys: Sequence[str], stamps: np.ndarray, good: np.ndarray)
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it, however that ends."""
+def _writing(folder: Path) -> Iterator[None]:
+    """Say what to do where a folder cannot be written to, or is full."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file)
-        try:
-            lock.acquire(timeout=2)
-        except Timeout:
-            if rank_zero_only.rank == 0:
-                print(f"waiting for another process that is at work in {file.parent}", file=sys.stderr, flush=True)
-            lock.acquire()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise UserError(
-            f"cannot write to {file.parent}: {error.strerror}; set the environment variable {CHOSEN} to a folder "
+            f"cannot write to {folder}: {error.strerror or error}; set the environment variable {CHOSEN} to a folder "
             "where what is known of data sets may be kept"
         ) from error
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process that holds it, however that ends."""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=WAIT)
+    except Timeout:
+        if rank_zero_only.rank == 0:
+            print(f"waiting for another process that is at work in {file.parent}", file=sys.stderr, flush=True)
+        lock.acquire()
     try:
         yield
     finally:
@@ -179,7 +186,7 @@ class _Work(Dataset):
         entry = int(self.todo[place])
         try:
             self.work(entry)
-        except UserError as error:
+        except (UserError, OSError) as error:
             return entry, str(error)
         return entry, None
 

@@ -114,14 +114,14 @@ class Pairs(Dataset):
         def window(value: Any) -> Any:
             return value[..., top : top + height, left : left + width]
 
-        pixels = functional.resize(read_picture(picture), list(resized), InterpolationMode.BICUBIC, antialias=True)
-        values = self._labels(window(_nearest(read_map(label), resized)), label)
+        pixels = resize_picture(read_picture(picture), resized)
+        values = self._labels(window(resize_map(read_map(label), resized)), label)
         item = {
             "image": tv_tensors.Image(window(pixels).contiguous()),
             "label": tv_tensors.Mask(torch.from_numpy(values)),
         }
         for path in instances:
-            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(window(_nearest(read_map(path), resized)))))
+            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(window(resize_map(read_map(path), resized)))))
         return item
 
     def _labels(self, stored: np.ndarray, path: Path) -> np.ndarray:
@@ -162,9 +162,10 @@ def read_picture(path: Path) -> Tensor:
     """
     try:
         with Image.open(path) as picture:
-            return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
+            pixels = np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
     except UNREADABLE as error:
         raise unreadable(path, error) from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def read_map(path: Path) -> np.ndarray:
@@ -181,6 +182,17 @@ def read_map(path: Path) -> np.ndarray:
             "and its values are the labels"
         )
     return values
+
+
+def resize_picture(picture: Tensor, size: Sequence[int]) -> Tensor:
+    """Bicubic, and where it gets smaller with antialiasing."""
+    return functional.resize(picture, list(size), InterpolationMode.BICUBIC, antialias=True)
+
+
+def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The value in the middle of every pixel; never a mixture."""
+    picture = Image.fromarray(values if values.dtype == np.uint8 else values.astype(np.int32))
+    return np.array(picture.resize((size[1], size[0]), Image.Resampling.NEAREST))
 
 
 def edge_map(instances: np.ndarray) -> np.ndarray:
@@ -250,12 +262,6 @@ def _same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Equal, or one is the other enlarged by a whole number, as 1024 px pictures with 512 px label maps are."""
     small, large = sorted((one, other))
     return large[0] % small[0] == 0 and all(a * (large[0] // small[0]) == b for a, b in zip(small, large, strict=True))
-
-
-def _nearest(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The value in the middle of every pixel; never a mixture."""
-    picture = Image.fromarray(values if values.dtype == np.uint8 else values.astype(np.int32))
-    return np.array(picture.resize(size[::-1], Image.Resampling.NEAREST))
 
 
 def _try_picture(path: Path) -> tuple[int, int]:

@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     The commands print it without a traceback; a traceback is kept for mistakes of ours.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message alone, too."""
+        return [f"error: {self}"]

@@ -81,6 +81,23 @@ def dump(settings: Namespace, run: str) -> str:
     return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
 
 
+def load(path: Path, **overrides: Any) -> Namespace:
+    """Settings as `save` wrote them, some of them changed; refused where this version does not know them."""
+    run = _run_in(path)
+    if run is None:
+        raise UserError(f"cannot read settings from '{path}': it names no run")
+    parser = _parser(run)
+    parser.exit_on_error = False
+    try:
+        return parser.parse_object({**yaml.safe_load(path.read_text()), **overrides})
+    except argparse.ArgumentError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"'{path}' and run {run} do not fit together: {reason}; another version may have made it, see "
+            f"python -m gan.fit --run {run} --help"
+        ) from error
+
+
 def run_settings(settings: Namespace) -> dict[str, Any]:
     """The part of the settings that is the run's own."""
     names = _parameters(settings.run)
@@ -147,7 +164,7 @@ def _parameters(run: str) -> set[str]:
 def _run_in(path: Path) -> str | None:
     try:
         return yaml.safe_load(path.read_text()).get("run")
-    except (OSError, yaml.YAMLError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
         raise UserError(f"cannot read settings from '{path}': {error}") from error
 
 

@@ -1,7 +1,7 @@
 """Grids of samples: titled columns, a row a sample, as PNG."""
 
 import colorsys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -9,27 +9,49 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 MARGIN, TITLE, CELL = 6, 22, 128
+EDITED = 512  # pixels that a label map to paint on should have
 
 
-def grid(columns: Mapping[str, Tensor], rows: int = 8) -> Image.Image:
-    """The grid of some titled batches: pictures [B, 3, H, W] in [-1, 1] or label maps [B, H, W]."""
-    cells = {title: [picture(sample) for sample in batch[:rows]] for title, batch in columns.items()}
-    first = next(iter(cells.values()))[0]
+def grid(columns: Mapping[str, Sequence[Tensor | None]], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
+    """The grid of some titled batches: pictures [B, 3, H, W] in [-1, 1] or label maps [B, H, W].
+
+    `titles` name the rows. A batch may be a list with gaps, None, that stay white.
+    """
+    cells = {
+        title: [None if sample is None else picture(sample) for sample in batch[:rows]]
+        for title, batch in columns.items()
+    }
+    first = next(cell for batch in cells.values() for cell in batch if cell is not None)
     zoom = max(1, CELL // first.width)
     width, height = first.width * zoom, first.height * zoom
     lines = max(map(len, cells.values()))
+    font = ImageFont.load_default(size=14)
+    names = [_fit(title, font, CELL) for title in titles]
+    margin = MARGIN + (max(round(font.getlength(name)) for name in names) + MARGIN if names else 0)
     sheet = Image.new(
-        "RGB", (MARGIN + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)), "white"
+        "RGB", (margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)), "white"
     )
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
+    draw = ImageDraw.Draw(sheet)
+    for line, name in enumerate(names):
+        draw.text((margin - MARGIN, TITLE + line * (height + MARGIN) + height / 2), name, "black", font, anchor="rm")
     for number, (title, pictures) in enumerate(cells.items()):
-        left = MARGIN + number * (width + MARGIN)
-        draw.text((left + width / 2, TITLE - 6), title, "black", font, anchor="ms")
+        left = margin + number * (width + MARGIN)
+        draw.text((left + width / 2, TITLE - 6), _fit(title, font, width), "black", font, anchor="ms")
         for line, cell in enumerate(pictures):
-            sheet.paste(
-                cell.resize((width, height), Image.Resampling.NEAREST), (left, TITLE + line * (height + MARGIN))
-            )
+            if cell is not None:
+                sheet.paste(
+                    cell.resize((width, height), Image.Resampling.NEAREST), (left, TITLE + line * (height + MARGIN))
+                )
     return sheet
+
+
+def _fit(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """The text, shortened in its middle until it is so wide at most."""
+    short, left = text, len(text)
+    while font.getlength(short) > width and left > 2:
+        left -= 1
+        short = text[: (left + 1) // 2] + "…" + text[len(text) - left // 2 :]
+    return short
 
 
 def picture(sample: Tensor) -> Image.Image:
@@ -51,6 +73,46 @@ def palette(labels: int) -> Tensor:
         for label in range(1, labels)
     ]
     return (torch.tensor(colours) * 255).round().byte()
+
+
+def unpaint(colours: Tensor, labels: int) -> Tensor:
+    """The label map [H, W] that `palette` paints in these colours [H, W, 3] of bytes; -1 where it has no such one."""
+    known, order = _packed(palette(labels)).sort()
+    wanted = _packed(colours)
+    place = torch.searchsorted(known, wanted).clamp_max(labels - 1)
+    return torch.where(known[place] == wanted, order[place], -1)
+
+
+def _packed(colours: Tensor) -> Tensor:
+    """Three bytes as one number."""
+    return (colours.long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(-1)
+
+
+def label_png(label: Tensor, labels: int) -> Image.Image:
+    """A label map [H, W] as a palette picture, whose numbers are the labels and whose colours are `palette`'s.
+
+    Small maps are enlarged by a whole number, so that there is something to paint on.
+    """
+    image = Image.fromarray(label.byte().numpy(), "L")
+    image.putpalette(palette(labels).flatten().tolist())
+    zoom = max(1, EDITED // min(image.size))
+    return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)
+
+
+def legend(names: Mapping[int, str]) -> Image.Image:
+    """The colours of some labels beside their numbers and names."""
+    font, lines = ImageFont.load_default(size=14), 24
+    table = palette(max(names) + 1)
+    rows = [(label, f"{label} {name}" if name != str(label) else name) for label, name in names.items()]
+    width = TITLE + 2 * MARGIN + round(max(font.getlength(text) for _, text in rows)) + 2 * MARGIN
+    blocks = -(-len(rows) // lines)
+    sheet = Image.new("RGB", (MARGIN + blocks * width, 2 * MARGIN + min(lines, len(rows)) * TITLE), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (label, text) in enumerate(rows):
+        left, top = MARGIN + place // lines * width, MARGIN + place % lines * TITLE
+        draw.rectangle((left, top + 2, left + TITLE - 1, top + TITLE - 3), tuple(table[label].tolist()))
+        draw.text((left + TITLE + MARGIN, top + TITLE / 2), text, "black", font, anchor="lm")
+    return sheet
 
 
 def save(image: Image.Image, path: Path) -> None:

@@ -99,37 +99,50 @@ def read(path: Path) -> dict[int, dict[str, float]]:
     }
 
 
-def draw_curves(rows: dict[int, dict[str, float]], path: Path, title: str) -> None:
-    """A picture with a panel for each phase's losses, one for gradient norms and one for held-out scores."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+Panel = dict[str, list[tuple[int, float]]]
 
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+
+def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
+    """The curves of each phase's losses, of the gradient norms and of the held-out scores."""
+    found: dict[str, Panel] = defaultdict(lambda: defaultdict(list))
     for step, row in sorted(rows.items()):
         for name, value in row.items():
             group, _, label = name.rpartition("/")
             if label.endswith("_grad_norm"):
                 group, label = "gradient norms", f"{group}: {label.removesuffix('_grad_norm')}"
-            panels[group or "other"][label].append((step, value))
-    if not panels:
-        return
-    order = sorted(panels, key=lambda group: (group == "gradient norms", group == "val", group))
-    columns = min(2, len(order))
-    lines = -(-len(order) // columns)
+            found[group or "other"][label].append((step, value))
+    order = sorted(found, key=lambda group: (group == "gradient norms", group == "val", group))
+    return {{"val": "held-out scores"}.get(group, group): dict(sorted(found[group].items())) for group in order}
+
+
+def draw_curves(rows: dict[int, dict[str, float]], path: Path, title: str) -> None:
+    """All panels in one picture."""
+    if found := panels(rows):
+        draw_panels(found, path, title)
+
+
+def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
+    """Some panels in one picture, of the kind that the path's suffix says."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
     figure = Figure(figsize=(6.4 * columns, 3.4 * lines), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for number, group in enumerate(order):
+    if title:
+        figure.suptitle(title)
+    for number, (group, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
-        for colour, (label, points) in enumerate(sorted(panels[group].items())):
+        for colour, (label, points) in enumerate(panel.items()):
             steps, values = np.array(points).T
             axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
             axes.plot(steps, _smooth(values), color=f"C{colour}", label=label, marker="." if len(steps) < 30 else None)
-        everything = np.concatenate([np.array(points)[:, 1] for points in panels[group].values()])
+        everything = np.concatenate([np.array(points)[:, 1] for points in panel.values()])
         everything = everything[np.isfinite(everything)]
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")
-        axes.set(title={"val": "held-out scores"}.get(group, group), xlabel="step")
+        axes.set(title=group, xlabel="step")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.savefig(path)

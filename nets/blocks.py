@@ -74,8 +74,7 @@ class NormedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution. See [Note: biases that a norm cancels]."""
-        bias = still(self.bias) if self.training else self.bias
-        return F.conv2d(x, self.weight, bias, self.stride, self.padding)
+        return F.conv2d(x, self.weight, bias_of(self), self.stride, self.padding)
 
 
 class NormedConvTranspose2d(nn.ConvTranspose2d):
@@ -85,6 +84,11 @@ class NormedConvTranspose2d(nn.ConvTranspose2d):
         """The convolution. See [Note: biases that a norm cancels]."""
         bias = still(self.bias) if self.training else self.bias
         return F.conv_transpose2d(x, self.weight, bias, self.stride, self.padding, self.output_padding)
+
+
+def bias_of(layer: nn.Conv2d) -> Tensor | None:
+    """The bias as the layer's own forward adds it."""
+    return still(layer.bias) if isinstance(layer, NormedConv2d) and layer.training else layer.bias
 
 
 def still(parameter: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from nets.ace import ACE
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean import ACE, Block, SeanGenerator
+from nets.sean import Block, SeanGenerator
 from nets.style import StyleEncoder
 
 State = Mapping[str, Tensor]
@@ -48,6 +49,17 @@ def _convolution(ours: str, theirs: str, *, bias: bool = True, bounded: bool = F
         names = {start + "original": "weight_orig", start + "0._u": "weight_u", start + "0._v": "weight_v"}
     for one, other in (names | ({"bias": "bias"} if bias else {})).items():
         yield _same(f"{ours}.{one}", f"{theirs}.{other}")
+
+
+def _affine(ours: str, *theirs: str) -> Iterator[Entry]:
+    """Two convolutions in one. See Affine in nets/ace.py."""
+    yield Entry(
+        f"{ours}.weight",
+        tuple(f"{each}.weight" for each in theirs),
+        lambda parts: torch.cat(parts).permute(2, 3, 0, 1).contiguous(),
+        lambda whole: list(whole.permute(2, 3, 0, 1).chunk(len(theirs))),
+    )
+    yield _stacked(f"{ours}.bias", *(f"{each}.bias" for each in theirs))
 
 
 def encoder_entries(encoder: StyleEncoder) -> Iterator[Entry]:
@@ -94,14 +106,10 @@ def _ace(ours: str, theirs: str, ace: ACE) -> Iterator[Entry]:
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         yield _same(f"{ours}.norm.{name}", f"{theirs}.param_free_norm.{name}")
     yield from _convolution(f"{ours}.mask_features", f"{theirs}.Spade.mlp_shared.0")
-    for kind in ("weight", "bias"):
-        gamma, beta = f"{theirs}.Spade.mlp_gamma.{kind}", f"{theirs}.Spade.mlp_beta.{kind}"
-        yield _stacked(f"{ours}.mask_affine.{kind}", gamma, beta)
+    yield from _affine(f"{ours}.mask_affine", f"{theirs}.Spade.mlp_gamma", f"{theirs}.Spade.mlp_beta")
     if ace.style_affine is None:
         return
-    for kind in ("weight", "bias"):
-        gamma, beta = f"{theirs}.conv_gamma.{kind}", f"{theirs}.conv_beta.{kind}"
-        yield _stacked(f"{ours}.style_affine.{kind}", gamma, beta)
+    yield from _affine(f"{ours}.style_affine", f"{theirs}.conv_gamma", f"{theirs}.conv_beta")
     yield _stacked(f"{ours}.blend", f"{theirs}.blending_gamma", f"{theirs}.blending_beta")
     labels = range(len(ace.region_weight))
     yield Entry(

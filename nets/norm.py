@@ -21,12 +21,12 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise; torch's own kernel does it where there is no one to share with."""
         use_batch = self.training or self.running_mean is None
-        if not use_batch or not dist.is_initialized() or dist.get_world_size() == 1:
+        if not use_batch or not shared():
             return super().forward(input)
         self._check_input_dim(input)
         mean, variance, count = global_moments(input)
         if self.training and self.track_running_stats:
-            self._track(mean, variance, count)
+            self.track(mean, variance, count)
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
@@ -37,7 +37,8 @@ class SyncBatchNorm(_BatchNorm):
         return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def track(self, mean: Tensor, variance: Tensor, count: Tensor | int) -> None:
+        """Move the running statistics towards those of a batch of so many values a channel."""
         self.num_batches_tracked += 1
         factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
         unbiased = variance * (count / (count - 1))
@@ -45,23 +46,40 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
 
-def global_moments(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance of each channel over all ranks, and the number of values, in one all-reduce.
+def shared() -> bool:
+    """Whether there are other ranks to share statistics with."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def global_moments(input: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
+    """Mean and biased variance of each channel over all ranks, and the number of values, in one all-reduce."""
+    dims = [0, *range(2, input.dim())]
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    variance, mean = torch.var_mean(wide, dims, correction=0)
+    return pooled_moments(mean, variance, input.numel() // input.shape[1])
+
+
+def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | int]:
+    """The moments over all ranks from those of this one.
 
     Local moments are exact by themselves; they are combined in float64, where the difference of E[x²] and
     mean² loses nothing that float32 could have held.
     """
-    dims = [0, *range(2, input.dim())]
-    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-    variance, mean = torch.var_mean(wide, dims, correction=0)
-    mean64, variance64 = mean.double(), variance.double()
-    count = mean64.new_full((1,), input.numel() // input.shape[1])
-    total = _Sum.apply(torch.cat([mean64 * count, (variance64 + mean64 * mean64) * count, count]))
-    channels = input.shape[1]
-    count = total[-1].detach()
-    mean64 = total[:channels] / count
-    variance64 = (total[channels:-1] / count - mean64 * mean64).clamp_min(0)
-    return mean64.to(wide.dtype), variance64.to(wide.dtype), count
+    if not shared():
+        return mean, variance, count
+    kind, channels = mean.dtype, len(mean)
+    mean, variance = mean.double(), variance.double()
+    values = mean.new_full((1,), count)
+    total = _Sum.apply(torch.cat([mean * values, (variance + mean * mean) * values, values]))
+    values = total[-1].detach()
+    mean = total[:channels] / values
+    variance = (total[channels:-1] / values - mean * mean).clamp_min(0)
+    return mean.to(kind), variance.to(kind), values
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum over ranks, in float64; just the values where there is no one to share with."""
+    return _Sum.apply(values.double()) if shared() else values
 
 
 class _Sum(torch.autograd.Function):

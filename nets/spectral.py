@@ -34,14 +34,38 @@ class SpectralNorm(nn.Module):
             if self.training:
                 self._iterate(matrix.detach())
             # Copies, because the next forward may overwrite u and v before this one's backward.
-            largest = torch.dot(self._u.clone(), torch.mv(matrix, self._v.clone()))
-            return weight / largest
+            return _Bounded.apply(weight, self._u.clone(), self._v.clone())
 
     @torch.no_grad()
     def _iterate(self, matrix: Tensor) -> None:
         # Miyato et al. 2018, equations 10 to 12.
         self._v.copy_(F.normalize(torch.mv(matrix.t(), self._u), dim=0))
         self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0))
+
+
+class _Bounded(torch.autograd.Function):
+    """weight / (u . weight v), whose backward by torch's own rules takes five tensors of the weight's size, not one."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:  # noqa: ANN001
+        largest = _largest(weight, u, v)
+        ctx.save_for_backward(weight, u, v, largest)
+        return weight / largest
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN001
+        weight, u, v, largest = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            largest = _largest(weight, u, v)
+        # Miyato et al. 2018, equation 12: the singular value's own gradient is u vT.
+        along = torch.dot(gradient.flatten(), weight.flatten()) / largest.square()
+        slope = (gradient / largest).flatten(1)
+        slope = torch.addr(slope, u * along, v, alpha=-1) if torch.is_grad_enabled() else slope.addr_(u * -along, v)
+        return slope.view_as(weight), None, None
+
+
+def _largest(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return torch.dot(u, torch.mv(weight.flatten(1), v))
 
 
 def _full_precision(kind: str) -> AbstractContextManager:

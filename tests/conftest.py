@@ -5,10 +5,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests import opening
 from tests.ranks import Ranks
 
 torch.set_num_threads(1)
@@ -27,6 +29,18 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield world
     for each in worlds.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def sean_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny sean-faces run of two steps (16 faces of 32 pixels, 4 held out). Copy it to change it."""
+    return opening.sean_run(tmp_path_factory.mktemp("sean") / "runs")
+
+
+@pytest.fixture(scope="session")
+def folder_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny sean-folder run on 8 pairs of pictures in data/ beside runs/, 2 of them held out."""
+    return opening.folder_run(tmp_path_factory.mktemp("folder"))
 
 
 @pytest.fixture(autouse=True)

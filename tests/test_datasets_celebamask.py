@@ -1,11 +1,13 @@
 """CelebAMask-HQ: masks are painted together in their order, once, and anew where one changes."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from datasets import CelebAMask, celebamask, index
+from datasets import CelebAMask, celebamask
 from datasets.celebamask import merge_masks
 from datasets.pairs import read_map
 from gan.errors import UserError
@@ -125,6 +127,16 @@ def test_the_maps_lie_in_the_chosen_cache(written, tmp_path, monkeypatch):
     assert torch.equal(written.open()[0]["label"], data[0]["label"])
 
 
+def test_a_process_that_starts_anew_can_merge(written, base, tmp_path):
+    (tmp_path / "out").mkdir()
+    present = np.zeros((1, 19), bool)
+    present[0, [SKIN, HAIR]] = True
+    merge = celebamask.Merge(base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
+    pickle.loads(pickle.dumps(merge))(0)
+    assert set(np.unique(read_map(tmp_path / "out" / "labels" / "2000.png"))) == {0, SKIN, HAIR}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["labels"]
+
+
 def _ranks_open(root):
     data = CelebAMask(root, "train", 8)
     return [data[k]["label"].sum().item() for k in range(len(data))]
@@ -199,7 +211,3 @@ def test_a_mapping_that_is_missing_or_spoiled(written, base):
 def test_a_root_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*nowhere.*mapping"):
         CelebAMask(tmp_path / "nowhere", "train", 8)
-
-
-def test_few_entries_take_no_processes():
-    assert len(ORIGINS) <= index.FEW

@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
+from tqdm import tqdm
 
 from datasets import FolderPairs, index
 from datasets.index import cache_folder, go_through, refuse, walk
@@ -78,23 +81,27 @@ def test_another_kind_of_stamp_is_another_state(tmp_path):
     assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, [])
 
 
-def test_many_entries_are_worked_on_by_processes(tmp_path):
-    """The worker's own memory stays empty here: the work is done elsewhere, and every entry once."""
-    keys = [str(k) for k in range(200)]
-    folder = tmp_path / "made"
-    folder.mkdir()
+class Elsewhere:
+    """Work that leaves a file which says who did it; it can be sent to a process however that starts."""
 
-    def work(entry):
-        with (folder / f"{entry}").open("x") as file:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, entry):
+        with (self.folder / f"{entry}").open("x") as file:
             file.write(str(os.getpid()))
         if entry % 50 == 0:
             raise UserError(f"{entry} is bad")
 
-    before = torch.get_rng_state()
+
+def test_many_entries_are_worked_on_by_processes(tmp_path):
+    (tmp_path / "made").mkdir()
+    keys, before = [str(k) for k in range(200)], torch.get_rng_state()
+    work = Elsewhere(tmp_path / "made")
     problems = go_through(tmp_path / "known.npz", keys, np.zeros((200, 1), np.int64), work, "working")
     assert problems == ["0 is bad", "50 is bad", "100 is bad", "150 is bad"]
-    assert len(list(folder.iterdir())) == 200
-    assert str(os.getpid()) not in {path.read_text() for path in folder.iterdir()}
+    who = [path.read_text() for path in (tmp_path / "made").iterdir()]
+    assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -185,6 +192,44 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
     put(tmp_path / "set" / "labels" / "a.png", labels())
     with pytest.raises(UserError, match=r"cannot write to .*chosen.*; set the environment variable GAN_CACHE"):
         FolderPairs(tmp_path / "set", 4, 8)
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index.np, "savez", full)
+    with pytest.raises(UserError, match=r"cannot write to .*: No space left on device; set the environment variable"):
+        done(tmp_path / "known.npz")
+
+    def work(entry):
+        raise OSError(28, "No space left on device", f"{entry}.png")
+
+    monkeypatch.undo()
+    problems = go_through(tmp_path / "known.npz", KEYS[:1], stamps(1), work, "working")
+    assert problems == ["[Errno 28] No space left on device: '0.png'"]
+
+
+def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "WAIT", 0.01)
+    held = threading.Event()
+
+    def hold():
+        with FileLock(tmp_path / "known.lock"):
+            held.set()
+            time.sleep(0.2)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    assert done(tmp_path / "known.npz") == (KEYS, [])
+    assert f"waiting for another process that is at work in {tmp_path}" in capsys.readouterr().err
+
+
+def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
+    done(tmp_path / "known.npz")
+    said = capsys.readouterr().err
+    assert "working: 100%" in said and "4/4" in said
 
 
 # A data set notices what has changed.

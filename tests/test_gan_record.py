@@ -56,6 +56,23 @@ def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
         assert (np.abs(picture.astype(int) - colour).sum(2) < 30).sum() > 100
 
 
+def test_panels_are_the_phases_then_scores_then_gradient_norms():
+    rows = {
+        1: {"val/error": 1.0, "generator/encoder_grad_norm": 4.0, "generator/hinge": 2.0, "skipped": 0.0},
+        0: {"generator/hinge": 3.0, "discriminator/hinge": 5.0},
+    }
+    panels = record.panels(rows)
+    assert list(panels) == ["discriminator", "generator", "other", "held-out scores", "gradient norms"]
+    assert panels["generator"] == {"hinge": [(0, 3.0), (1, 2.0)]}
+    assert panels["gradient norms"] == {"generator: encoder": [(1, 4.0)]}
+    assert record.panels({}) == {}
+
+
+def test_a_panel_is_drawn_by_itself_as_lines_too(tmp_path):
+    record.draw_panels({"losses": {"hinge": [(0, 1.0), (1, 2.0)]}}, tmp_path / "losses.svg")
+    assert "<svg" in (tmp_path / "losses.svg").read_text()
+
+
 def test_curves_survive_nothing_and_infinities(tmp_path):
     record.draw_curves({}, tmp_path / "none.png", "empty")
     assert not (tmp_path / "none.png").exists()

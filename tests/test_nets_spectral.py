@@ -65,3 +65,21 @@ def test_the_largest_singular_value_is_taken_in_full_precision_under_autocast(la
         layer(torch.randn(1, 3, 6, 6))
     parametrization = layer.parametrizations.weight[0]
     assert parametrization._u.norm().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_gradients_of_gradients_are_the_plain_divisions(layer):
+    """A gradient penalty goes through the division twice."""
+    layer.eval()
+    ours = layer.parametrizations.weight
+    u, v, weight = ours[0]._u, ours[0]._v, ours.original
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+
+    def penalty(divided: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = torch.nn.functional.conv2d(x, divided, layer.bias).tanh().sum()
+        slopes = torch.autograd.grad(out, (x, weight), create_graph=True)
+        return torch.autograd.grad(sum(slope.square().sum() for slope in slopes), (x, weight))
+
+    found = penalty(layer.weight)
+    wanted = penalty(weight / torch.dot(u, weight.flatten(1) @ v))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

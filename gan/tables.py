@@ -1,0 +1,165 @@
+"""Tables of pictures: titled rows and columns that a notebook draws by itself and a page takes as HTML."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from io import BytesIO
+
+from PIL import Image
+
+TINY = 96  # pictures up to this size are kept and shown to the pixel
+
+# How a notebook draws a table; a page brings its own.
+STYLE = """<style>
+.table table { border-collapse: collapse; }
+.table th, .table td { padding: 3px; text-align: center; vertical-align: top; font-weight: normal; }
+.table tbody th { text-align: left; vertical-align: middle; padding-right: 1em; white-space: nowrap; }
+.plain .words { text-align: left; }
+.table img { display: block; width: 96px; height: auto; }
+.table .exact { image-rendering: pixelated; }
+.charts { display: flex; flex-wrap: wrap; }
+.table .chart { width: 480px; }
+.table .swatch { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.5em; border-radius: 2px; }
+.table .note { max-width: 50em; }
+</style>"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Words, a picture with or without words below it, or one picture for each of a table's moments."""
+
+    words: str = ""
+    pictures: tuple[Image.Image, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells of a row; `swatch` is a colour to know its title by."""
+
+    title: str
+    cells: Sequence[Cell]
+    swatch: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under titled columns, with a sentence on what is to be seen.
+
+    `moments` name the pictures of those cells that have several: a page lets one choose, a notebook shows them
+    `unrolled`. A table without rows is its note.
+    """
+
+    columns: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    note: str = ""
+    moments: Sequence[str] = ()
+
+    def unrolled(self, most: int = 6) -> "Table":
+        """A row for each of the moments, at most so many of them: the first, the last and some between."""
+        chosen = spread(len(self.moments), most)
+        rows: list[Row] = []
+        for row in self.rows:
+            if all(len(cell.pictures) < 2 for cell in row.cells):
+                rows.append(row)
+                continue
+            for k in chosen:
+                cells = [replace(cell, pictures=cell.pictures[k : k + 1]) for cell in row.cells]
+                rows.append(replace(row, title=f"{row.title}, {self.moments[k]}", cells=cells))
+        return Table(self.columns, rows, self.note)
+
+    def html(self) -> str:
+        """As HTML without a style; in cells with several pictures all but the last are hidden."""
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        if not self.rows:
+            return f'<div class="table">{note}</div>'
+        titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in self.columns)
+        head = f"<thead><tr><td></td>{titles}</tr></thead>" if titles else ""
+        body = "".join(self._row(row) for row in self.rows)
+        table = f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+        return f'<div class="table{self._kind()}">{note}{table}</div>'
+
+    def _kind(self) -> str:
+        """Words beside words are plain; with swatches they are a legend."""
+        if any(cell.pictures for row in self.rows for cell in row.cells):
+            return ""
+        return " plain legend" if any(row.swatch for row in self.rows) else " plain"
+
+    def _row(self, row: Row) -> str:
+        mark = f'<span class="swatch" style="background:rgb{row.swatch}"></span>' if row.swatch else ""
+        columns = self.columns or [""] * len(row.cells)
+        cells = "".join(
+            self._cell(cell, f"{row.title}, {column}".strip(" ,"))
+            for cell, column in zip(row.cells, columns, strict=True)
+        )
+        return f'<tr><th scope="row">{mark}{escape(row.title)}</th>{cells}</tr>'
+
+    def _cell(self, cell: Cell, place: str) -> str:
+        words = escape(cell.words)
+        if not cell.pictures:
+            return f'<td class="words">{words}</td>'
+        last = len(cell.pictures) - 1
+        images = "".join(
+            image_tag(
+                picture,
+                f"{place}, {self.moments[k]}" if last else f"{place}: {cell.words}" if words else place,
+                hidden=k < last,
+            )
+            for k, picture in enumerate(cell.pictures)
+        )
+        kind = ' class="moving"' if last else ""
+        below = f"<small>{words}</small>" if words else ""
+        return f"<td{kind}>{images}{below}</td>"
+
+    def _repr_html_(self) -> str:
+        return STYLE + self.unrolled().html()
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Titled drawings, each an SVG."""
+
+    drawings: dict[str, str]
+    note: str = ""
+
+    def html(self) -> str:
+        """As HTML without a style."""
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        images = "".join(
+            f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'
+            for title, uri in ((title, _uri("svg+xml", svg.encode())) for title, svg in self.drawings.items())
+        )
+        return f'<div class="table charts">{note}{images}</div>'
+
+    def _repr_html_(self) -> str:
+        return STYLE + self.html()
+
+
+def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
+    """An <img> with the picture in it."""
+    kind = ' class="exact"' if max(picture.size) <= TINY else ""
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{" hidden" if hidden else ""}>'
+
+
+def encode(picture: Image.Image) -> str:
+    """A data URI: exact for small pictures and for masks, else as good as the eye asks for."""
+    data = BytesIO()
+    few = picture.getcolors(256) is not None
+    if few or max(picture.size) <= TINY:
+        picture.save(data, "PNG", optimize=True)
+        return _uri("png", data.getvalue())
+    picture.save(data, "WEBP", quality=90)
+    return _uri("webp", data.getvalue())
+
+
+def spread(length: int, most: int) -> list[int]:
+    """At most so many of the numbers below `length`, evenly apart, the first and the last among them."""
+    most = min(most, length)
+    if most < 2:
+        return list(range(length))[-most:] if most else []
+    return [round(k * (length - 1) / (most - 1)) for k in range(most)]
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,0 +1,119 @@
+"""Headless Chromium, spoken to over a pipe in its DevTools protocol."""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
+
+
+def installed() -> str | None:
+    """Where there is a Chromium."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Page:
+    """One page: open a file, run scripts in it, and hear of everything that went wrong."""
+
+    def __init__(self, process: subprocess.Popen, out: int, into: int) -> None:
+        self.process, self.out, self.into = process, out, into
+        self.session: str | None = None
+        self.problems: list[str] = []
+        self.events: list[str] = []
+        self._calls, self._rest = 0, b""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def open(self, path: Path) -> None:
+        """Load a file from the disk, to the end."""
+        self.events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        while "Page.loadEventFired" not in self.events:
+            self._hear()
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression; a promise is waited for."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def resize(self, width: int, height: int) -> None:
+        """The screen's size, as a phone's."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
+
+    def press(self, key: str) -> None:
+        """A key goes down and up."""
+        details = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **details, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **details)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command and its answer."""
+        self._calls += 1
+        message = {"id": self._calls, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.into, json.dumps(message).encode() + b"\0")
+        while True:
+            heard = self._hear()
+            if heard.get("id") == self._calls:
+                assert "error" not in heard, heard
+                return heard["result"]
+
+    def _hear(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            assert select.select([self.out], [], [], 120)[0], "Chromium says nothing any more"
+            part = os.read(self.out, 1 << 20)
+            assert part, "Chromium has ended"
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\0")
+        heard = json.loads(line)
+        event, about = heard.get("method", ""), heard.get("params", {})
+        self.events.append(event)
+        complaint = {
+            "Runtime.exceptionThrown": lambda: True,
+            "Runtime.consoleAPICalled": lambda: about["type"] in ("error", "warning", "assert"),
+            "Log.entryAdded": lambda: about["entry"]["level"] in ("error", "warning"),
+            "Network.loadingFailed": lambda: True,
+            "Network.requestWillBeSent": lambda: not about["request"]["url"].startswith(("data:", "file:")),
+        }
+        if event in complaint and complaint[event]():
+            self.problems.append(line.decode())
+        return heard
+
+
+@contextmanager
+def page(program: str, profile: Path) -> Iterator[Page]:
+    """A page in a browser of its own, which ends with it."""
+    theirs_in, into = os.pipe()
+    out, theirs_out = os.pipe()
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    command = [program, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+    process = subprocess.Popen(
+        ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
+        pass_fds=(theirs_in, theirs_out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(theirs_in)
+    os.close(theirs_out)
+    try:
+        yield Page(process, out, into)
+    finally:
+        os.close(into)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        os.close(out)
