@@ -15,6 +15,7 @@ from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import RUNS, Run, build, pairs
+from nets.ace import ACE
 from strategies import PhaseStrategy
 from tests import layouts, narrow_vgg
 
@@ -131,7 +132,7 @@ def test_held_out_pictures_are_not_trained_on_and_as_few_as_asked_for(name):
 PUBLISHED = dict(
     size=256, batch_size=32, epochs=100, max_steps=None, width=64, hidden=128, upsamplings=None, matching=10.0,
     generator_rate=1e-4, discriminator_rate=4e-4, perceptual="torchvision", perceptual_weight=10.0,
-    perceptual_normalise=False, pixels=0.0, fake_once=False,
+    perceptual_normalise=False, pixels=0.0, fake_once=False, recompute=True,
 )  # fmt: skip
 
 
@@ -196,6 +197,12 @@ def test_without_styles_a_run_is_spade():
     run = small("sean-facades", style=None)
     assert type(run.game) is Spade
     assert run.score == "val/paint_error"
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_memory_can_be_traded_for_time(recompute):
+    generator = small("sean-folder", recompute=recompute).game.generator
+    assert {ace.recompute for ace in generator.modules() if isinstance(ace, ACE)} == {recompute}
 
 
 def test_the_perceptual_loss_can_be_turned_off_and_be_fed_normalised():
