@@ -13,7 +13,8 @@ class GanData(LightningDataModule):
     """Training and held-out samples of a run; `batch_size` is that of all ranks together.
 
     Each rank gets an equal part of every batch, and a training sample is augmented by its own number, so the
-    ranks together see what a single device would. Held-out samples come in their order, as they are.
+    ranks together see what a single device would. Held-out samples come in their order, as they are; validation
+    looks at the first `val_count` of them, by default at all.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class GanData(LightningDataModule):
         *,
         batch_size: int,
         val_batch_size: int | None = None,
+        val_count: int | None = None,
         workers: int = 0,
         seed: int = 0,
         flip: bool = True,
@@ -32,6 +34,7 @@ class GanData(LightningDataModule):
         self.train, self.val = train, val
         self.batch_size = batch_size
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        self.val_count = min(val_count or len(val), len(val)) if val is not None else 0
         self.workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
 
     def setup(self, stage: str | None = None) -> None:
@@ -46,29 +49,29 @@ class GanData(LightningDataModule):
             raise UserError("overfit_batches would replace the sampler; try limit_train_batches, or a smaller data set")
         if self.val is not None:
             _check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size")
-            if len(self.val) < ranks:
+            if self.val_count < ranks:
                 raise UserError(
-                    f"{len(self.val)} held-out samples are too few for {ranks} ranks; hold out {ranks} or more"
+                    f"{self.val_count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more"
                 )
-            if left := len(self.val) % ranks:
+            if left := self.val_count % ranks:
                 rank_zero_warn(
-                    f"{left} of {len(self.val)} held-out samples are left out, so that {ranks} ranks get equally many"
+                    f"{left} of {self.val_count} held-out samples are left out, so that {ranks} ranks get equally many"
                 )
 
     def train_dataloader(self) -> ResumableLoader:
         """This rank's part of the training batches, shuffled anew in every epoch."""
         augment = Augment(self.seed, self.flip, self.crop, getattr(self.train, "flip_pairs", ()))
-        return self._loader(Prepared(self.train, augment), self.batch_size, training=True)
+        return self._loader(Prepared(self.train, augment), len(self.train), self.batch_size, training=True)
 
     def val_dataloader(self) -> ResumableLoader | list:
         """This rank's part of the held-out batches, in order; the last one may be smaller."""
         if self.val is None:
             return []
-        return self._loader(Prepared(self.val), self.val_batch_size, training=False)
+        return self._loader(Prepared(self.val), self.val_count, self.val_batch_size, training=False)
 
-    def _loader(self, dataset: Prepared, batch_size: int, training: bool) -> ResumableLoader:
+    def _loader(self, dataset: Prepared, count: int, batch_size: int, training: bool) -> ResumableLoader:
         rank, ranks = self._place()
-        sampler = GlobalBatches(len(dataset), batch_size, ranks=ranks, rank=rank, seed=self.seed, training=training)
+        sampler = GlobalBatches(count, batch_size, ranks=ranks, rank=rank, seed=self.seed, training=training)
         return ResumableLoader(dataset, sampler, workers=self.workers)
 
     def _place(self) -> tuple[int, int]:

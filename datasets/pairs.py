@@ -55,7 +55,11 @@ class Column:
                 name = stem.removesuffix(self.ending)
                 if self.only and name not in self.only:
                     continue
-                name, state = f"{place}/{name}", entry.stat()
+                try:
+                    name, state = f"{place}/{name}", entry.stat()
+                except OSError as error:
+                    problems.append(f"{entry.path} cannot be read ({error.strerror}); replace or remove it")
+                    continue
                 if name in files:
                     one, other = sorted((str(root / files[name].path), entry.path))
                     problems.append(f"{one} and {other} have the same name; remove one of them")

@@ -321,6 +321,14 @@ def test_overfitting_is_refused():
         data.setup("fit")
 
 
+def test_validation_may_look_at_the_first_held_out_samples_only():
+    data = GanData(Faces(4, size=16), Faces(5, size=16), batch_size=2, val_count=3)
+    data.setup()
+    assert [len(batch["image"]) for batch in data.val_dataloader()] == [2, 1]
+    assert len(data.val) == 5
+    assert GanData(Faces(4, size=16), Faces(5, size=16), batch_size=2, val_count=30).val_count == 5
+
+
 def test_held_out_samples_that_are_left_out_are_named():
     with pytest.warns(UserWarning, match="2 of 10 held-out samples are left out, so that 4 ranks get equally many"):
         placed(GanData(Numbers(8), Numbers(10), batch_size=8), 4).setup("fit")

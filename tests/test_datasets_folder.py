@@ -56,6 +56,15 @@ def test_a_folder_may_be_a_link(root, tmp_path):
     assert len(FolderPairs(root, 4, 8)) == 2
 
 
+def test_a_link_to_nothing_is_named(root, tmp_path):
+    (root / "images" / "b.png").unlink()
+    (root / "images" / "b.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(
+        UserError, match=r"images.b\.png cannot be read \(No such file or directory\); replace or remove"
+    ):
+        FolderPairs(root, 4, 8)
+
+
 # Splits.
 
 

@@ -179,8 +179,9 @@ def painter(
     upsamplings = upsamplings or (6 if min(shape) >= 512 else 5)
     check_size(shape, upsamplings)
     train, val = open_splits()
-    val.keep(slice(held_out))
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip, crop=crop)
+    data = GanData(
+        train, val, batch_size=batch_size, val_count=held_out, workers=workers, seed=seed, flip=flip, crop=crop
+    )
     data.setup()
     steps = max_steps or epochs * (len(train) // batch_size)
     vgg = None if perceptual == "off" else load_vgg19(perceptual, perceptual_normalise)

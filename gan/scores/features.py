@@ -1,0 +1,178 @@
+"""Scores that compare two sets of pictures by a network's features: FID and KID, and what stands in for them."""
+
+import hashlib
+import io
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics.image.fid import FrechetInceptionDistance
+from torchmetrics.image.kid import KernelInceptionDistance
+from torchvision.models import vgg19
+
+from gan.errors import UserError
+from nets.vgg import Vgg19, load_vgg19
+
+INCEPTION = "weights-inception-2015-12-05-6726825d.pth"  # its name ends with the start of its SHA-256
+VGG = "vgg19-dcbb9e9d.pth"
+SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 0  # KID's, as Binkowski et al. 2018 have them
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A network from bytes [B, 3, H, W] to features [B, D]; `fid` says whether its distances may be called FID and KID.
+
+    `about` is what an evaluation records of it.
+    """
+
+    name: str
+    network: nn.Module
+    size: int
+    fid: bool = False
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def cached(name: str) -> Path:
+    """Where torch's own downloads of that name lie."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / name
+
+
+def inception(path: Path | None = None) -> Extractor:
+    """The Inception network of FID with weights from a file, or from torch's cache. Nothing is downloaded."""
+    file = path or cached(INCEPTION)
+    if not file.is_file():
+        raise UserError(
+            f"FID and KID need the Inception weights, and there is no {file}; bring {INCEPTION}, a release file of "
+            f"torch-fidelity, to that place, or type --inception and its path"
+        )
+    weights = read_weights(file, "the Inception weights")
+    # torch-fidelity would unpickle whatever the file holds; it is handed the tensors that were found in it instead.
+    plain = io.BytesIO()
+    torch.save(weights, plain)
+    plain.seek(0)
+    try:
+        # Resized as the first Inception did it, which published figures are made with, not antialiased.
+        metric = FrechetInceptionDistance(feature_extractor_weights_path=plain, antialias=False)
+    except ModuleNotFoundError as error:
+        raise UserError("FID and KID need torch-fidelity; type pip install torch-fidelity") from error
+    except RuntimeError as error:
+        raise UserError(f"{file} holds weights of another network than FID's Inception; bring {INCEPTION}") from error
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    published = digest.startswith(INCEPTION.rpartition("-")[2].removesuffix(".pth"))
+    name = "Inception" if published else "Inception with weights other than the published ones"
+    about = {"file": str(file), "sha256": digest, "published": published, "layer": 2048, "resize": "TensorFlow 1"}
+    return Extractor(name, metric.inception, 2048, fid=True, about=about)
+
+
+def vgg() -> Extractor:
+    """What stands in for the Inception: a VGG-19 of torchvision where its weights are cached, else a random one.
+
+    Features of networks with random weights order sets of pictures usefully too, and prefer no kind of picture:
+    Naeem et al. 2020.
+    """
+    file = cached(VGG)
+    if file.is_file():
+        return Extractor(
+            "VGG-19 relu5_1", Pooled(load_vgg19(str(file), normalise=True)), 512, about={"file": str(file)}
+        )
+    dice = torch.Generator().manual_seed(SEED)
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in vgg19(weights=None).named_parameters()}
+    weights = {name: torch.zeros(shape) for name, shape in shapes.items() if name.startswith("features.")}
+    for weight in weights.values():
+        if weight.ndim == 4:
+            nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=dice)
+    network = Pooled(Vgg19(weights, normalise=True))
+    return Extractor("random VGG-19 relu5_1", network, 512, about={"weights": f"He et al. 2015, seed {SEED}"})
+
+
+class Pooled(nn.Module):
+    """The coarsest features of a VGG as a mean over the picture, from bytes."""
+
+    def __init__(self, vgg: Vgg19) -> None:
+        super().__init__()
+        self.vgg = vgg
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Features [B, D]."""
+        return self.vgg(pictures.float() / 127.5 - 1)[-1].mean((2, 3))
+
+
+def saved(pictures: Tensor) -> Tensor:
+    """Pictures in [-1, 1] as the bytes they are saved as."""
+    return ((pictures.clamp(-1, 1) + 1) * 127.5).round().byte()
+
+
+def frechet_distance(made: Tensor, truth: Tensor) -> float:
+    """The distance of two sets of features [N, D], each taken for a Gaussian; FID where they are Inception's."""
+    # FID of Heusel et al. 2017. See [Note: a small space]
+    made, truth = _small_space(made.double(), truth.double())
+    metric = FrechetInceptionDistance(feature=_Given(made.shape[1]), sync_on_compute=False)
+    metric.update(made, real=False)
+    metric.update(truth, real=True)
+    return float(metric.compute())
+
+
+def _small_space(made: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """The same points in as many dimensions as there are points, where those are fewer.
+
+    [Note: a small space]
+    The distance depends on lengths and angles alone, and N points lie in N - 1 dimensions. There the eigenvalues
+    of a 64 x 64 matrix are at once computed and exact; of a 2048 x 2048 matrix of rank 63 they take a minute, and
+    the roots of the 1985 that should be 0 add up to a thousandth of the score.
+    """
+    both = torch.cat([made, truth])
+    if len(both) < both.shape[1]:
+        left, lengths, _ = torch.linalg.svd(both - both.mean(0), full_matrices=False)
+        both = left * lengths
+    return both[: len(made)], both[len(made) :]
+
+
+def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
+    """The squared distance of two sets of features [N, D] under a cubic kernel; KID where they are Inception's.
+
+    The mean over seeded subsets, and their standard deviation.
+    """
+    # KID of Binkowski et al. 2018.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*will save all extracted features.*")
+        metric = KernelInceptionDistance(
+            feature=_Given(made.shape[1]), sync_on_compute=False, **kernel_subsets(len(made))
+        )
+    metric.update(made.double(), real=False)
+    metric.update(truth.double(), real=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        mean, deviation = metric.compute()
+    return float(mean), float(deviation)
+
+
+def kernel_subsets(count: int) -> dict[str, int]:
+    """How many subsets of how many pictures; where the subset is everything, once."""
+    return {"subsets": SUBSETS if count > SUBSET_SIZE else 1, "subset_size": min(SUBSET_SIZE, count)}
+
+
+class _Given(nn.Module):
+    """In a metric's place for a network: the features are computed already."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.num_features = size
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def read_weights(file: Path, what: str) -> dict[str, Tensor]:
+    """A state dict from a file that may hold tensors and nothing else."""
+    try:
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises as many kinds as there are broken files
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{file} cannot be read as {what}, a state dict of tensors alone ({reason})") from error
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise UserError(f"{file} is not {what}: a state dict of tensors alone, as torch.save(net.state_dict()) makes")
+    return weights

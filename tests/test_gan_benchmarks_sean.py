@@ -1,0 +1,69 @@
+"""The benchmark of SEAN's generator: its table, its masks, and that it counts bytes as it says."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+from gan.benchmarks import sean
+from gan.benchmarks.sean import Kept
+from gan.errors import UserError
+
+TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--hidden", "3", "--style", "4"]
+
+
+def test_every_kind_of_mask_is_painted_in_every_way(capsys):
+    assert sean.main(TINY) == 0
+    said = capsys.readouterr().out
+    row = r"^{} +2  {} +([\d.]+) +([\d.]+) +(\d+) +([\d.]+) +(\S+)$"
+    for kind in sean.MASKS:
+        for way in ("the plain reference", "ours", "ours, nothing recomputed"):
+            seconds, _, _, share, apart = re.search(row.format(kind, way), said, re.MULTILINE).groups()
+            assert float(seconds) >= 0
+            assert float(apart) < 1e-4
+            assert way != "the plain reference" or float(share) == 1
+        ratio = float(re.search(row.format(kind, "the plain reference"), said, re.MULTILINE)[2])
+        assert ratio == 1
+
+
+def test_what_is_kept_is_at_most_half_on_any_mask(capsys):
+    """Bytes do not depend on the machine: the claim of the README, at a quarter of the published widths and half the size."""
+    sean.main(
+        ["--size", "128", "--batches", "1", "--repeats", "1", "--width", "16", "--hidden", "32", "--style", "128"]
+    )
+    shares = re.findall(r"^(\w+) +1  ours +[\d.]+ +[\d.]+ +\d+ +([\d.]+) +\S+$", capsys.readouterr().out, re.MULTILINE)
+    assert [kind for kind, _ in shares] == list(sean.MASKS)
+    assert all(float(share) <= 0.5 for _, share in shares)
+
+
+def test_the_masks_are_what_they_are_called():
+    changes = {}
+    for kind in sean.MASKS:
+        planes = sean.masks(kind, 2, 64, 19)
+        assert planes.shape == (2, 19, 64, 64)
+        assert (planes.sum(1) == 1).all()
+        label = planes.argmax(1)
+        changes[kind] = (label[:, :, 1:] != label[:, :, :-1]).float().mean().item()
+    assert changes["blocks"] == pytest.approx(3 / 63 * 18 / 19, abs=0.02)
+    assert changes["random"] == pytest.approx(18 / 19, abs=0.02)
+    assert 0 < changes["faces"] < 0.2
+
+
+def test_memory_is_counted_once_and_weights_not_at_all():
+    x, weight = torch.randn(10, requires_grad=True), torch.randn(10, requires_grad=True)
+    with Kept([weight]) as count:
+        y = x * weight
+        _ = y * y, y[:3] * weight[:3], y.exp()
+    assert count.bytes == 3 * 10 * 4  # x, y, and exp's own result
+
+
+def test_drawn_faces_have_labels_of_their_own():
+    with pytest.raises(UserError, match="the drawn faces have 19 labels; type --masks blocks random"):
+        sean.main([*TINY, "--labels", "5"])
+
+
+def test_without_the_tests_it_says_where_to_run_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tests", None)
+    with pytest.raises(UserError, match="run this in a checkout"):
+        sean.main(TINY)
