@@ -21,6 +21,7 @@ PASSING = ("resume", "dry_run", "list_runs", "debug", "config")
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
   python -m gan.fit --run cyclegan-faces --devices 1
+  python -m gan.fit --run sean-celebamask --data PATH   the published training on pictures of yours
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
   python -m gan.fit --run r3gan-faces --help          the settings of that run
   python -m gan.fit --resume auto                     go on with the newest run

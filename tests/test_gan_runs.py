@@ -15,6 +15,7 @@ from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import RUNS, Run, build, pairs
+from nets.ace import ACE
 from strategies import PhaseStrategy
 from tests import layouts, narrow_vgg
 
@@ -57,11 +58,12 @@ def vgg() -> str:
     return narrow_vgg.save(Path(tempfile.mkdtemp()) / "vgg.pth")
 
 
-def settings_of(name: str) -> dict[str, typing.Any]:
-    """Every setting that the command line offers for a run, with its default."""
+@functools.cache
+def offered(name: str) -> tuple[dict[str, typing.Any], str]:
+    """Every setting that the command line offers for a run, with its default; and what it says of them."""
     parser = ArgumentParser()
     parser.add_function_arguments(RUNS[name], fail_untyped=True)
-    return parser.get_defaults().as_dict()
+    return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -89,18 +91,16 @@ def test_the_seed_decides_on_the_networks(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_command_line_can_offer_every_setting(name):
-    assert settings_of(name).keys() >= COMMON
-    parser = ArgumentParser()
-    parser.add_function_arguments(RUNS[name], fail_untyped=True)
-    said = " ".join(parser.format_help().split())
+    settings, said = offered(name)
+    assert settings.keys() >= COMMON
     for function in (RUNS[name], pairs.painter):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).split("Args:")[1]
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.name in settings_of(name):
+            if parameter.name in settings:
                 kinds = [kind for kind in typing.get_args(hints[parameter.name]) or [hints[parameter.name]]]
                 assert all(issubclass(kind, (int, float, bool, str, type(None))) for kind in kinds)
                 assert f"\n    {parameter.name}: " in described
-    for setting in settings_of(name):
+    for setting in settings:
         assert f"--{setting}" in said
 
 
@@ -132,13 +132,13 @@ def test_held_out_pictures_are_not_trained_on_and_as_few_as_asked_for(name):
 PUBLISHED = dict(
     size=256, batch_size=32, epochs=100, max_steps=None, width=64, hidden=128, upsamplings=None, matching=10.0,
     generator_rate=1e-4, discriminator_rate=4e-4, perceptual="torchvision", perceptual_weight=10.0,
-    perceptual_normalise=False, pixels=0.0, fake_once=False,
+    perceptual_normalise=False, pixels=0.0, fake_once=False, recompute=True,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ON_FILES)
 def test_the_defaults_are_the_published_settings(name):
-    settings = settings_of(name)
+    settings, _ = offered(name)
     assert {key: settings[key] for key in PUBLISHED} == PUBLISHED
     assert settings.get("style") == (512 if name.startswith("sean") else None)
     assert settings["flip"] == (not name.endswith("folder"))
@@ -197,6 +197,12 @@ def test_without_styles_a_run_is_spade():
     run = small("sean-facades", style=None)
     assert type(run.game) is Spade
     assert run.score == "val/paint_error"
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_memory_can_be_traded_for_time(recompute):
+    generator = small("sean-folder", recompute=recompute).game.generator
+    assert {ace.recompute for ace in generator.modules() if isinstance(ace, ACE)} == {recompute}
 
 
 def test_the_perceptual_loss_can_be_turned_off_and_be_fed_normalised():

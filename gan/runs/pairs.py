@@ -143,6 +143,7 @@ def painter(
     perceptual_normalise: bool = False,
     pixels: NonNegativeFloat = 0.0,
     fake_once: bool = False,
+    recompute: bool = True,
 ) -> Run:
     """SEAN, or without styles SPADE, on pictures with label maps.
 
@@ -173,6 +174,7 @@ def painter(
         perceptual_normalise: Feed VGG-19 by ImageNet's mean and spread; published is from -1 to 1 as it is.
         pixels: Weight of an L1 loss on the pixels, not published; in place of a perceptual loss that is off, try 10.
         fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
+        recompute: Let the generator keep less for its backward pass and make it anew: less memory, more time.
     """
     upsamplings = upsamplings or (6 if min(shape) >= 512 else 5)
     check_size(shape, upsamplings)
@@ -187,7 +189,7 @@ def painter(
     torch.manual_seed(seed)
     labels = train.num_labels
     networks = (
-        SeanGenerator(labels, style, width, hidden, upsamplings, edges=edges),
+        SeanGenerator(labels, style, width, hidden, upsamplings, edges=edges, recompute=recompute),
         MultiScaleDiscriminator(labels + edges + 3),
         vgg,
     )
