@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from gan.benchmarks import loading, sean
-from gan.errors import UserError
+from gan.errors import UserError, refuse
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main}
 
@@ -21,8 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return BENCHMARKS[argv[0]](argv[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
 
 
 def _list() -> str:

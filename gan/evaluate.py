@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from datasets.augment import Prepared
 from gan import fit, noise, options
-from gan.errors import UserError
+from gan.errors import UserError, refuse
 from gan.opened import Opened, open_run
 from gan.scores.features import INCEPTION
 from gan.scores.judge import NEEDS, choose
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, mp.ProcessRaisedException) as error:
         if isinstance(error, mp.ProcessRaisedException) and "UserError: " not in str(error):
             raise
-        return fit._refuse(error)
+        return refuse(error)
     return 0
 
 
@@ -108,7 +108,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
         usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",
         description="Score what a run makes of its held-out samples: a table, and JSON in the run's folder.",
         epilog=EXAMPLES,
-        formatter_class=options._Help,
+        formatter_class=options.Help,
         print_config=None,
     )
     add = parser.add_argument
@@ -135,7 +135,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     add("--data", type=str | None, default=None, help="where the run's pictures are, if they have moved")
     add("--out", type=Path, default=Path("runs"), help="where to look for the newest run")
-    argv = [options._underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    argv = [options.underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     request = parser.parse_args(argv)
     request.scores, request.ignore_labels = _names(request.scores), _numbers(request.ignore_labels)
     return request

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gan import folder, options
 from gan.callbacks import Bar, Keep, Pictures, Score, Stopped
 from gan.describe import describe
-from gan.errors import UserError
+from gan.errors import UserError, refuse
 from gan.folder import RunFolder
 from gan.record import Record
 from gan.runs import RUNS, Run, build
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _fit(argv)
     except UserError as error:
-        return _refuse(error)
+        return refuse(error)
     return 0
 
 
@@ -214,16 +214,6 @@ def end_other_ranks(trainer: Trainer) -> None:
 def say(*lines: str, sep: str = "\n") -> None:
     """Print once, whatever the number of ranks."""
     print(*lines, sep=sep, flush=True)
-
-
-def _refuse(error: UserError) -> int:
-    """One message, from the first rank that has it: the others find out together, or are ended by it."""
-    if rank_zero_only.rank != 0:
-        time.sleep(3)
-    # A loader's worker process wraps the message in its own traceback; the message is its last line.
-    message = str(error).rpartition("UserError: ")[2].strip()
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    return 2
 
 
 def quiet() -> None:

@@ -29,7 +29,7 @@ EXAMPLES = """examples:
 """
 
 
-class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Short: options with hyphens, a default where there is one, and no types where the default shows them."""
 
     def __init__(self, prog: str) -> None:
@@ -49,7 +49,7 @@ class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
     """The settings, and the run and checkpoint to resume from, if any was asked for and found."""
-    argv = [_underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    argv = [underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in (("run", None), ("resume", None), ("out", "runs"), ("config", None)):
         early.add_argument(f"--{name}", default=default)
@@ -112,7 +112,7 @@ def _parser(run: str) -> ArgumentParser:
         usage="python -m gan.fit [--run NAME] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
         epilog=EXAMPLES,
-        formatter_class=_Help,
+        formatter_class=Help,
         print_config=None,
     )
     add = parser.add_argument
@@ -168,7 +168,7 @@ def _run_in(path: Path) -> str | None:
         raise UserError(f"cannot read settings from '{path}': {error}") from error
 
 
-def _underscores(argument: str) -> str:
+def underscores(argument: str) -> str:
     """`--max-steps` and `--max_steps` are the same option."""
     return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
 

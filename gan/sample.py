@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_t
 
 from gan import options
 from gan.actions import ACTIONS
-from gan.errors import UserError
+from gan.errors import UserError, refuse
 from gan.opened import open_run
 from gan.painter import has_styles
 
@@ -49,9 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         for path in ACTIONS[settings.action](opened, settings):
             print(f"  {path}")
     except UserError as error:
-        # A loader's worker process wraps the message in its own traceback; the message is its last line.
-        print(f"error: {str(error).rpartition('UserError: ')[2].strip()}", file=sys.stderr, flush=True)
-        return 2
+        return refuse(error)
     return 0
 
 
@@ -189,7 +187,7 @@ def _parser(action: str | None) -> ArgumentParser:
         usage=f"python -m gan.sample [RUN [{action or 'ACTION'}]] [options]",
         description=ACTIONS[action].__doc__ if action else "Look at what a run's networks make.",
         epilog=EXAMPLES.format(actions=described),
-        formatter_class=options._Help,
+        formatter_class=options.Help,
         print_config=None,
     )
     add = parser.add_argument

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gan import looking
-from gan.errors import UserError
+from gan.errors import UserError, refuse
 from gan.opened import Opened, open_run
 from gan.tables import Charts, Table
 
@@ -59,8 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         path = place(options.out, run)
         write(path, lambda: page(run))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return refuse(error)
     print(f"open {path} in a browser ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
