@@ -162,7 +162,7 @@ def read_picture(path: Path) -> Tensor:
 
     Pillow decodes and torchvision resizes: its decoders are about to be taken out, and Pillow's bicubic is ten
     times as slow. JPEG's own shrinking while decoding would save a third of the time, but it is another filter:
-    45 to 51 dB away from bicubic on 1024 px pictures made 256 px, as far as another kernel would be.
+    43 to 51 dB away from bicubic on 1024 px pictures made 256 px, as far as another kernel would be.
     """
     try:
         with Image.open(path) as picture:

@@ -1,6 +1,7 @@
 """The built-in runs, on faces that are drawn: in sizes for a small CPU, minutes and not days."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -22,7 +23,22 @@ from nets.style import StyleEncoder
 from nets.unet import UNet
 
 
-def sean_faces(
+def sean_faces(style: PositiveInt = 32, **settings: Any) -> Run:
+    """SEAN on drawn faces: paint the shapes of one face in the styles of another.
+
+    Args:
+        style: Length of a region's style code.
+    """
+    return painter(style=style, **settings)
+
+
+def spade_faces(**settings: Any) -> Run:
+    """SPADE on drawn faces: paint label maps in one palette, without styles."""
+    return painter(style=None, **settings)
+
+
+def painter(
+    style: PositiveInt | None,
     size: PositiveInt = 64,
     batch_size: PositiveInt = 8,
     max_steps: PositiveInt = 400,
@@ -32,7 +48,6 @@ def sean_faces(
     held_out: PositiveInt = 64,
     width: PositiveInt = 8,
     hidden: PositiveInt = 16,
-    style: PositiveInt = 32,
     upsamplings: Upsamplings = 3,
     generator_rate: PositiveFloat = 2e-3,
     discriminator_rate: PositiveFloat = 2e-3,
@@ -40,9 +55,10 @@ def sean_faces(
     matching: NonNegativeFloat = 5.0,
     fake_once: bool = False,
 ) -> Run:
-    """SEAN on drawn faces: paint the shapes of one face in the styles of another.
+    """SEAN, or without styles SPADE, on drawn faces.
 
     Args:
+        style: Length of a region's style code, if there are styles.
         size: Height and width of the pictures.
         batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
@@ -52,7 +68,6 @@ def sean_faces(
         held_out: How many faces to score on; none of them is trained on.
         width: Channels of the generator's last block; the blocks before it have more.
         hidden: Channels of the mask branch in each normalisation.
-        style: Length of a region's style code.
         upsamplings: How often the generator doubles its picture.
         generator_rate: Learning rate of encoder and generator.
         discriminator_rate: Learning rate of the discriminator.
@@ -63,8 +78,9 @@ def sean_faces(
     check_size((size, size), upsamplings)
     labels = Faces.num_labels
     torch.manual_seed(seed)
-    game = Sean(
-        StyleEncoder(style, width=16, normalise=False, gain=1.0),
+    encoders = [] if style is None else [StyleEncoder(style, width=16, normalise=False, gain=1.0)]
+    game = (Spade if style is None else Sean)(
+        *encoders,
         SeanGenerator(labels, style, width, hidden, upsamplings, gain=1.0),
         MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
         labels=labels,
@@ -75,71 +91,19 @@ def sean_faces(
         matching=matching,
         fake_once=fake_once,
     )
-    train = Faces(faces, size, seed)
-    val = FaceTransfers(Faces(held_out, size, seed, first=HELD_OUT))
+    look = {"look": "poster"} if style is None else {}
+    train, val = Faces(faces, size, seed, **look), Faces(held_out, size, seed, first=HELD_OUT, **look)
+    if style is None:
+        scores = {"val/paint_error": "paint error on held-out faces"}
+    else:
+        val = FaceTransfers(val)
+        scores = {
+            "val/transfer_error": "transfer error on held-out faces",
+            "val/region_error": "transfer error of one region's style, in that region",
+            "val/region_spill": "change that makes in the other regions, as a share of its own",
+        }
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    scores = {
-        "val/transfer_error": "transfer error on held-out faces",
-        "val/region_error": "transfer error of one region's style, in that region",
-        "val/region_spill": "change that makes in the other regions, as a share of its own",
-    }
     return Run(game, data, max_steps, scores)
-
-
-def spade_faces(
-    size: PositiveInt = 64,
-    batch_size: PositiveInt = 8,
-    max_steps: PositiveInt = 400,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 64,
-    width: PositiveInt = 8,
-    hidden: PositiveInt = 16,
-    upsamplings: Upsamplings = 3,
-    generator_rate: PositiveFloat = 2e-3,
-    discriminator_rate: PositiveFloat = 2e-3,
-    pixels: NonNegativeFloat = 20.0,
-    matching: NonNegativeFloat = 5.0,
-    fake_once: bool = False,
-) -> Run:
-    """SPADE on drawn faces: paint label maps in one palette, without styles.
-
-    Args:
-        size: Height and width of the pictures.
-        batch_size: Pictures a step, of all ranks together.
-        max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
-        faces: How many faces to train on.
-        held_out: How many faces to score on; none of them is trained on.
-        width: Channels of the generator's last block; the blocks before it have more.
-        hidden: Channels of the mask branch in each normalisation.
-        upsamplings: How often the generator doubles its picture.
-        generator_rate: Learning rate of the generator.
-        discriminator_rate: Learning rate of the discriminator.
-        pixels: Weight of the pixels' L1 loss, which stands for the published perceptual one.
-        matching: Weight of the feature-matching loss.
-        fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
-    """
-    check_size((size, size), upsamplings)
-    labels = Faces.num_labels
-    torch.manual_seed(seed)
-    game = Spade(
-        SeanGenerator(labels, None, width, hidden, upsamplings, gain=1.0),
-        MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
-        labels=labels,
-        steps=max_steps,
-        generator_rate=generator_rate,
-        discriminator_rate=discriminator_rate,
-        pixels=pixels,
-        matching=matching,
-        fake_once=fake_once,
-    )
-    train = Faces(faces, size, seed, look="poster")
-    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
-    return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
 
 
 def pix2pix_faces(

@@ -93,25 +93,9 @@ def sean_folder(
     return painter(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
 
 
-def spade_folder(
-    data: str = "data",
-    labels: PositiveInt = 19,
-    size: PositiveInt = 256,
-    held_out: PositiveInt = 16,
-    flip: bool = False,
-    **settings: Any,
-) -> Run:
-    """SPADE on a folder of yours, with images/ and labels/ of the same names: from masks alone, without styles.
-
-    Args:
-        data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
-        labels: How many labels there are; the label maps hold 0 to one less.
-        size: Height and width that pictures and label maps are brought to.
-        held_out: How many pictures, the last by name, to score on and to draw.
-        flip: Mirror half of the pictures; not for labels that tell left from right.
-    """
-    pairs = splits(FolderPairs, data, labels, size, held_out=held_out)
-    return painter(pairs, (size, size), False, flip=flip, held_out=held_out, style=None, **settings)
+def spade_folder(**settings: Any) -> Run:
+    """SPADE on a folder of yours, with images/ and labels/ of the same names: from masks alone, without styles."""
+    return sean_folder(style=None, **settings)
 
 
 def splits(kind: type[Pairs], *where: Any, **how: Any) -> Callable[[], Splits]:
