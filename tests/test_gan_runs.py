@@ -14,7 +14,7 @@ from lightning import Trainer
 from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import Spade
-from gan.runs import RUNS, Run, build, pairs
+from gan.runs import RUNS, Run, build, faces, pairs
 from nets.ace import ACE
 from strategies import PhaseStrategy
 from tests import layouts, narrow_vgg
@@ -93,8 +93,8 @@ def test_the_seed_decides_on_the_networks(name):
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON
-    for function in (RUNS[name], pairs.painter):
-        hints, described = typing.get_type_hints(function), inspect.getdoc(function).split("Args:")[1]
+    for function in (RUNS[name], pairs.painter, pairs.sean_folder, faces.painter):
+        hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
                 kinds = [kind for kind in typing.get_args(hints[parameter.name]) or [hints[parameter.name]]]
@@ -108,11 +108,11 @@ def test_the_command_line_can_offer_every_setting(name):
 def test_held_out_faces_are_not_trained_on(name):
     run = small(name)
 
-    def faces(dataset) -> set[int]:
+    def numbers(dataset) -> set[int]:
         inner = getattr(dataset, "faces", getattr(dataset, "posters", dataset))
         return {inner.face(index) for index in range(len(inner))}
 
-    assert not faces(run.data.train) & faces(run.data.val)
+    assert not numbers(run.data.train) & numbers(run.data.val)
 
 
 @pytest.mark.parametrize("name", ON_FILES)
