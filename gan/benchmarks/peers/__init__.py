@@ -154,7 +154,6 @@ def _start(folder: str, request: str, rank: int, ranks: int, port: int) -> BaseP
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        "ACCELERATE_USE_CPU": "true",
     }
     # A server that has torch and Lightning imported forks each: else most of the time would go into that.
     context = mp.get_context("forkserver")

@@ -171,9 +171,8 @@ def _trainer(task: Task, strategy: Any) -> Trainer:
 def accelerate_ddp(task: Task) -> Weights:
     """Accelerate: everything through `prepare`, backward through `accelerator.backward`."""
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)
+    _forget()
     accelerator = Accelerator(cpu=True)
     networks = task.networks()
     adams = [task.adam(network.parameters()) for network in networks]
@@ -191,6 +190,13 @@ def accelerate_ddp(task: Task) -> Weights:
     return weights(accelerator.unwrap_model(generator), accelerator.unwrap_model(discriminator))
 
 
+def _forget() -> None:
+    """Accelerate keeps its state for a whole process, and a peer plays twice in one."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def _plugin(task: Task) -> Any:
     from accelerate import DeepSpeedPlugin
 
@@ -201,7 +207,8 @@ def accelerate_deepspeed(task: Task) -> Weights:
     """Accelerate with DeepSpeed: one Accelerator prepares both networks."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=_plugin(task))
+    _forget()
+    accelerator = Accelerator(deepspeed_plugin=_plugin(task))
     networks = task.networks()
     adams = [task.adam(network.parameters()) for network in networks]
     generator, discriminator, generator_adam, discriminator_adam = accelerator.prepare(*networks, *adams)
@@ -214,7 +221,8 @@ def accelerate_deepspeed_two(task: Task) -> Weights:
     """Accelerate with DeepSpeed: an Accelerator and a plugin for each network, as its guide to several models says."""
     from accelerate import Accelerator
 
-    first = Accelerator(cpu=True, deepspeed_plugins={"generator": _plugin(task), "discriminator": _plugin(task)})
+    _forget()
+    first = Accelerator(deepspeed_plugins={"generator": _plugin(task), "discriminator": _plugin(task)})
     second = Accelerator()
     prepared = []
     for name, accelerator, network in zip(
@@ -230,6 +238,7 @@ def _accelerated(task: Task, generating: tuple, discriminating: tuple) -> Weight
         generating,
         discriminating,
     )
+    assert of_generator.distributed_type == of_discriminator.distributed_type == "DEEPSPEED"
     for batch in task.batches:
         of_discriminator.backward(task.judge(generator, discriminator, batch))
         discriminator_adam.step()
