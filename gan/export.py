@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -102,8 +103,9 @@ def export(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(folder / name, write) for name, write in files.items()]
-    except OSError as error:
-        raise UserError(f"cannot write to '{folder}': {error.strerror or error}; choose a folder with --to") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
 
 
 def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
@@ -179,8 +181,11 @@ def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[
 def _write(path: Path, write: Callable[[Path], object]) -> Path:
     """There whole or not at all."""
     part = path.with_name(path.name + ".part")
-    write(part)
-    os.replace(part, path)
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 

@@ -37,6 +37,13 @@ def deaf(task):
     return hand.weights()
 
 
+def wrong_on_one_rank(task):
+    hand = Hand(task)
+    for batch in task.batches:
+        hand.step(batch)
+    return {name: weight + task.rank for name, weight in hand.weights().items()}
+
+
 def raises(task):
     if task.rank == 1:
         raise RuntimeError("rank 1 has had enough\nand says more")
@@ -116,7 +123,7 @@ def test_everyone_is_named_once_and_so_is_every_policy_of_ours():
     assert len(set(titles)) == len(titles) and max(map(len, titles)) < 44
     several = [name for name, policy in POLICIES.items() if policy.max_ranks != 1]
     assert [title for title in titles if title.startswith("ours")] == [f"ours, {name}" for name in several]
-    for word in ("Lightning ddp_find", "Accelerate, DDP", "Accelerate, two", "DeepSpeed 3", "FSDP2"):
+    for word in ("Lightning ddp_find", "Accelerate, DDP", "two Accelerators", "DeepSpeed 3", "FSDP2"):
         assert any(word in title for title in titles)
 
 
@@ -203,6 +210,14 @@ def test_a_difference_anywhere_counts():
         other.bias[1] += 0.5
     assert distance(weights(one, one), weights(one, other)) == pytest.approx(0.5)
     assert distance(weights(one, one), weights(other, one)) == pytest.approx(0.5)
+    with torch.no_grad():
+        other.weight[0, 0] = float("nan")
+    assert not distance(weights(one, one), weights(other, one)) <= 1
+
+
+def test_one_rank_that_is_wrong_makes_it_wrong():
+    result = measure(Peer("half", f"{HERE}:wrong_on_one_rank"), 2, 60, penalty=False, **TINY)
+    assert result["exact"] is False and result["difference"] == pytest.approx(1)
 
 
 def test_an_error_in_a_line():
@@ -213,6 +228,10 @@ def test_an_error_in_a_line():
 def test_what_cannot_be_measured_is_refused(capsys):
     with pytest.raises(UserError, match="batch 9 is not divisible by 2 ranks; try --batch-size 10"):
         peers.main(["--batch-size", "9"])
+    with pytest.raises(UserError, match="--ranks 1 is too small; type --ranks 2 or more"):
+        peers.main(["--ranks", "1"])
+    with pytest.raises(UserError, match="--batch-size 0 is too small; type --batch-size 1 or more"):
+        peers.main(["--batch-size", "0"])
     with pytest.raises(UserError, match="no peer's line has Nobody; there are torch, by hand; "):
         peers.main(["--only", "Nobody"])
     with pytest.raises(SystemExit):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
@@ -308,6 +308,17 @@ def test_what_cannot_be_done_is_said_in_a_line(sean, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main([str(sean), "--to", str(tmp_path / "file" / "there")]) == 2
     assert "choose a folder with --to" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, capsys):
+    def full(state, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("gan.export.save_file", full)
+    assert main([str(sean)]) == 2
+    assert "step-000002': No space left on device; choose a folder with --to" in capsys.readouterr().err
+    assert not list((sean / "export" / "step-000002").iterdir())
 
 
 def test_options_that_are_none_are_refused(capsys):

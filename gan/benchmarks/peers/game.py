@@ -44,8 +44,8 @@ class Task:
 
     @property
     def adam(self) -> Callable[..., Adam]:
-        """Both players' optimizer."""
-        return partial(Adam, lr=1e-3, betas=(0.5, 0.99))
+        """Both players' optimizer; by an eps of 1e-8 Adam would blow up the rounding of float32 in tiny gradients."""
+        return partial(Adam, lr=1e-3, betas=(0.5, 0.99), eps=1e-4)
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of a step's global batch."""
