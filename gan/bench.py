@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable
 
-from gan.benchmarks import loading, sean
+from gan.benchmarks import loading, peers, sean
 from gan.errors import UserError, refuse
 
-BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main}
+BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main, "peers": peers.main}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,242 @@
+"""`python -m gan.export RUN`: a run's networks as files that plain torch loads, one a player."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from gan import options
+from gan.errors import UserError, refuse
+from gan.games.sean import Sean
+from gan.module import GanModule
+from gan.opened import Opened, open_run
+from nets.discriminator import MultiScaleDiscriminator
+from nets.published import export_discriminator, export_generator
+from strategies.checkpoint_io import WholeCheckpointIO
+
+EXAMPLES = """examples:
+  python -m gan.export                           the newest run, into its folder's export/step-<step>/
+  python -m gan.export runs/001-sean-faces --weights raw
+  python -m gan.export RUN --to networks/        into a folder of yours
+  python -m gan.export RUN --published           a SEAN also as latest_net_G.pth and latest_net_D.pth
+"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One player's network as a checkpoint has it, under the network's own state-dict keys."""
+
+    player: str
+    network: nn.Module
+    weights: Literal["ema", "raw"]
+    state: dict[str, Tensor]
+
+    @property
+    def parametrized(self) -> list[str]:
+        """The keys that belong to a parametrization, such as spectral norm's."""
+        return [key for key in self.state if "parametrizations" in key.split(".")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
+    try:
+        request = parse(argv)
+        moved = {} if request.data is None else {"data": request.data}
+        for path in export(request.run, request.to, request.weights, request.published, request.out, **moved):
+            print(path)
+    except UserError as error:
+        return refuse(error)
+    return 0
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    """The options of the command."""
+    parser = ArgumentParser(
+        prog="python -m gan.export",
+        usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
+        description="Write each player's network as a safetensors file, which plain torch loads.",
+        epilog=EXAMPLES,
+        formatter_class=options.Help,
+        print_config=None,
+    )
+    add = parser.add_argument
+    add("run", nargs="?", default="auto", help="a run's folder, a checkpoint inside one, or auto: the newest run")
+    add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
+    add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
+    add("--published", action="store_true", help="also SEAN's latest_net_G.pth and latest_net_D.pth")
+    add("--data", type=str | None, default=None, help="where the run's pictures are, if they have moved")
+    add("--out", type=Path, default=Path("runs"), help="where to look for the newest run")
+    return parser.parse_args([options.underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)])
+
+
+def export(
+    which: str = "auto",
+    to: Path | None = None,
+    weights: Literal["ema", "raw"] = "ema",
+    published: bool = False,
+    out: Path = Path("runs"),
+    **overrides: Any,
+) -> list[Path]:
+    """Write every player's network, and how to load it; returns the files written.
+
+    `which`, `out` and `overrides` are those of `open_run`. `ema` are averaged weights where a player keeps an
+    average, raw ones where it does not. Nothing is written unless everything can be.
+    """
+    opened, saved = _open(which, out, **overrides)
+    players = networks(opened.run.game, saved, weights)
+    files = {f"{each.player}.safetensors": _safetensors(each, opened) for each in players}
+    if published:
+        files |= _published(opened.run.game, players)
+    files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published))
+
+    default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
+    folder = opened.folder.path / "export" / default if to is None else to
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_write(folder / name, write) for name, write in files.items()]
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
+
+
+def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
+    """The players' networks in a checkpoint, bit for bit and in its number format, whatever the game's is."""
+    # The game's keys say `generator.0.weight` where the network's own say `0.weight`, which may lie anywhere in it.
+    places = {id(tensor): key for key, tensor in _state(game).items() if isinstance(tensor, Tensor)}
+    found = []
+    for name, player in game.players.items():
+        average = saved["players"][name]["ema"] if weights == "ema" else None
+        averages = {id(player.module.get_parameter(key)): tensor for key, tensor in (average or {}).items()}
+        state = {}
+        for key, tensor in _state(player.module).items():
+            if not isinstance(tensor, Tensor):
+                raise UserError(
+                    f"player '{name}': '{key}' of its state dict is no tensor but {type(tensor).__name__}, "
+                    f"which a safetensors file cannot hold; keep it in a buffer"
+                )
+            value = averages.get(id(tensor), saved["state_dict"][places[id(tensor)]])
+            # Copies: a layer that is there under two names is written under both.
+            state[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        found.append(Exported(name, player.module, "raw" if average is None else "ema", state))
+    return found
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    return module.state_dict(keep_vars=True)  # the very objects, not views of them
+
+
+def _open(which: str, out: Path, **overrides: Any) -> tuple[Opened, dict[str, Any]]:
+    """The run, and all that its checkpoint says: both kinds of weights."""
+    while True:
+        opened = open_run(which, out, **overrides)
+        try:
+            return opened, WholeCheckpointIO().load_checkpoint(opened.checkpoint)
+        except UserError:
+            if opened.checkpoint.is_file() or str(opened.checkpoint) == which:
+                raise
+            continue  # training has just replaced it by a newer one
+
+
+def _safetensors(each: Exported, opened: Opened) -> Callable[[Path], None]:
+    about = {
+        "format": "pt",
+        "run": opened.folder.path.resolve().name,
+        "recipe": opened.name,
+        "game": type(opened.run.game).__name__,
+        "player": each.player,
+        "network": _class(each.network),
+        "step": str(opened.step),
+        "weights": each.weights,
+        "torch": torch.__version__,
+        "coordinated-gans": _version(),
+    }
+    return lambda path: save_file(each.state, path, metadata=about)
+
+
+def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[Path], None]]:
+    """The files of the published SEAN, made before anything is written: a network may not have its form."""
+    if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
+        raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
+    for each in players:
+        each.network.load_state_dict(each.state, assign=True)
+    try:
+        states = {
+            "latest_net_G.pth": export_generator(game.encoder, game.generator),
+            "latest_net_D.pth": export_discriminator(game.discriminator),
+        }
+    except UserError as error:
+        raise UserError(f"these networks have not the published form. {error}; or leave --published out") from error
+    return {name: lambda path, state=state: torch.save(state, path) for name, state in states.items()}
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> Path:
+    """There whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _readme(opened: Opened, players: list[Exported], published: bool) -> str:
+    first = players[0]
+    about = [
+        f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "
+        f"safetensors to be loaded and nothing else.",
+        "",
+        "    from safetensors.torch import load_file",
+        f'    network.load_state_dict(load_file("{first.player}.safetensors"))',
+        "",
+        "`network` is one of the class and the sizes named here; the run's settings.yaml has the settings they",
+        "were made with. Its keys are the network's own. What is in a file is also in its metadata:",
+        "",
+        "    from safetensors import safe_open",
+        f'    safe_open("{first.player}.safetensors", "pt").metadata()',
+        "",
+    ]
+    for each in players:
+        size = f"{len(each.state)} tensors, {sum(tensor.numel() for tensor in each.state.values()):,} numbers"
+        kind = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}[each.weights]
+        about.append(f"{each.player}.safetensors: {_class(each.network)}, {size}; {kind}")
+    about.append("")
+    if any(each.weights == "ema" for each in players):
+        about.append("An average is of parameters; buffers, such as running statistics, are training's own.")
+    for each in players:
+        if each.parametrized:
+            about += [
+                f"{each.player}: keys with `parametrizations` (e.g. {each.parametrized[0]}) are torch's own for a",
+                "weight that is computed, such as by spectral norm; a network with the same parametrizations",
+                "takes them as they are.",
+            ]
+    if published:
+        about += [
+            "latest_net_G.pth (encoder and generator) and latest_net_D.pth (discriminator) have the published SEAN's",
+            "key names: torch.load(path, weights_only=True).",
+        ]
+    return "\n".join(about).rstrip() + "\n"
+
+
+def _class(network: nn.Module) -> str:
+    return f"{type(network).__module__}.{type(network).__name__}"
+
+
+def _version() -> str:
+    try:
+        return version("coordinated-gans")
+    except PackageNotFoundError:
+        return "a checkout"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
