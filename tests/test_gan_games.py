@@ -14,8 +14,9 @@ from gan import GanModule, noise
 from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
 from gan.games.decay import half_then_down
+from gan.games.from_noise import projections, wasserstein
 from gan.games.pix2pix import Pix2pix
-from gan.games.r3gan import R3Gan, projections, wasserstein
+from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean, mean_where
 from gan.games.spade import Spade, edges_of
 from nets.blocks import onehot
