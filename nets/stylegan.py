@@ -57,17 +57,17 @@ class ModulatedConv(nn.Module):
 
     def __init__(self, style: int, inside: int, outside: int, kernel: int, demodulate: bool = True) -> None:
         super().__init__()
-        self.demodulate = demodulate
+        self.demodulate, self.scale = demodulate, 1 / (inside * kernel**2) ** 0.5
         self.affine = EqualLinear(style, inside, bias=1.0)
-        self.conv = EqualConv(inside, outside, kernel, bias=False)
+        self.weight = nn.Parameter(torch.randn(outside, inside, kernel, kernel))
         self.bias = nn.Parameter(torch.zeros(outside))
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         """Modulate, convolve, demodulate: outputs of unit variance, whatever the style."""
-        scales = self.affine(style)
-        y = self.conv(x * scales[:, :, None, None])
+        scales, weight = self.affine(style), self.weight * self.scale
+        y = F.conv2d(x * scales[:, :, None, None], weight, padding=weight.shape[-1] // 2)
         if self.demodulate:
-            power = (self.conv.weight * self.conv.scale).square().sum((2, 3))
+            power = weight.square().sum((2, 3))
             y = y * torch.rsqrt(scales.square() @ power.T + 1e-8)[:, :, None, None]
         return y + self.bias[:, None, None]
 

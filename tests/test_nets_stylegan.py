@@ -19,7 +19,7 @@ def test_a_modulated_convolution_is_one_with_weights_of_each_samples_own(demodul
     for row in range(3):
         # Karras et al. 2020, equations 1 and 3, letter by letter.
         scales = style[row] @ layer.affine.weight.T / 5**0.5 + layer.affine.bias
-        weight = layer.conv.weight / (4 * 9) ** 0.5 * scales[None, :, None, None]
+        weight = layer.weight / (4 * 9) ** 0.5 * scales[None, :, None, None]
         if demodulate:
             weight = weight / (weight.square().sum((1, 2, 3), keepdim=True) + 1e-8).sqrt()
         expected = F.conv2d(x[row : row + 1], weight, layer.bias, padding=1)
