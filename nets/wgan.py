@@ -1,4 +1,7 @@
-"""WGAN-GP's residual networks for small pictures: a generator with batch norm, a critic without any."""
+"""WGAN-GP's residual networks for small pictures (Gulrajani et al. 2017, for CIFAR-10), of any widths.
+
+The generator has batch norm, the critic no norm at all.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +14,7 @@ from nets.norm import SyncBatchNorm
 
 
 class UpBlock(nn.Module):
-    """Gulrajani et al. 2017, appendix F: norm, ReLU, doubling, 3x3, norm, ReLU, 3x3; the shortcut is doubled, 1x1.
+    """As in Gulrajani et al. 2017: norm, ReLU, doubling, 3x3, norm, ReLU, 3x3; the shortcut is a doubled 1x1.
 
     No convolution has a bias: whatever each of them adds to a whole channel, a later norm takes away.
     """
@@ -75,7 +78,10 @@ class WganGenerator(nn.Module):
 
 
 class WganCritic(nn.Module):
-    """One score a picture: halvings down to 4x4, the mean over places, a linear layer."""
+    """One score a picture: halvings down to 4x4, the mean over places, a linear layer.
+
+    The score has no bias: a loss of differences cancels it.
+    """
 
     def __init__(self, widths: Sequence[int] = (128, 128, 128, 128)) -> None:
         super().__init__()
@@ -84,7 +90,7 @@ class WganCritic(nn.Module):
             DownBlock(before, after, first=number == 0)
             for number, (before, after) in enumerate(zip((3, *down[1:]), down[1:], strict=False))
         )
-        self.score = nn.Linear(down[-1], 1)
+        self.score = nn.Linear(down[-1], 1, bias=False)
         _spread_(self.score, 1.0)
 
     def forward(self, image: Tensor) -> Tensor:

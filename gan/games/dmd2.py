@@ -49,7 +49,7 @@ class Dmd2(FromNoise):
         return self.student
 
     def configure_players(self) -> Iterator[Player]:
-        """Three who learn, and the teacher, who does not."""
+        """Three who learn, without momentum, for what each of them follows moves; and the teacher, who does not."""
         yield Player("student", self.student, partial(Adam, lr=self.student_rate, betas=(0.0, 0.99)), ema=self.ema)
         yield Player("fake_score", self.fake_score, partial(Adam, lr=self.rate, betas=(0.0, 0.99)))
         yield Player("head", self.head, partial(Adam, lr=self.rate, betas=(0.0, 0.99)))
