@@ -35,7 +35,8 @@ from nets.vgg import Vgg19
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests import narrow_vgg
-from tests.parity import BATCH, distance, snapshot, train, trainer
+from tests.parity import BATCH, distance, share, snapshot, train, trainer
+from tests.watch import WatchedStrategy
 
 LABELS, SIZE = 4, 16
 
@@ -150,6 +151,43 @@ def test_every_world_size_trains_the_same(name, world, ranks, alone):
 def test_without_synchronisation_training_differs(name, ranks, alone):
     apart = ranks(2).run(train, GAMES[name], pictures, "deaf", world=2)
     assert min(distance(alone[name], one) for one in apart) > 1e-6
+
+
+def _moved(game, world: int, steps: int) -> tuple[list[tuple[int, str, list]], dict[str, int]]:
+    """The collectives of every phase on this rank, and the bytes of each player's weights."""
+    rank, strategy, module = torch.distributed.get_rank(), WatchedStrategy("ddp"), game()
+    data = DataLoader([share(pictures(step), rank, world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
+    sizes = {name: 8 * sum(p.numel() for p in player.module.parameters()) for name, player in module.players.items()}
+    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces], sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "learners", "asked"),
+    [
+        ("dmd2", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
+        # Slopes depend on no bias behind the last activation, of which pictures have three, and in a discriminator
+        # that is linear in pieces on none of its eight.
+        (
+            "stylegan",
+            {
+                "generator": ["generator"],
+                "path": ["generator"],
+                "discriminator": ["discriminator"],
+                "r1": ["discriminator"],
+            },
+            {"path": 3, "r1": 8},
+        ),
+    ],
+)
+def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
+    """Once each, and a byte for each weight out of its reach."""
+    moved, sizes = ranks(2).run(_moved, GAMES[name], 2, 14)[0]
+    last = {phase: collectives for _, phase, collectives in moved}  # where the reducers have agreed on their order
+    for phase, names in learners.items():
+        expected = sorted(sizes[learner] for learner in names) + ([asked[phase]] if phase in asked else [])
+        assert sorted(size for _, size in last[phase]) == sorted(expected)
+        assert {kind for kind, _ in last[phase]} == {"allreduce_"}
 
 
 def _score(game, world: int) -> float:

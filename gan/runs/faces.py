@@ -280,7 +280,7 @@ def r3gan_faces(
 
 
 def wgan_gp_faces(
-    size: PositiveInt = 32,
+    size: PositiveInt = 16,
     batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 2500,
     seed: Seed = 0,
@@ -325,7 +325,7 @@ def wgan_gp_faces(
 
 
 def stylegan_faces(
-    size: PositiveInt = 32,
+    size: PositiveInt = 16,
     batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 1500,
     seed: Seed = 0,
@@ -380,7 +380,7 @@ def stylegan_faces(
 
 
 def dmd2_faces(
-    size: PositiveInt = 32,
+    size: PositiveInt = 16,
     batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 2000,
     seed: Seed = 0,
