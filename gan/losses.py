@@ -4,11 +4,15 @@ Scores are a discriminator's raw outputs, of any shape; a loss is their mean, so
 shares of a batch is the loss of the whole batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from gan import noise
 
 Features = Sequence[Tensor]
 
@@ -57,6 +61,18 @@ def relativistic(better: Tensor, worse: Tensor) -> Tensor:
     """
     # Jolicoeur-Martineau 2019 in the pairing form of R3GAN, Huang et al. 2024, equation 2.
     return F.softplus(worse - better).mean()
+
+
+def wasserstein_critic(real: Tensor, fake: Tensor) -> Tensor:
+    """Raise real scores above fake ones without bound; only a critic with bounded slope may be asked to."""
+    # Arjovsky et al. 2017, equation 3: the negative of what the critic maximises, E f(x) - E f(G(z)).
+    return fake.mean() - real.mean()
+
+
+def wasserstein_generator(fake: Tensor) -> Tensor:
+    """Raise the critic's score of the fakes."""
+    # Arjovsky et al. 2017, equation 4.
+    return -fake.mean()
 
 
 def feature_matching(real: Sequence[Features], fake: Sequence[Features]) -> Tensor:
@@ -108,11 +124,78 @@ def _scores_and_slope(discriminator: Callable[[Tensor], Tensor], images: Tensor)
     protects it (that one is applied to the loss, later), and bfloat16 leaves it two digits. So the forward
     that is differentiated runs outside autocast, in the precision of the weights, and its scores too.
     """
-    kind = images.device.type
-    if torch.is_autocast_enabled(kind):
-        images = images.float()
-    with torch.autocast(kind, enabled=False), torch.enable_grad():
+    with _precisely(images) as images:
         images = images.detach().requires_grad_()
         scores = discriminator(images)
         (slope,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
         return scores, 0.5 * slope.square().flatten(1).sum(1).mean()
+
+
+def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
+    """How far the critic's slope is from 1, squared, at a random place between each picture and its fake.
+
+    Neither of them gets a gradient. See [Note: penalties under autocast].
+    """
+    # WGAN-GP, Gulrajani et al. 2017, equation 3 and algorithm 1, for lambda = 1.
+    with _precisely(real, fake) as (real, fake):
+        share = noise.rand((len(real), *[1] * (real.dim() - 1)), like=real)
+        between = torch.lerp(fake.detach(), real.detach(), share).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        return (torch.linalg.vector_norm(slope.flatten(1), dim=1) - 1).square().mean()
+
+
+def path_lengths(styled: Callable[[Tensor], tuple[Tensor, Tensor]], latents: Tensor) -> Tensor:
+    """How far each picture moves when its styles do, in a random direction of picture space: [B].
+
+    `styled` makes of latents the pictures [B, 3, H, W] and the styles [B, L, D] they were made of, one for each
+    of L layers. The penalty is the squared difference of the lengths from their running mean.
+    See [Note: penalties under autocast].
+    """
+    # StyleGAN2, Karras et al. 2020, equation 4: the norm of J^T y, y of unit normal noise. As published in code, y
+    # is scaled by 1 / sqrt(H * W), which makes the length not depend on the size, and the squares of the norms are
+    # averaged over layers.
+    with _precisely(latents) as latents:
+        pictures, styles = styled(latents)
+        direction = noise.randn(pictures.shape, like=pictures) / (pictures.shape[-2] * pictures.shape[-1]) ** 0.5
+        (slope,) = torch.autograd.grad((pictures * direction).sum(), styles, create_graph=True)
+        return torch.linalg.vector_norm(slope.flatten(1), dim=1) / styles.shape[1] ** 0.5
+
+
+def denoising(denoised: Tensor, clean: Tensor, sigma: Tensor, spread: float) -> Tensor:
+    """How far pictures freed of noise of size `sigma` [B] are from the clean ones, about equal for every sigma.
+
+    `spread` is the standard deviation of the clean pictures. Their side is a target and gets no gradient.
+    """
+    # EDM, Karras et al. 2022, equations 2 and 8 and table 1: lambda = (sigma^2 + spread^2) / (sigma * spread)^2.
+    weight = (sigma**2 + spread**2) / (sigma * spread) ** 2
+    return (weight * (denoised - clean.detach()).square().flatten(1).mean(1)).mean()
+
+
+def distribution_matching(pictures: Tensor, real: Tensor, fake: Tensor) -> Tensor:
+    """A loss whose gradient moves the pictures' distribution towards the real one.
+
+    `real` and `fake` are the pictures, noised and then denoised by a denoiser of real pictures (the teacher) and
+    one of these fakes (the fake score). A denoiser D holds the score of noised pictures x, (D(x) - x) / sigma^2, so
+    the difference of the scores is that of the denoised pictures. Its value says nothing; its gradient does.
+    """
+    # DMD, Yin et al. 2024a, equations 7 and 8: the gradient of the Kullback-Leibler divergence, weighted to the same
+    # size at every noise by the mean error of the teacher, |pictures - real|.
+    with torch.no_grad():
+        size = (pictures - real).abs().flatten(1).mean(1).clamp_min(1e-8)
+        direction = (fake - real) / size.view(-1, *[1] * (pictures.dim() - 1))
+        target = pictures - direction
+    # The half and the square are the published way to say "this is the gradient", divided by the number of values.
+    return 0.5 * (pictures - target).square().mean()
+
+
+@contextmanager
+def _precisely(*tensors: Tensor) -> Iterator[Any]:
+    """Outside autocast and with gradients on, the tensors as wide as the weights.
+
+    See [Note: penalties under autocast].
+    """
+    kind = tensors[0].device.type
+    if torch.is_autocast_enabled(kind):
+        tensors = tuple(tensor.float() for tensor in tensors)
+    with torch.autocast(kind, enabled=False), torch.enable_grad():
+        yield tensors if len(tensors) > 1 else tensors[0]

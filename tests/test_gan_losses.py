@@ -1,12 +1,14 @@
 """Losses against their formulas, computed in plain numbers."""
 
 import math
+from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 from torch import nn
 
-from gan import losses
+from gan import losses, noise
 
 REAL, FAKE = [1.5, -0.25, 0.5], [-2.0, 0.75, -0.5]
 
@@ -141,3 +143,168 @@ def test_shares_of_a_batch_average_to_the_whole():
     ):
         shares = [loss(r, f) for r, f in zip(real.chunk(4), fake.chunk(4), strict=True)]
         torch.testing.assert_close(torch.stack(shares).mean(), loss(real, fake))
+
+
+# ---- WGAN-GP, path lengths, distillation ----
+
+ROWS = noise.Place(("test",), 4, 4, 16)
+
+
+def at_rows(**changes) -> noise.Place:
+    return replace(ROWS, calls=count(), **changes)
+
+
+def test_the_critic_wants_a_distance_and_the_generator_a_score():
+    real, fake = torch.tensor(REAL), torch.tensor(FAKE)
+    assert losses.wasserstein_critic(real, fake).item() == pytest.approx(mean(FAKE) - mean(REAL))
+    assert losses.wasserstein_generator(fake).item() == pytest.approx(-mean(FAKE))
+
+
+def test_the_penalty_wants_a_slope_of_one():
+    """f(x) = |x|^2 / 2 has slope |x|, so the penalty shows where between picture and fake it was taken."""
+    real, fake = torch.randn(2, 4, 3, 2, 2, dtype=torch.float64)
+    with noise.at(at_rows()):
+        found = losses.gradient_penalty(lambda x: x.square().flatten(1).sum(1) / 2, real, fake)
+    with noise.at(at_rows()):
+        share = noise.rand((4, 1, 1, 1), like=real)
+    between = share * real + (1 - share) * fake
+    expected = mean((x.norm().item() - 1) ** 2 for x in between)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+    assert len(set(share.flatten().tolist())) == 4
+    assert losses.gradient_penalty(lambda x: x.flatten(1)[:, 0], real, fake).item() == 0
+
+
+def test_the_penalty_teaches_the_critic_and_neither_pictures_nor_fakes():
+    critic = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1))
+    real, fake = torch.randn(2, 4, 3, 2, 2).requires_grad_().unbind()
+    with torch.no_grad():
+        loss = losses.gradient_penalty(critic, real, fake)
+    assert torch.autograd.grad(loss, (real, fake), allow_unused=True, retain_graph=True) == (None, None)
+    loss.backward()
+    assert critic[1].weight.grad.abs().sum() > 0
+
+
+def test_a_critic_without_any_slope_is_no_nan():
+    critic = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(critic.weight)
+    loss = losses.gradient_penalty(critic, torch.ones(2, 3), torch.zeros(2, 3))
+    assert loss.item() == 1
+    loss.backward()
+    assert critic.weight.grad.isfinite().all()
+
+
+def test_a_path_length_is_the_norm_of_the_slope_by_all_styles():
+    """Pictures that are linear in their styles, J of which is known; the lengths are |J^T y| / sqrt(layers)."""
+    jacobian = torch.randn(12, 10, dtype=torch.float64)
+
+    def styled(z):
+        styles = z.view(4, 2, 5).clone()
+        return (styles.flatten(1) @ jacobian.T).view(4, 3, 2, 2), styles
+
+    latents = torch.randn(4, 10, dtype=torch.float64, requires_grad=True)
+    with noise.at(at_rows()):
+        found = losses.path_lengths(styled, latents)
+    with noise.at(at_rows()):
+        direction = noise.randn((4, 3, 2, 2), like=jacobian).flatten(1) / 2
+    expected = [(jacobian.T @ y).norm().item() / 2**0.5 for y in direction]
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_path_lengths_teach_the_generator():
+    net = nn.Linear(5, 12)
+
+    def styled(z):
+        styles = z.clone().unsqueeze(1)
+        return torch.tanh(net(styles[:, 0])).view(-1, 3, 2, 2), styles
+
+    with torch.no_grad():
+        lengths = losses.path_lengths(styled, torch.randn(4, 5, requires_grad=True))
+    lengths.square().mean().backward()
+    assert net.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_the_new_penalties_are_exact_under_autocast(half):
+    torch.manual_seed(0)
+    critic, net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)), nn.Linear(5, 12)
+
+    def styled(z):
+        styles = (z + net.bias[:5]).unsqueeze(1)
+        return torch.tanh(net(styles[:, 0])).view(-1, 3, 2, 2), styles
+
+    real, fake, latents = torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2), torch.randn(4, 5)
+
+    def both():
+        with noise.at(at_rows()):
+            return losses.gradient_penalty(critic, real, fake), losses.path_lengths(styled, latents)
+
+    wanted = both()
+    with torch.autocast("cpu", half):
+        found = both()
+        assert critic(real).dtype == half  # autocast goes on afterwards
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+
+
+def test_denoising_is_weighted_by_the_size_of_the_noise():
+    clean, denoised = torch.randn(2, 2, 3, 2, 2, dtype=torch.float64).requires_grad_().unbind()
+    sigma = [0.2, 3.0]
+    found = losses.denoising(denoised, clean, torch.tensor(sigma, dtype=torch.float64), 0.5)
+    errors = (denoised - clean).square().flatten(1).mean(1).tolist()
+    expected = mean((s**2 + 0.5**2) / (s * 0.5) ** 2 * error for s, error in zip(sigma, errors, strict=True))
+    assert found.item() == pytest.approx(expected)
+    assert torch.autograd.grad(found, clean, allow_unused=True) == (None,)
+
+
+def test_distribution_matching_has_the_published_gradient():
+    pictures, real, fake = torch.randn(3, 4, 3, 2, 2, dtype=torch.float64)
+    pictures.requires_grad_()
+    loss = losses.distribution_matching(pictures, real, fake)
+    (found,) = torch.autograd.grad(loss, pictures)
+    for row in range(4):
+        size = (pictures[row] - real[row]).abs().mean()
+        torch.testing.assert_close(found[row] * pictures.numel(), (fake[row] - real[row]) / size)
+
+
+def test_distribution_matching_bears_a_picture_that_is_the_teachers_own():
+    pictures = torch.randn(2, 3, 2, 2, requires_grad=True)
+    loss = losses.distribution_matching(pictures, pictures.detach(), pictures.detach())
+    assert torch.equal(torch.autograd.grad(loss, pictures)[0], torch.zeros(2, 3, 2, 2))
+
+
+def test_distribution_matching_moves_a_gaussian_onto_the_teachers():
+    """With both denoisers exact, the mean of the fakes moves to the teacher's and stays there."""
+    sigma, spread = 1.0, 0.5
+    keep = spread**2 / (spread**2 + sigma**2)
+    mean_of_fakes = torch.zeros(3, 1, 1, requires_grad=True)
+    wanted = torch.tensor([1.0, -0.5, 0.0]).view(3, 1, 1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        pictures = mean_of_fakes + spread * torch.randn(64, 3, 1, 1, generator=generator)
+        noisy = (pictures + sigma * torch.randn(64, 3, 1, 1, generator=generator)).detach()
+        real, fake = (at.detach() + keep * (noisy - at.detach()) for at in (wanted, mean_of_fakes))
+        (slope,) = torch.autograd.grad(losses.distribution_matching(pictures, real, fake), mean_of_fakes)
+        mean_of_fakes.data -= 0.1 * slope
+    torch.testing.assert_close(mean_of_fakes.detach(), wanted, rtol=0, atol=0.05)
+
+
+def test_shares_of_a_batch_average_to_the_whole_also_where_noise_is_drawn():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 12)).double()
+    real, fake = torch.randn(2, 8, 3, 2, 2, dtype=torch.float64)
+
+    def styled(z):
+        styles = z.flatten(1).clone().unsqueeze(1).requires_grad_()
+        return net(styles).view(-1, 3, 2, 2), styles
+
+    for loss in (
+        lambda r, f: losses.gradient_penalty(lambda x: net(x).sum(1), r, f),
+        lambda r, f: losses.path_lengths(styled, r).square().mean(),
+        lambda r, f: losses.distribution_matching(r, net(r).view_as(r), f),
+        lambda r, f: losses.denoising(r, f, r.flatten(1)[:, 0].exp(), 0.5),
+    ):
+
+        def part(first: int, rows: int, loss=loss) -> torch.Tensor:
+            with noise.at(noise.Place(("test",), first, rows, 8)):
+                return loss(real[first : first + rows], fake[first : first + rows])
+
+        torch.testing.assert_close(torch.stack([part(first, 2) for first in range(0, 8, 2)]).mean(), part(0, 8))

@@ -28,6 +28,9 @@ SMALL = {
     "pix2pix-faces": {"width": 2, **FACES},
     "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
     "r3gan-faces": {"width": 4, **FACES},
+    "wgan-gp-faces": {"width": 4, **FACES},
+    "stylegan-faces": {"width": 4, **FACES},
+    "dmd2-faces": {"width": 4, **FACES},
     "sean-celebamask": {"style": 4, **PAIRS},
     "sean-ade20k": {"style": 4, **PAIRS},
     "sean-cityscapes": {"style": 4, **PAIRS},
@@ -38,6 +41,9 @@ SMALL = {
 }
 LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
 ON_FILES = [name for name in RUNS if name.partition("-")[2] in LABELS]
+
+
+FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces")
 
 
 def small(name: str, **settings) -> Run:
@@ -219,9 +225,29 @@ def test_an_unknown_run_is_answered_with_the_known_ones():
         build("sean")
 
 
-def test_a_size_that_r3gan_cannot_reach_is_answered_with_one_that_it_can():
-    with pytest.raises(UserError, match="size=48 is not 4 doubled; try size=32"):
-        build("r3gan-faces", size=48)
+@pytest.mark.parametrize("name", FROM_NOISE)
+def test_a_size_that_doubling_cannot_reach_is_answered_with_one_that_it_can(name):
+    with pytest.raises(UserError, match=f"{name}: size=48 is not 4 doubled; try size=32"):
+        build(name, size=48)
+
+
+@pytest.mark.parametrize("name", FROM_NOISE)
+def test_a_size_is_that_of_the_pictures(name):
+    game = small(name, size=32, width=2).game
+    assert game.numbered(torch.tensor([0, 1]), torch.zeros(1)).shape == (2, 3, 32, 32)
+
+
+def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
+    run = small("dmd2-faces", faces=6)
+    known, seen = run.game.teacher.pictures, run.data.train_dataloader().dataset
+    assert len(known) == 6
+    for index in range(6):
+        assert torch.equal(known[index], seen[0, index]["image"])
+
+
+def test_noise_without_a_range_is_refused():
+    with pytest.raises(UserError, match="is not below sigma_max"):
+        build("dmd2-faces", sigma_min=2.0, sigma_max=1.0)
 
 
 @pytest.mark.parametrize(

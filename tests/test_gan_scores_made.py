@@ -92,8 +92,9 @@ def test_cyclegan_translates_both_ways():
     assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
 
 
-def test_r3gan_makes_the_pictures_of_its_samples_numbers():
-    game, batch, made = made_of("r3gan-faces", latent=8)
+@pytest.mark.parametrize("name", ["r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])
+def test_games_from_noise_make_the_pictures_of_their_samples_numbers(name):
+    game, batch, made = made_of(name, latent=8)
     (drawn,) = made.values()
     assert not drawn.paired and drawn.label is None
     with torch.no_grad():

@@ -7,7 +7,16 @@ a new run is a new function and a line in RUNS.
 from collections.abc import Callable
 
 from gan.errors import UserError
-from gan.runs.faces import cyclegan_faces, pix2pix_faces, r3gan_faces, sean_faces, spade_faces
+from gan.runs.faces import (
+    cyclegan_faces,
+    dmd2_faces,
+    pix2pix_faces,
+    r3gan_faces,
+    sean_faces,
+    spade_faces,
+    stylegan_faces,
+    wgan_gp_faces,
+)
 from gan.runs.pairs import (
     sean_ade20k,
     sean_celebamask,
@@ -34,6 +43,9 @@ RUNS: dict[str, Callable[..., Run]] = {
     "pix2pix-faces": pix2pix_faces,
     "cyclegan-faces": cyclegan_faces,
     "r3gan-faces": r3gan_faces,
+    "wgan-gp-faces": wgan_gp_faces,
+    "stylegan-faces": stylegan_faces,
+    "dmd2-faces": dmd2_faces,
 }
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from gan import GanModule
 from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
+from gan.games.from_noise import FromNoise
 from gan.games.pix2pix import Pix2pix
-from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean
 from gan.games.spade import Spade
 
@@ -90,6 +90,6 @@ def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict
 
 
 @makes.register
-def _r3gan(game: R3Gan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     """As many pictures from noise as there are samples, each of its number's noise."""
     return {"from noise": Made(game.numbered(numbers, like=batch["image"]), batch["image"], paired=False)}

@@ -1,0 +1,86 @@
+"""What games that draw pictures from noise have in common: the same fakes each time, a score, a grid."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gan import GanModule, noise
+
+DIRECTIONS = 128
+
+
+class FromNoise(GanModule):
+    """A game whose `drawer` makes pictures like {"image"} from vectors of its length `latent`.
+
+    It is scored by the distance of its fakes from held-out pictures, and shows fakes of always the same noise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: list[Tensor] = []
+        self._real: list[Tensor] = []
+
+    @property
+    def drawer(self) -> nn.Module:
+        """The network that draws; a game that calls its own otherwise than `generator` says so."""
+        return self.generator
+
+    def latents(self, like: Tensor) -> Tensor:
+        """A vector of noise for each picture of a batch, which follows the sample."""
+        return noise.randn((len(like), self.drawer.latent), like=like)
+
+    def draw(self, like: Tensor) -> Tensor:
+        """As many fakes as there are pictures."""
+        return self.drawer(self.latents(like))
+
+    def numbered(self, numbers: Tensor, like: Tensor) -> Tensor:
+        """The fakes of some numbers, the same ones each time: what validation and grids look at."""
+        latents = [
+            torch.randn(self.drawer.latent, generator=torch.Generator().manual_seed(noise.seed_for("fake", number)))
+            for number in numbers.tolist()
+        ]
+        return self.drawer(torch.stack(latents).to(like))
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        """Keep the projections of pictures and of as many fakes. See [Note: a distance over all ranks]."""
+        image = batch["image"]
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        numbers = (sum(map(len, self._drawn)) + torch.arange(len(image))) * world + rank
+        self._drawn.append(projections(self.numbered(numbers, like=image)))
+        self._real.append(projections(image))
+
+    def on_validation_epoch_end(self) -> None:
+        """The sliced Wasserstein distance between all fakes and all pictures.
+
+        [Note: a distance over all ranks]
+        A distance of distributions is no mean over batches, so the projections of all ranks are gathered first;
+        only they are, a few numbers a picture. The fakes are numbered through all ranks, so they are the same
+        ones, and the score the same, at any number of ranks.
+        """
+        drawn, real = (self.all_gather(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
+        self._drawn, self._real = [], []
+        self.log("val/distance", wasserstein(drawn, real), sync_dist=True)
+
+    @torch.no_grad()
+    def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Fakes, always of the same noise, beside pictures."""
+        image = batch["image"]
+        fakes = [self.numbered(torch.arange(len(image)) + k * len(image), like=image) for k in range(3)]
+        return {"output": fakes[0], "more": fakes[1], "and more": fakes[2], "pictures": image}
+
+
+def projections(images: Tensor) -> Tensor:
+    """Pictures seen from fixed random directions, at three sizes: [B, 3 * DIRECTIONS]."""
+    generator = torch.Generator().manual_seed(0)
+    seen = []
+    for shrink in (1, 2, 4):
+        pixels = F.avg_pool2d(images, shrink).flatten(1)
+        directions = torch.randn(pixels.shape[1], DIRECTIONS, generator=generator).to(pixels)
+        seen.append(pixels @ F.normalize(directions, dim=0))
+    return torch.cat(seen, 1)
+
+
+def wasserstein(one: Tensor, other: Tensor) -> Tensor:
+    """The distance of two equally large sets of projections, mean over the directions."""
+    # Sliced Wasserstein distance of Rabin et al. 2011: on a line, the best transport pairs equal ranks.
+    return (one.sort(0).values - other.sort(0).values).abs().mean()

@@ -1,0 +1,61 @@
+"""WGAN-GP, Gulrajani et al. 2017: a critic that is ahead, and whose slope is held at 1."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from gan import Phase, Player
+from gan.games.from_noise import FromNoise
+from gan.losses import gradient_penalty, wasserstein_critic, wasserstein_generator
+from nets.wgan import WganCritic, WganGenerator
+
+
+class WganGp(FromNoise):
+    """Learns to draw pictures like {"image"}: the critic learns in every step, the generator every so many.
+
+    `critic_steps` is the published n_critic. A step shows the critic a batch of its own, as published, so the
+    generator's updates are `max_steps / critic_steps`; every phase is due at step 0, and from then on each update
+    of the generator is followed by as many of the critic.
+    """
+
+    def __init__(
+        self,
+        generator: WganGenerator,
+        critic: WganCritic,
+        *,
+        rate: float = 1e-4,
+        critic_steps: int = 5,
+        penalty: float = 10.0,
+        ema: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.generator, self.critic = generator, critic
+        self.rate, self.critic_steps, self.penalty, self.ema = rate, critic_steps, penalty, ema
+
+    def configure_players(self) -> Iterator[Player]:
+        """No momentum. The paper keeps no average of the generator; `ema` is for who wants one."""
+        adam = partial(Adam, lr=self.rate, betas=(0.0, 0.9))
+        yield Player("generator", self.generator, adam, ema=self.ema)
+        yield Player("critic", self.critic, adam)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        """Several turns of the critic to one of the generator (algorithm 1)."""
+        yield Phase("critic", self.judge, "critic", second_order=True)
+        yield Phase("generator", self.please, "generator", every=self.critic_steps)
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tell pictures from fakes by as much as a slope of 1 allows."""
+        real = batch["image"]
+        with torch.no_grad():
+            fake = self.draw(real)
+        return {
+            "wasserstein": wasserstein_critic(self.critic(real), self.critic(fake)),
+            "penalty": self.penalty * gradient_penalty(self.critic, real, fake),
+        }
+
+    def please(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Raise the critic's score."""
+        return {"wasserstein": wasserstein_generator(self.critic(self.draw(batch["image"])))}

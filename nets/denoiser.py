@@ -1,0 +1,135 @@
+"""Denoisers: a small trainable one, a critic of its inner features, and the exact one of a set of pictures."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Denoiser(nn.Module):
+    """A U-net that frees pictures of noise of a known size, preconditioned as by Karras et al. 2022 (EDM), table 1.
+
+    `widths` are the channels of each size from the full one down, each half the one before; `spread` is the standard
+    deviation of clean pictures.
+    """
+
+    def __init__(self, widths: Sequence[int] = (16, 32, 64, 64), embedding: int = 64, spread: float = 0.5) -> None:
+        super().__init__()
+        self.spread, self.frequencies = spread, embedding // 2
+        self.embed = nn.Sequential(
+            nn.Linear(2 * self.frequencies, embedding), nn.SiLU(), nn.Linear(embedding, embedding)
+        )
+        self.see = nn.Conv2d(3, widths[0], 3, padding=1)
+        before = (widths[0], *widths[:-1])
+        self.down = nn.ModuleList(_Block(a, b, embedding) for a, b in zip(before, widths, strict=True))
+        self.middle = _Block(widths[-1], widths[-1], embedding)
+        self.up = nn.ModuleList(_Block(a + b, a, embedding) for a, b in _climb(widths))
+        self.norm = _norm(widths[0])
+        self.paint = nn.Conv2d(widths[0], 3, 3, padding=1)
+        nn.init.zeros_(self.paint.weight)
+        nn.init.zeros_(self.paint.bias)
+
+    def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
+        """The pictures without their noise of size `sigma` [B]."""
+        total = (sigma**2 + self.spread**2).sqrt()
+        x, passed, embedded = self._descend(noisy, sigma)
+        for block in self.up:
+            other = passed.pop()
+            x = x if x.shape[-1] == other.shape[-1] else F.interpolate(x, scale_factor=2)
+            x = block(torch.cat([x, other], 1), embedded)
+        painted = self.paint(F.silu(self.norm(x)))
+        keep, add = self.spread**2 / total**2, sigma * self.spread / total
+        return _by_row(keep) * noisy + _by_row(add) * painted
+
+    def features(self, noisy: Tensor, sigma: Tensor) -> Tensor:
+        """What the middle of the network sees in noisy pictures [B, C, h, w]: for a critic."""
+        return self._descend(noisy, sigma)[0]
+
+    def _descend(self, noisy: Tensor, sigma: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        octaves = torch.arange(self.frequencies, device=sigma.device, dtype=sigma.dtype)
+        angles = (sigma.log() / 4)[:, None] * 2 ** (octaves * 6 / self.frequencies)
+        embedded = self.embed(torch.cat([angles.cos(), angles.sin()], 1))
+        x = self.see(noisy / _by_row((sigma**2 + self.spread**2).sqrt()))
+        passed = []
+        for number, block in enumerate(self.down):
+            x = block(F.avg_pool2d(x, 2) if number else x, embedded)
+            passed.append(x)
+        return self.middle(x, embedded), passed, embedded
+
+
+class Head(nn.Module):
+    """One score a picture, of a denoiser's inner features: the classifier of Yin et al. 2024 (DMD2), section 4.3."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.look = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = _norm(channels)
+        self.score = nn.Linear(channels, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scores [B]."""
+        return self.score(F.silu(self.norm(self.look(features))).mean((2, 3))).squeeze(1)
+
+
+class ExactDenoiser(nn.Module):
+    """The best denoiser that there can be of the pictures [K, 3, H, W], each as likely as the others.
+
+    Nothing is learned: the mean of the pictures, weighted by how likely each has become the noisy one, is the exact
+    answer (Karras et al. 2022, equation 57), and so the exact score. It knows these pictures and no others. They are
+    a parameter that needs no gradient, which a strategy shards like any other.
+    """
+
+    def __init__(self, pictures: Tensor) -> None:
+        super().__init__()
+        self.pictures = nn.Parameter(pictures, requires_grad=False)
+
+    def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
+        """The mean of all pictures that may have become these, each with how likely that is."""
+        # Outside of autocast: logits are large and differ by little.
+        with torch.autocast(noisy.device.type, enabled=False):
+            likely = self._logits(noisy.to(self.pictures.dtype), sigma).softmax(1)
+            return (likely @ self.pictures.flatten(1)).view_as(noisy)
+
+    def nearest(self, images: Tensor) -> Tensor:
+        """Of each image the picture that is most like it."""
+        return self.pictures[self._logits(images, images.new_ones(len(images))).argmax(1)]
+
+    def _logits(self, noisy: Tensor, sigma: Tensor) -> Tensor:
+        """-|x - y|^2 / (2 sigma^2) for all pictures y, less what is the same for all of them."""
+        known = self.pictures.flatten(1)
+        return (noisy.flatten(1) @ known.T - known.square().sum(1) / 2) / sigma.to(known.dtype).square()[:, None]
+
+
+class _Block(nn.Module):
+    """Norm, SiLU, 3x3, twice; the size of the noise scales and shifts in between. The second starts at zero."""
+
+    def __init__(self, inside: int, outside: int, embedding: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([_norm(inside), _norm(outside)])
+        self.first = nn.Conv2d(inside, outside, 3, padding=1)
+        self.affine = nn.Linear(embedding, 2 * outside)
+        self.second = nn.Conv2d(outside, outside, 3, padding=1)
+        self.shortcut = nn.Conv2d(inside, outside, 1, bias=False) if inside != outside else nn.Identity()
+        nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)
+
+    def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
+        scale, shift = self.affine(F.silu(embedded))[:, :, None, None].chunk(2, 1)
+        y = self.first(F.silu(self.norms[0](x)))
+        y = self.second(F.silu(self.norms[1](y) * (1 + scale) + shift))
+        return self.shortcut(x) + y
+
+
+def _climb(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """For each size from the smallest up: the channels there, and those that come from below."""
+    return list(zip(reversed(widths), (widths[-1], *reversed(widths[1:])), strict=True))
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    """Of four channels or more a group: a norm of one channel would cancel the bias before it."""
+    return nn.GroupNorm(max(1, min(8, channels // 4)), channels)
+
+
+def _by_row(numbers: Tensor) -> Tensor:
+    return numbers[:, None, None, None]

@@ -1,0 +1,183 @@
+"""StyleGAN2's networks, small: a mapping network, modulated convolutions, a residual discriminator.
+
+Of Karras et al. 2019 and 2020, without: noise inputs and style mixing (StyleGAN3 dropped both), the truncation
+trick, and the minibatch standard deviation, which would make a score depend on which samples a rank holds. Pictures
+are resized bilinearly, where the published networks filter with [1, 3, 3, 1].
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nets.blocks import SLOPE
+
+GAIN = 2**0.5  # of the activation, so that it keeps the variance
+
+
+class EqualLinear(nn.Module):
+    """A linear layer with equalised learning rate (Karras et al. 2018): unit weights, scaled when they are used.
+
+    `rate` is how much faster or slower than the optimizer says this layer learns.
+    """
+
+    def __init__(self, inside: int, outside: int, rate: float = 1.0, bias: float = 0.0) -> None:
+        super().__init__()
+        self.rate, self.scale = rate, rate / inside**0.5
+        self.weight = nn.Parameter(torch.randn(outside, inside) / rate)
+        self.bias = nn.Parameter(torch.full((outside,), bias / rate))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer at its true scale."""
+        return F.linear(x, self.weight * self.scale, self.bias * self.rate)
+
+
+class EqualConv(nn.Module):
+    """A convolution with equalised learning rate that keeps the size."""
+
+    def __init__(self, inside: int, outside: int, kernel: int, bias: bool = True) -> None:
+        super().__init__()
+        self.scale = 1 / (inside * kernel**2) ** 0.5
+        self.weight = nn.Parameter(torch.randn(outside, inside, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(outside)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer at its true scale."""
+        return F.conv2d(x, self.weight * self.scale, self.bias, padding=self.weight.shape[-1] // 2)
+
+
+class ModulatedConv(nn.Module):
+    """A convolution whose weights each sample's style scales: Karras et al. 2020, equations 1 to 3.
+
+    Scaling the inputs and the outputs is the same as scaling the weights of each sample, and one convolution does
+    for the whole batch.
+    """
+
+    def __init__(self, style: int, inside: int, outside: int, kernel: int, demodulate: bool = True) -> None:
+        super().__init__()
+        self.demodulate, self.scale = demodulate, 1 / (inside * kernel**2) ** 0.5
+        self.affine = EqualLinear(style, inside, bias=1.0)
+        self.weight = nn.Parameter(torch.randn(outside, inside, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(outside))
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        """Modulate, convolve, demodulate: outputs of unit variance, whatever the style."""
+        scales, weight = self.affine(style), self.weight * self.scale
+        y = F.conv2d(x * scales[:, :, None, None], weight, padding=weight.shape[-1] // 2)
+        if self.demodulate:
+            power = weight.square().sum((2, 3))
+            y = y * torch.rsqrt(scales.square() @ power.T + 1e-8)[:, :, None, None]
+        return y + self.bias[:, None, None]
+
+
+class Mapping(nn.Module):
+    """From noise to styles: the latent on the unit sphere, then linear layers that learn slowly."""
+
+    def __init__(self, latent: int, style: int, layers: int) -> None:
+        super().__init__()
+        sizes = (latent, *[style] * layers)
+        self.layers = nn.ModuleList(EqualLinear(*pair, rate=0.01) for pair in pairwise(sizes))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Styles [B, D] of latents [B, latent]."""
+        w = z * torch.rsqrt(z.square().mean(1, keepdim=True) + 1e-8)
+        for layer in self.layers:
+            w = F.leaky_relu(layer(w), SLOPE) * GAIN
+        return w
+
+
+class Synthesis(nn.Module):
+    """From styles to a picture: a learned 4x4 start, two modulated convolutions a size, and the sum of their RGB."""
+
+    def __init__(self, style: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(widths[0], 4, 4))
+        before = (widths[0], *widths[:-1])
+        self.enlarge = nn.ModuleList(ModulatedConv(style, a, b, 3) for a, b in zip(before, widths, strict=True))
+        self.refine = nn.ModuleList(ModulatedConv(style, width, width, 3) for width in widths[1:])
+        self.paint = nn.ModuleList(ModulatedConv(style, width, 3, 1, demodulate=False) for width in widths)
+        self.layers = 2 * len(widths)  # that take a style of their own; RGB shares that of the next
+
+    def forward(self, styles: Tensor) -> Tensor:
+        """A picture without bounds of styles [B, layers, D]; -1 to 1 is what it learns."""
+        x = self.start.expand(len(styles), -1, -1, -1)
+        x = F.leaky_relu(self.enlarge[0](x, styles[:, 0]), SLOPE) * GAIN
+        picture = self.paint[0](x, styles[:, 1])
+        for number, (enlarge, refine, paint) in enumerate(
+            zip(self.enlarge[1:], self.refine, self.paint[1:], strict=True), start=1
+        ):
+            x = enlarge(_double(x), styles[:, 2 * number - 1])
+            x = refine(F.leaky_relu(x, SLOPE) * GAIN, styles[:, 2 * number])
+            x = F.leaky_relu(x, SLOPE) * GAIN
+            picture = _double(picture) + paint(x, styles[:, 2 * number + 1])
+        return picture
+
+
+class StyleGenerator(nn.Module):
+    """A picture from a latent vector, by way of styles.
+
+    `widths` are the channels of each size from 4x4 up, so 32 pixels take four of them.
+    """
+
+    def __init__(
+        self, latent: int = 64, style: int = 64, widths: Sequence[int] = (64, 64, 64, 32), mapping: int = 4
+    ) -> None:
+        super().__init__()
+        self.latent = latent
+        self.mapping = Mapping(latent, style, mapping)
+        self.synthesis = Synthesis(style, widths)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Pictures."""
+        return self.synthesis(self._styles(z))
+
+    def styled(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Pictures, and the styles [B, layers, D] that they were made of, to differentiate by."""
+        styles = self._styles(z)
+        return self.synthesis(styles), styles
+
+    def _styles(self, z: Tensor) -> Tensor:
+        return self.mapping(z).unsqueeze(1).repeat(1, self.synthesis.layers, 1)
+
+
+class StyleDiscriminator(nn.Module):
+    """One score a picture: residual halvings down to 4x4, a convolution, two linear layers."""
+
+    def __init__(self, widths: Sequence[int] = (64, 64, 64, 32)) -> None:
+        super().__init__()
+        down = list(reversed(widths))
+        self.see = EqualConv(3, down[0], 1)
+        self.blocks = nn.ModuleList(_DownBlock(*pair) for pair in pairwise(down))
+        self.look = EqualConv(down[-1], down[-1], 3)
+        self.sum = EqualLinear(16 * down[-1], down[-1])
+        self.score = EqualLinear(down[-1], 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Scores [B]."""
+        x = F.leaky_relu(self.see(image), SLOPE) * GAIN
+        for block in self.blocks:
+            x = block(x)
+        x = F.leaky_relu(self.look(x), SLOPE) * GAIN
+        x = F.leaky_relu(self.sum(x.flatten(1)), SLOPE) * GAIN
+        return self.score(x).squeeze(1)
+
+
+class _DownBlock(nn.Module):
+    """Two convolutions and a halving, beside a halved 1x1; the sum has the variance of its parts."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.first = EqualConv(inside, inside, 3)
+        self.second = EqualConv(inside, outside, 3)
+        self.shortcut = EqualConv(inside, outside, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.leaky_relu(self.first(x), SLOPE) * GAIN
+        y = F.avg_pool2d(F.leaky_relu(self.second(y), SLOPE) * GAIN, 2)
+        return (y + self.shortcut(F.avg_pool2d(x, 2))) * 0.5**0.5
+
+
+def _double(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
