@@ -19,6 +19,7 @@ ELEMENTWISE = {
     getattr(optim, name)
     for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
 }
+SCALARS = {"step", "mu_product"}  # what those keep for a weight as one number
 
 
 class Owner(Policy):
@@ -147,7 +148,7 @@ class Owner(Policy):
             found = [part[name] for part in parts if part.get(name)]
             if found:
                 state[number] = {
-                    key: self._whole(name, [each[key] for each in found]) if _is_per_element(value) else value
+                    key: self._whole(name, [each[key] for each in found]) if _is_per_element(key, value) else value
                     for key, value in found[0].items()
                 }
         return {"state": state, "param_groups": groups}
@@ -166,7 +167,7 @@ class Owner(Policy):
                     if saved in state["state"]:
                         values = state["state"][saved]
                         mine[taken[-1]] = {
-                            key: self._cut({name: value})[name].clone() if _is_per_element(value) else value
+                            key: self._cut({name: value})[name].clone() if _is_per_element(key, value) else value
                             for key, value in values.items()
                         }
                 groups.append({**group, "params": taken})
@@ -188,5 +189,6 @@ class Owner(Policy):
         return found or []
 
 
-def _is_per_element(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
+def _is_per_element(key: str, value: Any) -> bool:
+    # Not by its shape: a weight may be a scalar, and so are its moments.
+    return isinstance(value, Tensor) and key not in SCALARS

@@ -23,10 +23,10 @@ class Zero2(Owner):
 
     Held on each rank: weights whole; gradients (whole while backward makes them), optimizer state and average / ranks.
 
-    By hand, because FSDP2 reduces what one forward's backward has reached: a phase with two forwards moves its
-    gradients twice, ranks that reach different weights wait for each other for ever, and a network's own methods
-    meet weights that are not there. Here, as in DDP, a weight is ready once all paths of the backward have met in
-    it, and buckets leave in one order on all ranks, the last first; one that is never ready leaves after the backward.
+    By hand, because FSDP2 ties collectives to the forwards and backwards of modules, and games call networks by their
+    own methods, several times a phase, and by branches that differ from rank to rank. Here, as in DDP, a weight is
+    ready once all paths of the backward have met in it, and buckets leave in one order on all ranks, the last first;
+    one that is never ready leaves after the backward.
     """
 
     name = "zero2"

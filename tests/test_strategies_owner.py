@@ -26,6 +26,7 @@ from tests.hard_games import HARD, Micro4, Penalty, Plain, SometimesReached, Syn
 from tests.parity import distance, share, snapshot, train, trainer, vectors, weights
 from tests.test_strategies_base import Whole
 from tests.test_strategies_guard import Once
+from tests.test_strategies_replicated import Wide
 from tests.watch import WatchedStrategy
 
 EXACT = 1e-10
@@ -75,6 +76,40 @@ def test_parity_of_mixes(name, policy, ranks, alone):
 @pytest.mark.parametrize("policy", SHARED_OUT)
 def test_one_process_is_one_device(policy, alone):
     assert distance(train(HARD["Plain"], policy=policy), alone("Plain")) == 0
+
+
+# ---- several buckets ----
+
+
+def in_small_buckets(policy, game, world):
+    with mock.patch("strategies.bucket.SIZE", 100):
+        return train(game, policy=policy, world=world)
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+@pytest.mark.parametrize("name", ["Micro2", "SometimesReached", "TwoPhases", "OwnMethods"])
+def test_parity_in_several_buckets(name, policy, ranks, alone):
+    results = ranks(4).run(in_small_buckets, policy, HARD[name], 4)
+    assert distance(results[0], alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+def operations(policy):
+    with mock.patch("strategies.bucket.SIZE", 2 * 8 * 256 * 256):
+        module, strategy = Wide(), WatchedStrategy(policy)
+        data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
+        trainer(strategy, 2, 2).fit(module, data)
+    return [name for name, _ in strategy.traces[-1][2].operations]
+
+
+@pytest.mark.parametrize("policy", ["zero2", "zero3"])
+def test_reduction_starts_before_backward_has_ended(policy, ranks):
+    names = ranks(2).run(operations, policy)[0]
+    reductions = [number for number, name in enumerate(names) if name.startswith("c10d._reduce_scatter")]
+    slopes = [number for number, name in enumerate(names) if name.startswith("aten.tanh_backward")]
+    assert len(reductions) > 1
+    assert slopes[len(slopes) // 2 - 1] < reductions[0] < slopes[-1]  # not in the first of two micro-batches
 
 
 # ---- controls ----
@@ -364,7 +399,7 @@ def saved_in_the_middle(policy, folder):
 
     def run(callbacks=(), resume=None):
         module, strategy = Journey(), PhaseStrategy(policy)
-        made = trainer(strategy, 2, 6, callbacks=list(callbacks))
+        made = trainer(strategy, 2, 6, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
         with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
             made.fit(module, Whole(8, dist.get_rank(), 2), ckpt_path=resume)
         return snapshot(module, strategy)
