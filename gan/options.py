@@ -119,7 +119,7 @@ def _parser(run: str) -> ArgumentParser:
     add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
     add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs")
     add("--list_runs", action="store_true", help="name the runs there are, and stop")
-    add("--strategy", type=str, default="ddp", help="a policy for all players, or generator=ddp,*=ddp and so on")
+    add("--strategy", type=str, default="ddp", help="ddp, zero1, zero2, zero3 or single; or generator=zero3,*=ddp")
     add(
         "--devices",
         type=PositiveInt | Literal["auto"],

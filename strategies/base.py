@@ -34,18 +34,21 @@ from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
 from strategies.replicated import Replicated
+from strategies.zero1 import Zero1
+from strategies.zero2 import Zero2
+from strategies.zero3 import Zero3
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Policy, Replicated)}
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Policy, Replicated, Zero1, Zero2, Zero3)}
+POLICIES["fsdp"] = Zero3
 
 
 class PhaseStrategy(DDPStrategy):
     """Trains a `GanModule`, each player under a policy of its own.
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
-    `PhaseStrategy("ddp")`, `PhaseStrategy({"generator": "ddp", "*": "ddp"})`; as the command line writes it,
-    `PhaseStrategy("generator=ddp,*=ddp")`. `check_replicas` compares the
-    players on all ranks after every phase. Processes, devices and the process group are Lightning's own: the
-    other arguments are those of its DDPStrategy.
+    `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`; as the command line writes it,
+    `PhaseStrategy("generator=zero3,*=ddp")`. `check_replicas` compares the players on all ranks after every phase.
+    Processes, devices and the process group are Lightning's own: the other arguments are those of its DDPStrategy.
     """
 
     def __init__(
@@ -128,6 +131,8 @@ class PhaseStrategy(DDPStrategy):
                     learner.loss_scale.update(finite)
                 self.guard.saw(phase, learner, finite, sums, self)
                 learner.drop_gradients()
+        if not self.lightning_module.sharing:
+            self._rest()
         self.losses.update({f"{phase.name}/{name}": loss for name, loss in sums.items()})
         if self.check_replicas:
             self._compare_replicas(phase)
@@ -155,6 +160,11 @@ class PhaseStrategy(DDPStrategy):
         for name, policy in self.policies.items():
             policy.learn(name in names)
 
+    def _rest(self) -> None:
+        """Players free what only phases need; what a later phase shares may still reach through their weights."""
+        for policy in self.policies.values():
+            policy.rest()
+
     @contextmanager
     def all_learning(self) -> Iterator[None]:
         """Every player that can learn requires gradients, for what several phases will use."""
@@ -175,18 +185,27 @@ class PhaseStrategy(DDPStrategy):
                 stack.enter_context(policy.averaged())
             yield
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All players' parameters are whole on all ranks for a while, between phases; every rank must call it."""
+        with ExitStack() as stack:
+            for policy in self.policies.values():
+                stack.enter_context(policy.gathered())
+            yield
+
     def _compare_replicas(self, phase: Phase) -> None:
         """Raise where a weight differs between ranks: a replica that has drifted trains another network."""
         for policy in self.policies.values():
-            for name, weight in policy.player.module.named_parameters():
-                first = weight.detach().clone()
-                if self.world_size > 1:
-                    dist.broadcast(first, 0)
-                if not self.reduce_boolean_decision(torch.equal(first, weight.detach())):
-                    raise UserError(
-                        f"after phase '{phase.name}' of step {self.lightning_module.step}, weight '{name}' of player "
-                        f"'{policy.player.name}' differs between ranks; does its loss depend on the rank?"
-                    )
+            with policy.gathered():
+                for name, weight in policy.player.module.named_parameters():
+                    first = weight.detach().clone()
+                    if self.world_size > 1:
+                        dist.broadcast(first, 0)
+                    if not self.reduce_boolean_decision(torch.equal(first, weight.detach())):
+                        raise UserError(
+                            f"after phase '{phase.name}' of step {self.lightning_module.step}, weight '{name}' of "
+                            f"player '{policy.player.name}' differs between ranks; does its loss depend on the rank?"
+                        )
 
     # ---- one step ----
 
@@ -198,6 +217,7 @@ class PhaseStrategy(DDPStrategy):
         self.losses = {}
         output = game.training_step(*args, **kwargs)
         game.forget_shared()
+        self._rest()
         self._log(game)
         progress = game.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
@@ -214,7 +234,9 @@ class PhaseStrategy(DDPStrategy):
         game.log_dict({**self.losses, **skipped})
 
     def on_train_end(self) -> None:
-        """A run whose last steps were all skipped did not end well, and says so."""
+        """The author's weights are whole again. A run whose last steps were all skipped says so."""
+        for policy in self.policies.values():
+            policy.settle()
         self.guard.raise_if_hopeless()
 
     # ---- set-up ----
@@ -362,7 +384,8 @@ class PhaseStrategy(DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The weights, and the image pools of all ranks together."""
-        state = super().lightning_module_state_dict()
+        with self.gathered():
+            state = super().lightning_module_state_dict()
         for name, module in self.lightning_module.named_modules():
             if isinstance(module, ImagePool):
                 pools = self._gather(module.own())
@@ -377,6 +400,11 @@ class PhaseStrategy(DDPStrategy):
         checkpoint["random_states"] = self._gather(self._set_aside or random_state.capture())
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """A player's optimizer state, whole whatever the policy."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        return next(policy for policy in self.policies.values() if policy.optimizer is optimizer).optimizer_state()
+
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages, after a look whether they are of this game at all."""
         game = type(self.lightning_module).__name__
@@ -387,19 +415,23 @@ class PhaseStrategy(DDPStrategy):
                 f"{', '.join(saved) or 'unknown'}; this game is {game} with players {', '.join(self.policies)}"
             )
         try:
-            super().load_model_state_dict(checkpoint, strict)
+            with self.gathered():
+                super().load_model_state_dict(checkpoint, strict)
+                for policy in self.policies.values():
+                    policy.took_weights()
         except RuntimeError as error:
             raise UserError(
                 f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "
                 f"trained with. {error}"
             ) from error
         for name, policy in self.policies.items():
-            if policy.ema is not None:
-                policy.ema.load_state_dict(checkpoint["players"][name]["ema"])
+            policy.load_average(checkpoint["players"][name]["ema"])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training goes on with."""
-        super().load_optimizer_state_dict(checkpoint)
+        learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
+        for policy, state in zip(learners, checkpoint["optimizer_states"], strict=True):
+            policy.load_optimizer_state(state)
         for name, policy in self.policies.items():
             policy.load_training_state(checkpoint["players"][name])
         self.seed = checkpoint["seed"]
@@ -436,7 +468,7 @@ def _choice(policy: str | Mapping[str, str]) -> dict[str, str]:
         return {"*": policy}
     pairs = [part.partition("=") for part in policy.split(",")]
     if not all(player.strip() and name.strip() for player, _, name in pairs):
-        raise UserError(f"cannot read strategy '{policy}'; type e.g. ddp, or generator=ddp,*=ddp")
+        raise UserError(f"cannot read strategy '{policy}'; type e.g. ddp, or generator=zero3,*=ddp")
     return {player.strip(): name.strip() for player, _, name in pairs}
 
 

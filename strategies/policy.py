@@ -1,11 +1,13 @@
 """Policy: how one player lives on the devices. This file is also the policy of a single device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -28,7 +30,11 @@ class Policy:
     """One player on one device; a policy for many devices overrides the verbs in which it differs.
 
     The verbs, in the order in which `PhaseStrategy.run` says them: `adopt` once, then in every phase where the
-    player learns `hold`, `arm` before each backward, `finish` after the last and `update`.
+    player learns `hold`, `arm` before each backward, `finish` after the last and `update`; after every phase `rest`,
+    also where the player did not learn.
+
+    `weights` are the author's own parameters that learn; `owned` is what this rank's optimizer and average work on,
+    here the same.
     """
 
     name = "single"
@@ -39,6 +45,7 @@ class Policy:
         self.world = world
         self.requiring_grad = {n: p for n, p in player.module.named_parameters() if p.requires_grad}
         self.weights = {} if player.frozen else self.requiring_grad
+        self.owned = self.weights
         self.optimizer: Optimizer | None = None
         self.schedule: LRScheduler | None = None
         self.ema: Ema | None = None
@@ -52,12 +59,21 @@ class Policy:
         """Take the player in, whose weights are on the device and equal on all ranks."""
         if self.player.frozen:
             self.player.module.eval()
+        if training:
+            self.cut()
         if self.player.ema is not None:
-            self.ema = Ema(self.weights, self.player.ema)
+            self.ema = Ema(self.owned, self.player.ema)
         if training and self.weights:
-            self.optimizer = self.player.optimizer(list(self.weights.values()))
+            self.optimizer = self.make_optimizer()
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
+
+    def cut(self) -> None:
+        """Share the player out among the ranks, before its average and its optimizer are made; here all is owned."""
+
+    def make_optimizer(self) -> Optimizer:
+        """The optimizer of what this rank owns, by the player's recipe."""
+        return self.player.optimizer(list(self.weights.values()))
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
         """Keep weights together where the phase needs them twice; here they always are."""
@@ -79,19 +95,33 @@ class Policy:
     def update(self, norm: Tensor) -> None:
         """Clip, step the optimizer, the schedule and the average."""
         if self.player.clip is not None:
-            nn.utils.clip_grads_with_norm_(self.weights.values(), self.player.clip, norm)
+            nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
         if self.ema is not None:
             self.ema.update()
 
+    def rest(self) -> None:
+        """A phase is over: free what only a phase needs."""
+
+    def settle(self) -> None:
+        """Training is over and nobody failed: the player's weights are whole from here on."""
+
     def release(self) -> None:
-        """Let the player go: its parameters are as its author left them."""
+        """Let the player go: its parameters are as its author left them. Communicates nothing: a rank may be lost."""
         self.learn(True)
         self.drop_gradients()
+        if "group" in self.__dict__:
+            dist.destroy_process_group(self.group)
+            del self.group
 
     # ---- what they share ----
+
+    @cached_property
+    def group(self) -> Any:
+        """A process group of the player's own: two players' collectives may meet in another order on another rank."""
+        return dist.new_group()
 
     def gradients(self) -> list[Tensor]:
         """The gradients there are; a weight that the loss did not reach has none, as in plain torch."""
@@ -116,13 +146,40 @@ class Policy:
         with nullcontext() if self.ema is None else self.ema.swapped():
             yield
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """The author's parameters are whole for a while, on all ranks."""
+        yield
+
+    # ---- checkpoints: whole tensors under the names and numbers of plain torch ----
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the player beside weights, optimizer and schedule."""
+        """What a checkpoint holds of the player beside weights, optimizer and schedule; complete on rank 0."""
         return {
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            "ema": None if self.ema is None else self.average_state(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
             "skipped": self.skipped,
         }
+
+    def average_state(self) -> dict[str, Tensor]:
+        """The average of each weight; complete on rank 0."""
+        return self.ema.state_dict()
+
+    def load_average(self, state: Mapping[str, Tensor] | None) -> None:
+        """Take over saved averages, or start at the weights."""
+        if self.ema is not None:
+            self.ema.load_state_dict(state)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state as plain torch would have it; complete on rank 0."""
+        return self.optimizer.state_dict()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Take over a saved state of the whole player."""
+        self.optimizer.load_state_dict(state)
+
+    def took_weights(self) -> None:
+        """New values were loaded into the author's parameters, which are whole at this moment."""
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Take over the loss scale and the count of skipped updates."""

@@ -44,8 +44,6 @@ class Replicated(Policy):
         super().adopt(training)
         if not training or self.world.size == 1 or not self.weights:
             return
-        # A group of its own: two learners' buckets may become ready in another order on another rank.
-        self.group = dist.new_group()
         with warnings.catch_warnings():
             # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -100,7 +98,6 @@ class Replicated(Policy):
             for hook in self.hooks:
                 hook.remove()
             self.reducer = None
-            dist.destroy_process_group(self.group)
         super().release()
 
 

@@ -1,6 +1,7 @@
 """Small games made to be hard on a strategy, each for one reason."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.nn.utils.parametrizations import spectral_norm
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import GanModule, Phase, Player, noise
@@ -202,6 +203,60 @@ class Teacher(Plain):
         return softplus(-self.discriminator(self.teacher(self.shared("fake", self.fake, batch["x"])))).mean()
 
 
+class Penalty(TwoForwards):
+    """R1 through spectral norm. (Not in micro-batches: each would be judged under another estimate of the norm.)"""
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("discriminator", self.penalise, "discriminator", second_order=True)
+        yield Phase("generator", self.fool, "generator")
+
+    def penalise(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        real = batch["x"].detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.discriminator(real).sum(), real, create_graph=True)
+        return {**self.judge({"x": real}), "r1": slope.square().sum(1).mean()}
+
+
+class OwnMethods(Plain):
+    """A generator that is never called itself, whose method begins with weights of its own, one of them frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = Synthesis()
+
+    def fake(self, real: Tensor) -> Tensor:
+        return self.generator.synthesize(noise.randn((len(real), 4), like=real))
+
+
+class Synthesis(nn.Module):
+    """Weights of every shape, a scalar among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.gain = nn.Parameter(torch.randn(3)), nn.Parameter(torch.tensor(0.7))
+        self.table = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.layers = mlp(7, 6)
+
+    def synthesize(self, z: Tensor) -> Tensor:
+        start = self.start * self.gain + self.table
+        return self.layers(torch.cat([z, start.expand(len(z), 3)], 1))
+
+
+class Groups(Plain):
+    """An optimizer whose recipe groups weights by their shapes, and steps by momentum."""
+
+    def configure_players(self) -> Iterator[Player]:
+        for player in super().configure_players():
+            yield replace(player, optimizer=by_shape, schedule=None)
+
+
+def by_shape(weights: list[nn.Parameter]) -> SGD:
+    """Biases learn faster and do not decay."""
+    wide, narrow = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim == 1]
+    return SGD(
+        [{"params": narrow, "lr": 2e-2}, {"params": wide, "weight_decay": 0.1}], lr=1e-2, momentum=0.9, nesterov=True
+    )
+
+
 HARD: dict[str, Any] = {
     game.__name__: game
     for game in (
@@ -216,5 +271,8 @@ HARD: dict[str, Any] = {
         TwoPhases,
         SometimesReached,
         Teacher,
+        Penalty,
+        OwnMethods,
+        Groups,
     )
 }

@@ -75,16 +75,21 @@ def train(
 
 
 def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
-    """Every tensor that training has made."""
+    """Every tensor that training has made; on ranks other than the first, the weights alone. All ranks must call it."""
     found: dict[str, Any] = {f"weight {k}": v.clone() for k, v in module.state_dict().items() if isinstance(v, Tensor)}
     for name, policy in strategy.policies.items():
         if policy.ema is not None:
-            found |= {f"ema {name}.{k}": v.clone() for k, v in policy.ema.state_dict().items()}
+            found |= {f"ema {name}.{k}": v.clone() for k, v in policy.average_state().items()}
         if policy.optimizer is not None:
-            for number, state in policy.optimizer.state_dict()["state"].items():
+            for number, state in policy.optimizer_state()["state"].items():
                 found |= {f"optimizer {name}.{number}.{k}": torch.as_tensor(v).clone() for k, v in state.items()}
             found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
     return found
+
+
+def weights(found: dict[str, Any]) -> dict[str, Any]:
+    """What every rank has of a snapshot."""
+    return {name: value for name, value in found.items() if name.startswith("weight ")}
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:

@@ -1,0 +1,554 @@
+"""The zero policies and their mixes: the same training as one device, and as plain torch holds it."""
+
+import os
+import warnings
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player, noise
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.base import POLICIES
+from strategies.zero1 import Zero1
+from strategies.zero2 import Zero2
+from strategies.zero3 import Zero3
+from tests.hard_games import HARD, Micro4, Penalty, Plain, SometimesReached, Synthesis, TwoForwards, by_shape
+from tests.parity import distance, share, snapshot, train, trainer, vectors, weights
+from tests.test_strategies_base import Whole
+from tests.test_strategies_guard import Once
+from tests.test_strategies_replicated import Wide
+from tests.watch import WatchedStrategy
+
+EXACT = 1e-10
+BROKEN = 1e-6
+
+SHARED_OUT = ["zero1", "zero2", "zero3"]
+MIXES = ["generator=zero3,*=ddp", "generator=zero1,*=zero3", "generator=ddp,discriminator=zero2,*=zero3"]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Each hard game trained by one process, once."""
+    trained = {}
+
+    def get(name):
+        if name not in trained:
+            trained[name] = train(HARD[name], policy="single")
+        return trained[name]
+
+    return get
+
+
+def mix(policy, name):
+    """A mix speaks of players that not every game has."""
+    return policy if name == "Teacher" else policy.replace("ddp,discriminator=zero2,*=zero3", "ddp,discriminator=zero2")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("policy", SHARED_OUT)
+@pytest.mark.parametrize("name", HARD)
+def test_parity(name, policy, world, ranks, alone):
+    results = ranks(world).run(train, HARD[name], policy=policy, world=world)
+    assert distance(results[0], alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0  # all ranks gather the same
+
+
+@pytest.mark.parametrize("policy", MIXES)
+@pytest.mark.parametrize("name", HARD)
+def test_parity_of_mixes(name, policy, ranks, alone):
+    results = ranks(2).run(train, HARD[name], policy=mix(policy, name), world=2)
+    assert distance(results[0], alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_one_process_is_one_device(policy, alone):
+    assert distance(train(HARD["Plain"], policy=policy), alone("Plain")) == 0
+
+
+# ---- several buckets ----
+
+
+def in_small_buckets(policy, game, world):
+    with mock.patch("strategies.bucket.SIZE", 100):
+        return train(game, policy=policy, world=world)
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+@pytest.mark.parametrize("name", ["Micro2", "SometimesReached", "TwoPhases", "OwnMethods"])
+def test_parity_in_several_buckets(name, policy, ranks, alone):
+    results = ranks(4).run(in_small_buckets, policy, HARD[name], 4)
+    assert distance(results[0], alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+def operations(policy):
+    with mock.patch("strategies.bucket.SIZE", 2 * 8 * 256 * 256):
+        module, strategy = Wide(), WatchedStrategy(policy)
+        data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
+        trainer(strategy, 2, 2).fit(module, data)
+    return [name for name, _ in strategy.traces[-1][2].operations]
+
+
+@pytest.mark.parametrize("policy", ["zero2", "zero3"])
+def test_reduction_starts_before_backward_has_ended(policy, ranks):
+    names = ranks(2).run(operations, policy)[0]
+    reductions = [number for number, name in enumerate(names) if name.startswith("c10d._reduce_scatter")]
+    slopes = [number for number, name in enumerate(names) if name.startswith("aten.tanh_backward")]
+    assert len(reductions) > 1
+    assert slopes[len(slopes) // 2 - 1] < reductions[0] < slopes[-1]  # not in the first of two micro-batches
+
+
+# ---- controls ----
+
+
+class Unreduced(Zero2):
+    """zero2 with the reduction of gradients taken out: each rank's own gradients make its share."""
+
+    name = "unreduced"
+
+    def finish(self, scale):
+        for weight in self.weights.values():
+            if weight.grad is not None:
+                dist.broadcast(weight.grad, self.world.size - 1)  # those of one rank for all
+        return super().finish(scale)
+
+    def arm(self, loss, last):
+        return super().arm(loss, last=False)
+
+
+class Unspread(Zero1):
+    """zero1 in which nobody hears of the others' updates."""
+
+    name = "unspread"
+
+    def spread(self):
+        pass
+
+
+class Stale(Zero3):
+    """zero3 that goes on with the weights it gathered first."""
+
+    name = "stale"
+
+    def spread(self):
+        pass
+
+    def rest(self):
+        pass
+
+
+def train_without(broken, game):
+    POLICIES[broken.name] = broken
+    return train(game, policy=broken.name, world=2)
+
+
+@pytest.mark.parametrize("broken", [Unreduced, Unspread, Stale])
+@pytest.mark.parametrize("name", ["Plain", "TwoPhases"])
+def test_the_control_without_one_collective_differs(name, broken, ranks, alone):
+    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], alone(name)) > BROKEN
+
+
+# ---- what a rank holds ----
+
+
+class Lopsided(GanModule):
+    """One huge weight among small ones: whole weights could not be dealt out evenly."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 4001), nn.Linear(4001, 1))
+        self.teacher = nn.Linear(6, 999)
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-3), ema=0.9)
+        yield Player("teacher", self.teacher)
+
+    def configure_phases(self):
+        yield Phase(
+            "net", lambda batch: (self.net(batch["x"]) - self.teacher(batch["x"]).mean()).square().mean(), "net"
+        )
+
+
+class Weighing(Callback):
+    """Bytes that a rank holds, by storages, so that two views of one memory count once."""
+
+    def on_train_batch_end(self, trainer, game, *_):
+        policy = trainer.strategy.policies["net"]
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in game.net.parameters()}
+        if policy.name == "zero3":
+            storages = {bucket.own.untyped_storage().data_ptr(): bucket.own.nbytes for bucket in policy.buckets}
+            assert all(p.untyped_storage().nbytes() <= 8 for p in game.parameters())
+        moments = [t.nbytes for state in policy.optimizer.state.values() for t in state.values() if t.ndim]
+        self.held = {
+            "weights": sum(storages.values()),
+            "moments": sum(moments),
+            "average": sum(average.nbytes for average in policy.ema.average),
+            "gradients": max(trainer.strategy.seen),
+        }
+
+
+class Watching(PhaseStrategy):
+    """Notes the bytes of gradients as they are when the optimizer steps."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen = []
+
+    def _adopt_players(self, game, training):
+        super()._adopt_players(game, training)
+        policy = self.policies["net"]
+
+        def weigh(*_):
+            held = {}
+            for weight in [*policy.weights.values(), *policy.owned.values()]:
+                if weight.grad is not None:
+                    storage = weight.grad.untyped_storage()
+                    held[storage.data_ptr()] = storage.nbytes()
+            self.seen.append(sum(held.values()))
+
+        policy.optimizer.register_step_pre_hook(weigh)
+
+
+def held(policy, world):
+    game, weighing = Lopsided(), Weighing()
+    data = DataLoader([share(vectors(0), dist.get_rank(), world)] * 2, batch_size=None)
+    trainer(Watching(policy), world, 2, callbacks=[weighing]).fit(game, data)
+    return weighing.held, 8 * sum(p.numel() for p in game.net.parameters())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("policy", "shared_out"),
+    [
+        ("ddp", set()),
+        ("zero1", {"moments", "average"}),
+        ("zero2", {"moments", "average", "gradients"}),
+        ("zero3", {"moments", "average", "gradients", "weights"}),
+    ],
+)
+def test_a_rank_holds_what_theory_says_however_the_weights_are_sized(policy, shared_out, world, ranks):
+    results = ranks(world).run(held, policy, world)
+    for kind in ("weights", "gradients", "moments", "average"):
+        whole = results[0][1] * (2 if kind == "moments" else 1)
+        expected = whole / world if kind in shared_out else whole
+        for found, _ in results:
+            assert 0.99 < found[kind] / expected < 1.01, kind
+
+
+# ---- bytes ----
+
+
+def moved(policy, game, world, steps=4):
+    """The collectives of every phase on this rank."""
+    module, strategy = game(), WatchedStrategy(policy)
+    data = DataLoader([share(vectors(step), dist.get_rank(), world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
+    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces]
+
+
+def buckets_of(module, world):
+    """Bytes of a player's whole weights laid in a bucket, with what fills it up to a multiple of the ranks."""
+    count = sum(p.numel() for p in module.parameters())
+    return 8 * -(-count // world) * world
+
+
+@pytest.mark.parametrize("game", [Plain, Micro4, TwoForwards, Penalty])
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, game, ranks):
+    """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
+    world = 2
+    module = game()
+    for step, phase, collectives in ranks(world).run(moved, policy, game, world)[0]:
+        if step == 1:
+            continue  # DDP's reducer agrees once on the order of its buckets
+        learner = getattr(module, phase)
+        whole, norms = buckets_of(learner, world), 8 * len(list(learner.parameters()))
+        both = whole + whole // world
+        gather, reduce, sum_ = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+        used = [module.discriminator, module.generator]  # each phase of these games calls the other player as well
+        other = buckets_of(used[phase == "discriminator"], world)
+        exact = 8 * sum(p.numel() for p in learner.parameters())
+        assert (
+            collectives
+            == {
+                "zero1": [(sum_, exact), (gather, both)],
+                "zero2": [(reduce, both), (sum_, norms), (gather, both)],
+                "zero3": [(gather, both), (gather, other + other // world), (reduce, both), (sum_, norms)],
+            }[policy]
+        )
+
+
+class Apart(Plain):
+    """The discriminator judges the data alone: the generator plays no part in its phase."""
+
+    def judge(self, batch):
+        return self.discriminator(batch["x"]).square().mean()
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_a_player_that_a_phase_does_not_use_moves_nothing(policy, ranks):
+    world, largest = 2, buckets_of(Apart().discriminator, 2) * 3 // 2
+    for step, phase, collectives in ranks(world).run(moved, policy, Apart, world)[0]:
+        if step != 1 and phase == "discriminator":
+            sizes = [size for name, size in collectives if not name.startswith("allreduce")]
+            assert sizes == [largest] * {"zero1": 1, "zero2": 2, "zero3": 2}[policy]
+
+
+# ---- checkpoints that travel ----
+
+LEGS = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 4, "generator=zero3,*=zero1": 2}
+
+
+def leg(policy, world, steps, save=None, resume=None):
+    """Some steps of a journey under some policy at some number of ranks."""
+    rank = dist.get_rank() if world > 1 else 0
+    module, strategy = Journey(), PhaseStrategy(policy)
+    made = trainer(strategy, world, steps)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made.fit(module, Whole(8, rank, world), ckpt_path=resume)
+    if save is not None:
+        made.save_checkpoint(save)
+    return snapshot(module, strategy)
+
+
+class Journey(SometimesReached):
+    """Weights out of reach, frozen weights, an average, a clip, a schedule, and groups of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = Synthesis()
+
+    def fake(self, real):
+        return self.generator.synthesize(noise.randn((len(real), 4), like=real))
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, optimizer=by_shape, ema=0.7)
+
+
+def travel(ranks, policy, steps, **where):
+    world = LEGS[policy]
+    return leg(policy, 1, steps, **where) if world == 1 else ranks(world).run(leg, policy, world, steps, **where)[0]
+
+
+@pytest.mark.parametrize("onward", LEGS)
+@pytest.mark.parametrize("start", LEGS)
+def test_a_checkpoint_travels(start, onward, ranks, tmp_path_factory, saved, unbroken):
+    arrived = travel(ranks, onward, 6, resume=saved(start))
+    assert distance(arrived, unbroken) < EXACT
+
+
+@pytest.fixture(scope="module")
+def unbroken():
+    """The journey of one device that never stopped."""
+    return leg("single", 1, 6)
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory):
+    """A checkpoint of step 3 made under a policy, once."""
+    made = {}
+
+    def get(policy):
+        if policy not in made:
+            made[policy] = str(tmp_path_factory.mktemp("travel") / "three.ckpt")
+            travel(ranks, policy, 3, save=made[policy])
+        return made[policy]
+
+    return get
+
+
+def test_a_checkpoint_holds_plain_whole_tensors(saved):
+    """The same keys and shapes under every policy, those of one device; and the control sees another training."""
+    alone, shared_out = (torch.load(saved(policy), weights_only=True) for policy in ("single", "zero3"))
+    for one, other in zip(alone["optimizer_states"], shared_out["optimizer_states"], strict=True):
+        assert one["param_groups"] == other["param_groups"]
+        assert {n: {k: torch.as_tensor(v).shape for k, v in s.items()} for n, s in one["state"].items()} == {
+            n: {k: torch.as_tensor(v).shape for k, v in s.items()} for n, s in other["state"].items()
+        }
+    assert {k: v.shape for k, v in alone["state_dict"].items()} == {
+        k: v.shape for k, v in shared_out["state_dict"].items()
+    }
+    assert list(alone["players"]["generator"]["ema"]) == list(shared_out["players"]["generator"]["ema"])
+
+
+def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, unbroken, ranks, tmp_path):
+    damaged = torch.load(saved("zero3"), weights_only=True)
+    damaged["optimizer_states"] = [{**state, "state": {}} for state in damaged["optimizer_states"]]
+    torch.save(damaged, tmp_path / "damaged.ckpt")
+    assert distance(travel(ranks, "zero2", 6, resume=str(tmp_path / "damaged.ckpt")), unbroken) > BROKEN
+
+
+def saved_in_the_middle(policy, folder):
+    """A run that is saved by a callback between two steps, and goes on; then from the file."""
+
+    def run(callbacks=(), resume=None):
+        module, strategy = Journey(), PhaseStrategy(policy)
+        made = trainer(strategy, 2, 6, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+            made.fit(module, Whole(8, dist.get_rank(), 2), ckpt_path=resume)
+        return snapshot(module, strategy)
+
+    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=3, save_top_k=-1)
+    unbroken = run([keep])
+    return distance(run(resume=str(folder / "step=3.ckpt")), unbroken)
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_saving_between_steps_disturbs_nothing_and_resumes_bit_for_bit(policy, ranks, tmp_path):
+    assert ranks(2).run(saved_in_the_middle, policy, tmp_path) == [0, 0]
+
+
+# ---- averages ----
+
+
+class Validated(Plain):
+    """Looks at its weights while it validates."""
+
+    def validation_step(self, batch, batch_idx):
+        self.generator(batch["x"][:, :4])
+        self.seen = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
+
+
+def validated(policy, world):
+    rank = dist.get_rank() if world > 1 else 0
+    module, strategy = Validated(), PhaseStrategy(policy)
+    data = [DataLoader([share(vectors(s), rank, world) for s in range(4)], batch_size=None) for _ in range(2)]
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        trainer(strategy, world, 4, val_check_interval=2, num_sanity_val_steps=0).fit(module, *data)
+    return module.seen, snapshot(module, strategy)
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_validation_sees_whole_averages_and_disturbs_nothing(policy, ranks):
+    expected, trained = validated("single", 1)
+    results = ranks(2).run(validated, policy, 2)
+    for seen, _ in results:
+        assert distance(seen, expected) < EXACT
+    assert distance(results[0][1], trained) < EXACT
+    assert (
+        distance(
+            {f"weight generator.{n}": v for n, v in expected.items()},
+            {n: v for n, v in trained.items() if n.startswith("weight generator.")},
+        )
+        > BROKEN
+    )  # the weights themselves are others
+
+
+# ---- the author's modules stay what they are ----
+
+
+def what_it_leaves(policy):
+    module = Journey()
+    before = _marks(module)
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    trainer(PhaseStrategy(policy), 2, 1).fit(module, data)
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    own_memory = all(p.untyped_storage().nbytes() == p.nbytes for p in module.parameters())
+    hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
+    hooks += sum(len(m._forward_pre_hooks) for m in module.modules())
+    return before == _marks(module), frozen, own_memory, hooks, "synthesize" in vars(module.generator)
+
+
+def _marks(module):
+    return (
+        [id(m) for m in module.modules()],
+        [type(m) for m in module.modules()],
+        list(module.state_dict()),
+        [id(p) for p in module.parameters()],
+    )
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_modules_keys_and_flags_are_as_the_author_made_them(policy, ranks):
+    assert ranks(2).run(what_it_leaves, policy) == [(True, ["generator.table"], True, 0, False)] * 2
+
+
+# ---- the guard, and what plain torch would refuse ----
+
+
+def poisoned(policy):
+    module, strategy = Once(), PhaseStrategy(policy)
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(6)], batch_size=None)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(strategy, 2, 6).fit(module, data)
+    return snapshot(module, strategy), {name: each.skipped for name, each in strategy.policies.items()}
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, ranks):
+    expected = ranks(2).run(poisoned, "ddp")[0][0]
+    results = ranks(2).run(poisoned, policy)
+    assert [skipped for _, skipped in results] == [{"generator": 0, "discriminator": 1}] * 2
+    assert distance(results[0][0], expected) < EXACT
+
+
+class Outdated(Plain):
+    """Goes backward through a graph that is older than the weights it reads."""
+
+    def judge(self, batch):
+        self.old = self.discriminator(self.shared("fake", self.fake, batch["x"])).mean()
+        return super().judge(batch)
+
+    def fool(self, batch):
+        return self.old
+
+
+def outdated(policy):
+    data = DataLoader([share(vectors(0), dist.get_rank() if policy != "single" else 0, 2)], batch_size=None)
+    try:
+        trainer(PhaseStrategy(policy), 1 if policy == "single" else 2, 1).fit(Outdated(), data)
+    except RuntimeError as error:
+        return "modified by an inplace operation" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, ranks):
+    assert outdated("single")
+    assert ranks(2).run(outdated, policy) == [True, True]
+
+
+# ---- refusals ----
+
+
+class Whole2d(Plain):
+    """An optimizer that looks at whole weights."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, optimizer=partial(torch.optim.Adafactor, lr=1e-2))
+
+
+def refused(policy):
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    try:
+        trainer(PhaseStrategy(policy), 2, 1).fit(Whole2d(), data)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_an_optimizer_that_looks_at_whole_weights_is_refused_by_name(policy, ranks):
+    for message in ranks(2).run(refused, policy):
+        assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
+        assert f"type --strategy discriminator=ddp,*={policy}" in message
+    assert ranks(2).run(refused, f"discriminator=ddp,*={policy}") == [None, None]
