@@ -35,7 +35,7 @@ from nets.vgg import Vgg19
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests import narrow_vgg
-from tests.parity import BATCH, distance, share, snapshot, train, trainer
+from tests.parity import BATCH, distance, share, snapshot, train, trainer, weights
 from tests.watch import WatchedStrategy
 
 LABELS, SIZE = 4, 16
@@ -145,6 +145,20 @@ def alone() -> dict[str, dict]:
 def test_every_world_size_trains_the_same(name, world, ranks, alone):
     for together in ranks(world).run(train, GAMES[name], pictures, "ddp", world=world):
         assert distance(alone[name], together) < 1e-10
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3", {"discriminator": "zero1", "*": "zero3"}], ids=str)
+@pytest.mark.parametrize("name", GAMES)
+def test_every_policy_trains_the_same(name, policy, ranks, alone):
+    if isinstance(policy, dict):
+        policy = {player: kind for player, kind in policy.items() if player in (*players(name), "*")}
+    first, second = ranks(2).run(train, GAMES[name], pictures, policy, world=2)
+    assert distance(alone[name], first) < 1e-10
+    assert distance(weights(alone[name]), weights(second)) < 1e-10
+
+
+def players(name: str) -> list[str]:
+    return [player.name for player in GAMES[name]().configure_players()]
 
 
 @pytest.mark.parametrize("name", GAMES)
