@@ -15,6 +15,9 @@ fit: $(VENV)/installed  ## install, then train the built-in run on two processes
 test: $(VENV)/installed-test  ## install what tests need, then run them all
 	$(RUN) -m pytest -q
 
+matrix: $(VENV)/installed-test  ## train every game under every policy, and write strategies/MATRIX.md
+	$(RUN) -m pytest -q -m slow tests/test_matrix.py
+
 lint: $(VENV)/installed-test  ## check style
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -31,4 +34,4 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable '.[test]' --constraint constraints.txt
 	touch $@
 
-.PHONY: help fit test lint clean
+.PHONY: help fit test matrix lint clean
