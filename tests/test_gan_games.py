@@ -147,9 +147,12 @@ def test_every_world_size_trains_the_same(name, world, ranks, alone):
         assert distance(alone[name], together) < 1e-10
 
 
-@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3", {"discriminator": "zero1", "*": "zero3"}], ids=str)
+@pytest.mark.parametrize(
+    "policy", ["zero2", {"discriminator": "zero1", "*": "zero3"}], ids=["zero2", "zero1 and zero3"]
+)
 @pytest.mark.parametrize("name", GAMES)
 def test_every_policy_trains_the_same(name, policy, ranks, alone):
+    """Here each policy on some players; `make matrix` tries all on all."""
     if isinstance(policy, dict):
         policy = {player: kind for player, kind in policy.items() if player in (*players(name), "*")}
     first, second = ranks(2).run(train, GAMES[name], pictures, policy, world=2)
