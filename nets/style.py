@@ -20,7 +20,7 @@ class StyleEncoder(nn.Module):
 
         def layer(convolution: nn.Module) -> list[nn.Module]:
             norm = [nn.InstanceNorm2d(convolution.out_channels)] if normalise else []
-            return [convolution, *norm, nn.LeakyReLU(SLOPE)]
+            return [convolution, *norm, nn.LeakyReLU(SLOPE, inplace=True)]
 
         kind = NormedConvTranspose2d if normalise else nn.ConvTranspose2d
         up = kind(4 * width, 8 * width, 3, 2, 1, output_padding=1)

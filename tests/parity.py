@@ -93,7 +93,8 @@ def weights(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The largest difference between two trainings; infinite where they do not even hold the same tensors."""
+    """The largest difference between two trainings; infinite where they hold other tensors, or what is no number."""
     if one.keys() != other.keys():
         return math.inf
-    return max((one[key].double() - other[key].double()).abs().max().item() for key in one)
+    largest = torch.stack([(one[key].double() - other[key].double()).abs().max() for key in one]).max().item()
+    return math.inf if math.isnan(largest) else largest
