@@ -21,7 +21,9 @@ class PatchDiscriminator(nn.Module):
     ) -> None:
         super().__init__()
         widths = [width, *(min(width * 2**k, 512) for k in range(1, layers))]
-        stages: list[nn.Module] = [nn.Sequential(conv(inside, width, 4, 2, gain=gain), nn.LeakyReLU(SLOPE, inplace=True))]
+        stages: list[nn.Module] = [
+            nn.Sequential(conv(inside, width, 4, 2, gain=gain), nn.LeakyReLU(SLOPE, inplace=True))
+        ]
         for before, after in pairwise(widths):
             layer = conv(before, after, 4, 2, bias=False, spectral=spectral, gain=gain)
             stages.append(nn.Sequential(layer, nn.InstanceNorm2d(after), nn.LeakyReLU(SLOPE, inplace=True)))
