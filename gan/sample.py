@@ -83,6 +83,11 @@ def _reconstructed(add: Callable[..., Any]) -> None:
     )
 
 
+def _regions(add: Callable[..., Any]) -> None:
+    what = "only these regions' styles, by name or number"
+    add("--region", metavar="NAME", nargs="+", type=str, default=None, help=what)
+
+
 def _transferred(add: Callable[..., Any]) -> None:
     add(
         "--from",
@@ -100,14 +105,7 @@ def _transferred(add: Callable[..., Any]) -> None:
         default=None,
         help="the pictures to paint; default the first five held-out ones",
     )
-    add(
-        "--region",
-        metavar="NAME",
-        nargs="+",
-        type=str,
-        default=None,
-        help="only these regions' styles, by name or number",
-    )
+    _regions(add)
     add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
     _missing(add, "own")
 
@@ -130,14 +128,7 @@ def _interpolated(add: Callable[..., Any]) -> None:
         help="the pictures to paint; default the first of the two",
     )
     add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
-    add(
-        "--region",
-        metavar="NAME",
-        nargs="+",
-        type=str,
-        default=None,
-        help="only these regions' styles, by name or number",
-    )
+    _regions(add)
     _missing(add, "own")
 
 

@@ -9,6 +9,7 @@ the collective, and every intermediate is memory to allocate, which on a CPU cos
 With `keep` the normalised input and the convolution's stay as well: more memory, less to do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,20 +49,13 @@ def norm_conv(
 
 
 def plain_norm_conv(
-    step: Step,
-    x: Tensor,
-    grain: Tensor,
-    noise_scale: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    constants: tuple[Tensor, Tensor] | None = None,
+    step: Step, tensors: Sequence[Tensor | None], constants: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """The same, operation by operation; what is differentiated when a gradient's own gradient is asked for.
 
-    `constants` are mean and 1 / deviation where they are not the batch's.
+    `tensors` are those of norm_conv; `constants` are mean and 1 / deviation where they are not the batch's.
     """
+    x, grain, noise_scale, scale, shift, weight, bias = tensors
     y = x + grain * noise_scale
     if constants is None:
         mean, variance, _ = global_moments(y)
@@ -161,7 +155,7 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """The gradients as operations that can be differentiated in their turn."""
     with torch.enable_grad():
-        out = plain_norm_conv(step, *tensors, constants)
+        out = plain_norm_conv(step, tensors, constants)
         asked = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(out, asked, gradient.to(out.dtype), create_graph=True))
     return [next(found) if want else None for want in wanted]

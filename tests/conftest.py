@@ -5,12 +5,16 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests import opening
+from tests.hard_games import HARD
+from tests.parity import train
 from tests.ranks import Ranks
 
 torch.set_num_threads(1)
@@ -29,6 +33,12 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
     yield world
     for each in worlds.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def hard_alone() -> Callable[[str], dict[str, Any]]:
+    """Each hard game trained by one process, once."""
+    return cache(lambda name: train(HARD[name], policy="single"))
 
 
 @pytest.fixture(scope="session")

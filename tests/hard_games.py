@@ -94,8 +94,8 @@ class BatchNorms(Plain):
         self.discriminator = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 
 
-class BatchNormPenalty(BatchNorms):
-    """A gradient penalty through batch norm: its collectives are differentiated twice."""
+class Penalised(Plain):
+    """R1 in the discriminator's turn."""
 
     def configure_phases(self) -> Iterator[Phase]:
         yield Phase("discriminator", self.penalise, "discriminator", second_order=True)
@@ -104,7 +104,11 @@ class BatchNormPenalty(BatchNorms):
     def penalise(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         real = batch["x"].detach().requires_grad_()
         (slope,) = torch.autograd.grad(self.discriminator(real).sum(), real, create_graph=True)
-        return {**self.judge(batch), "r1": slope.square().sum(1).mean()}
+        return {**self.judge({"x": real}), "r1": slope.square().sum(1).mean()}
+
+
+class BatchNormPenalty(Penalised, BatchNorms):
+    """A gradient penalty through batch norm: its collectives are differentiated twice."""
 
 
 class SharedLayer(Plain):
@@ -203,17 +207,8 @@ class Teacher(Plain):
         return softplus(-self.discriminator(self.teacher(self.shared("fake", self.fake, batch["x"])))).mean()
 
 
-class Penalty(TwoForwards):
+class Penalty(Penalised, TwoForwards):
     """R1 through spectral norm. (Not in micro-batches: each would be judged under another estimate of the norm.)"""
-
-    def configure_phases(self) -> Iterator[Phase]:
-        yield Phase("discriminator", self.penalise, "discriminator", second_order=True)
-        yield Phase("generator", self.fool, "generator")
-
-    def penalise(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        real = batch["x"].detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.discriminator(real).sum(), real, create_graph=True)
-        return {**self.judge({"x": real}), "r1": slope.square().sum(1).mean()}
 
 
 class OwnMethods(Plain):

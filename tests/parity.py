@@ -20,6 +20,8 @@ from strategies.replicated import Replicated
 
 STEPS = 10
 BATCH = 16
+EXACT = 1e-10  # what every policy keeps to in float64
+BROKEN = 1e-6  # what a control exceeds
 
 
 def vectors(step: int) -> dict[str, Tensor]:

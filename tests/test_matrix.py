@@ -13,9 +13,9 @@ from gan import GanModule
 from gan.errors import UserError
 from strategies.base import POLICIES
 from tests.hard_games import HARD
-from tests.parity import distance, train, vectors, weights
+from tests.parity import BROKEN, EXACT, distance, train, vectors, weights
 from tests.test_gan_games import GAMES, pictures
-from tests.test_strategies_owner import BROKEN, EXACT, MIXES
+from tests.test_strategies_zero import MIXES
 
 WRITTEN = Path(__file__).parents[1] / "strategies" / "MATRIX.md"
 

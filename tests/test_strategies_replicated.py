@@ -10,53 +10,37 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from tests.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
-from tests.parity import STEPS, distance, share, train, trainer, vectors
+from tests.parity import BROKEN, EXACT, STEPS, distance, share, train, trainer, vectors
 from tests.watch import WatchedStrategy
-
-EXACT = 1e-10
-BROKEN = 1e-6
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """Each hard game trained by one process, once."""
-    trained = {}
-
-    def get(name):
-        if name not in trained:
-            trained[name] = train(HARD[name], policy="single")
-        return trained[name]
-
-    return get
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", HARD)
-def test_parity(name, world, ranks, alone):
+def test_parity(name, world, ranks, hard_alone):
     results = ranks(world).run(train, HARD[name], world=world)
-    assert distance(results[0], alone(name)) < EXACT
+    assert distance(results[0], hard_alone(name)) < EXACT
     for result in results[1:]:
         assert distance(result, results[0]) == 0  # replicas do not drift
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_control_without_synchronisation_differs(name, ranks, alone):
+def test_control_without_synchronisation_differs(name, ranks, hard_alone):
     result = ranks(2).run(train, HARD[name], policy="deaf", world=2)[0]
-    assert distance(result, alone(name)) > BROKEN
+    assert distance(result, hard_alone(name)) > BROKEN
 
 
 @pytest.mark.parametrize("name", ["BatchNorms", "BatchNormPenalty"])
-def test_control_with_batch_norm_of_each_rank_differs(name, ranks, alone):
+def test_control_with_batch_norm_of_each_rank_differs(name, ranks, hard_alone):
     result = ranks(2).run(train, HARD[name], world=2, sync_batchnorm=False)[0]
-    assert distance(result, alone(name)) > BROKEN
+    assert distance(result, hard_alone(name)) > BROKEN
 
 
-def test_micro_batches_change_nothing_where_the_loss_is_a_mean_over_samples(alone):
-    assert distance(alone("Micro2"), alone("Plain")) < EXACT
-    assert distance(alone("Micro4"), alone("Plain")) < EXACT
+def test_micro_batches_change_nothing_where_the_loss_is_a_mean_over_samples(hard_alone):
+    assert distance(hard_alone("Micro2"), hard_alone("Plain")) < EXACT
+    assert distance(hard_alone("Micro4"), hard_alone("Plain")) < EXACT
 
 
-def test_one_device_equals_a_loop_in_plain_torch(alone):
+def test_one_device_equals_a_loop_in_plain_torch(hard_alone):
     game = Plain().double()
     generator = Adam(game.generator.parameters(), lr=1e-2, betas=(0.5, 0.9))
     discriminator = Adam(game.discriminator.parameters(), lr=2e-2)
@@ -79,7 +63,7 @@ def test_one_device_equals_a_loop_in_plain_torch(alone):
         decay.step()
         for mean, weight in zip(average, game.generator.parameters(), strict=True):
             mean.mul_(0.8).add_(weight.detach(), alpha=0.2)
-    ours = alone("Plain")
+    ours = hard_alone("Plain")
     for name, weight in game.named_parameters():
         assert (ours[f"weight {name}"] - weight).abs().max() < EXACT
     for (name, _), mean in zip(game.generator.named_parameters(), average, strict=True):

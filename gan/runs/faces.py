@@ -1,5 +1,6 @@
 """The built-in runs, on faces that are drawn: in sizes for a small CPU, minutes and not days."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -206,121 +207,84 @@ def cyclegan_faces(
 
 def r3gan_faces(
     size: PositiveInt = 32,
-    batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 1000,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 256,
     latent: PositiveInt = 32,
-    width: PositiveInt = 16,
     blocks: PositiveInt = 1,
     rate: PositiveFloat = 1e-3,
     gamma: NonNegativeFloat = 2.0,
     ema: float = 0.99,
+    **settings: Any,
 ) -> Run:
     """R3GAN on drawn faces: new faces from noise.
 
     Args:
         size: Height and width of the pictures: 4, doubled once or more.
-        batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
-        faces: How many faces to learn from.
-        held_out: How many faces to score on; none of them is trained on.
         latent: Length of the noise vector.
-        width: Channels at full size; half the size has twice as many, up to four times.
         blocks: Residual blocks at each size.
         rate: Learning rate of both networks.
         gamma: Weight of both gradient penalties.
         ema: Decay of the generator's averaged weights.
     """
-    torch.manual_seed(seed)
-    widths = _widths("r3gan-faces", size, width)
-    generator, discriminator = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
-    game = R3Gan(generator, discriminator, rate=rate, gamma=gamma, ema=ema)
-    return _from_noise(game, size, batch_size, max_steps, seed, workers, faces, held_out)
+
+    def game(widths: list[int], train: Faces) -> R3Gan:
+        generator, discriminator = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
+        return R3Gan(generator, discriminator, rate=rate, gamma=gamma, ema=ema)
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
 
 
 def wgan_gp_faces(
     size: PositiveInt = 16,
-    batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 2500,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 256,
     latent: PositiveInt = 32,
-    width: PositiveInt = 16,
     rate: PositiveFloat = 5e-4,
     critic_steps: PositiveInt = 5,
     penalty: NonNegativeFloat = 10.0,
     ema: float | None = 0.95,
+    **settings: Any,
 ) -> Run:
     """WGAN-GP on drawn faces: new faces from noise.
 
     Args:
         size: Height and width of the pictures: 4, doubled once or more.
-        batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training, in each of which the critic learns.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
-        faces: How many faces to learn from.
-        held_out: How many faces to score on; none of them is trained on.
         latent: Length of the noise vector.
-        width: Channels at full size; half the size has twice as many, up to four times.
         rate: Learning rate of both networks; published: 1e-4.
         critic_steps: The generator learns in one of so many steps.
         penalty: Weight of the gradient penalty.
         ema: Decay of the generator's averaged weights; published: null, which is none.
     """
-    torch.manual_seed(seed)
-    widths = _widths("wgan-gp-faces", size, width)
-    game = WganGp(
-        WganGenerator(latent, widths),
-        WganCritic(widths),
-        rate=rate,
-        critic_steps=critic_steps,
-        penalty=penalty,
-        ema=ema,
-    )
-    return _from_noise(game, size, batch_size, max_steps, seed, workers, faces, held_out)
+
+    def game(widths: list[int], train: Faces) -> WganGp:
+        rules = dict(rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
+        return WganGp(WganGenerator(latent, widths), WganCritic(widths), **rules)
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
 
 
 def stylegan_faces(
     size: PositiveInt = 16,
-    batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 1500,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 256,
     latent: PositiveInt = 32,
     style: PositiveInt = 32,
     mapping: PositiveInt = 4,
-    width: PositiveInt = 16,
     rate: PositiveFloat = 2e-3,
     gamma: NonNegativeFloat = 1.0,
     r1_every: PositiveInt = 16,
     path: NonNegativeFloat = 2.0,
     path_every: PositiveInt = 4,
     ema: float = 0.99,
+    **settings: Any,
 ) -> Run:
     """A small StyleGAN2 on drawn faces: new faces from noise, by way of styles.
 
     Args:
         size: Height and width of the pictures: 4, doubled once or more.
-        batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
-        faces: How many faces to learn from.
-        held_out: How many faces to score on; none of them is trained on.
         latent: Length of the noise vector.
         style: Length of the style vector that it is mapped to.
         mapping: Layers of that mapping; published: 8.
-        width: Channels at full size; half the size has twice as many, up to four times.
         rate: Learning rate of both networks; Adam gets it corrected for the updates of the lazy penalties.
         gamma: Weight of the discriminator's R1 penalty per step.
         r1_every: R1 comes once in so many steps, as many times as heavy.
@@ -328,31 +292,19 @@ def stylegan_faces(
         path_every: Path lengths are penalised once in so many steps, as many times as heavily.
         ema: Decay of the generator's averaged weights.
     """
-    torch.manual_seed(seed)
-    widths = _widths("stylegan-faces", size, width)
-    game = StyleGan(
-        StyleGenerator(latent, style, widths, mapping),
-        StyleDiscriminator(widths),
-        rate=rate,
-        gamma=gamma,
-        r1_every=r1_every,
-        path=path,
-        path_every=path_every,
-        ema=ema,
-    )
-    return _from_noise(game, size, batch_size, max_steps, seed, workers, faces, held_out)
+
+    def game(widths: list[int], train: Faces) -> StyleGan:
+        rules = dict(rate=rate, gamma=gamma, r1_every=r1_every, path=path, path_every=path_every, ema=ema)
+        return StyleGan(StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths), **rules)
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
 
 
 def dmd2_faces(
     size: PositiveInt = 16,
-    batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 2000,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
     faces: PositiveInt = 1000,
-    held_out: PositiveInt = 256,
     latent: PositiveInt = 32,
-    width: PositiveInt = 16,
     student_rate: PositiveFloat = 2e-3,
     rate: PositiveFloat = 1e-3,
     student_every: PositiveInt = 5,
@@ -361,6 +313,7 @@ def dmd2_faces(
     sigma_min: PositiveFloat = 0.1,
     sigma_max: PositiveFloat = 10.0,
     ema: float | None = 0.95,
+    **settings: Any,
 ) -> Run:
     """DMD2 on drawn faces: a generator of one step, distilled from the exact denoiser of those faces.
 
@@ -369,14 +322,9 @@ def dmd2_faces(
 
     Args:
         size: Height and width of the pictures: 4, doubled once or more.
-        batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training, in each of which fake score and head learn.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
         faces: How many faces the teacher knows, which are also the true ones that the head is shown.
-        held_out: How many faces to score on; none of them is trained on.
         latent: Length of the student's noise vector.
-        width: Channels at full size; half the size has twice as many, up to four times.
         student_rate: Learning rate of the student.
         rate: Learning rate of the fake score and of the head.
         student_every: The student learns in one of so many steps.
@@ -388,48 +336,60 @@ def dmd2_faces(
     """
     if not sigma_min < sigma_max:
         raise UserError(f"dmd2-faces: sigma_min={sigma_min} is not below sigma_max={sigma_max}; try sigma_min=0.1")
-    torch.manual_seed(seed)
-    widths = _widths("dmd2-faces", size, width)
-    train = Faces(faces, size, seed, look="poster")
-    pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(faces)])
-    fine_to_coarse = widths[::-1]
-    game = Dmd2(
-        R3Generator(latent, widths, 1),
-        Denoiser(fine_to_coarse, embedding=4 * width),
-        Head(fine_to_coarse[-1]),
-        ExactDenoiser(pictures),
-        student_rate=student_rate,
-        rate=rate,
-        student_every=student_every,
-        adversarial=adversarial,
-        head_weight=head_weight,
-        sigmas=(sigma_min, sigma_max),
-        ema=ema,
-    )
-    return _from_noise(game, size, batch_size, max_steps, seed, workers, faces, held_out, flip=False)
+
+    def game(widths: list[int], train: Faces) -> Dmd2:
+        pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(faces)])
+        fine_to_coarse = widths[::-1]
+        return Dmd2(
+            R3Generator(latent, widths, 1),
+            Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
+            Head(fine_to_coarse[-1]),
+            ExactDenoiser(pictures),
+            student_rate=student_rate,
+            rate=rate,
+            student_every=student_every,
+            adversarial=adversarial,
+            head_weight=head_weight,
+            sigmas=(sigma_min, sigma_max),
+            ema=ema,
+        )
+
+    # The teacher knows the faces as they are, not mirrored.
+    return from_noise(game, size=size, max_steps=max_steps, flip=False, faces=faces, **settings)
 
 
-def _widths(run: str, size: int, width: int) -> list[int]:
-    """The channels of each size from 4x4 up; refuse a size that doubling does not reach."""
+def from_noise(
+    make: Callable[[list[int], Faces], FromNoise],
+    size: PositiveInt,
+    max_steps: PositiveInt,
+    flip: bool,
+    batch_size: PositiveInt = 16,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 2000,
+    held_out: PositiveInt = 256,
+    width: PositiveInt = 16,
+) -> Run:
+    """A game that draws faces from noise, all of one palette.
+
+    Args:
+        make: Makes the game of the channels of each size, from 4x4 up, and of the faces to learn from.
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training.
+        flip: Mirror half of the faces.
+        batch_size: Pictures a step, of all ranks together.
+        seed: Decides on the faces, on the networks' start and on the order of the samples.
+        workers: Processes a rank that prepare batches.
+        faces: How many faces to learn from.
+        held_out: How many faces to score on; none of them is trained on.
+        width: Channels at full size; half the size has twice as many, up to four times.
+    """
     doublings = (size // 4).bit_length() - 1
     if size != 4 * 2**doublings or doublings < 1:
-        raise UserError(f"{run}: size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
-    return [width * min(2**k, 4) for k in reversed(range(doublings + 1))]
-
-
-def _from_noise(
-    game: FromNoise,
-    size: int,
-    batch_size: int,
-    max_steps: int,
-    seed: int,
-    workers: int,
-    faces: int,
-    held_out: int,
-    flip: bool = True,
-) -> Run:
-    """A game that draws faces from noise, all of one palette, with its data and its score."""
+        raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
+    torch.manual_seed(seed)
     train = Faces(faces, size, seed, look="poster")
+    game = make([width * min(2**k, 4) for k in reversed(range(doublings + 1))], train)
     val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip)
     return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})

@@ -23,30 +23,14 @@ from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
 from tests.hard_games import HARD, Micro4, Penalty, Plain, SometimesReached, Synthesis, TwoForwards, by_shape
-from tests.parity import distance, share, snapshot, train, trainer, vectors, weights
+from tests.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
 from tests.test_strategies_base import Whole
 from tests.test_strategies_guard import Once
 from tests.test_strategies_replicated import Wide
 from tests.watch import WatchedStrategy
 
-EXACT = 1e-10
-BROKEN = 1e-6
-
 SHARED_OUT = ["zero1", "zero2", "zero3"]
 MIXES = ["generator=zero3,*=ddp", "generator=zero1,*=zero3", "generator=ddp,discriminator=zero2,*=zero3"]
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """Each hard game trained by one process, once."""
-    trained = {}
-
-    def get(name):
-        if name not in trained:
-            trained[name] = train(HARD[name], policy="single")
-        return trained[name]
-
-    return get
 
 
 def mix(policy, name):
@@ -57,25 +41,25 @@ def mix(policy, name):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("policy", SHARED_OUT)
 @pytest.mark.parametrize("name", HARD)
-def test_parity(name, policy, world, ranks, alone):
+def test_parity(name, policy, world, ranks, hard_alone):
     results = ranks(world).run(train, HARD[name], policy=policy, world=world)
-    assert distance(results[0], alone(name)) < EXACT
+    assert distance(results[0], hard_alone(name)) < EXACT
     for result in results[1:]:
         assert distance(weights(result), weights(results[0])) == 0  # all ranks gather the same
 
 
 @pytest.mark.parametrize("policy", MIXES)
 @pytest.mark.parametrize("name", HARD)
-def test_parity_of_mixes(name, policy, ranks, alone):
+def test_parity_of_mixes(name, policy, ranks, hard_alone):
     results = ranks(2).run(train, HARD[name], policy=mix(policy, name), world=2)
-    assert distance(results[0], alone(name)) < EXACT
+    assert distance(results[0], hard_alone(name)) < EXACT
     for result in results[1:]:
         assert distance(weights(result), weights(results[0])) == 0
 
 
 @pytest.mark.parametrize("policy", SHARED_OUT)
-def test_one_process_is_one_device(policy, alone):
-    assert distance(train(HARD["Plain"], policy=policy), alone("Plain")) == 0
+def test_one_process_is_one_device(policy, hard_alone):
+    assert distance(train(HARD["Plain"], policy=policy), hard_alone("Plain")) == 0
 
 
 # ---- several buckets ----
@@ -88,9 +72,9 @@ def in_small_buckets(policy, game, world):
 
 @pytest.mark.parametrize("policy", SHARED_OUT)
 @pytest.mark.parametrize("name", ["Micro2", "SometimesReached", "TwoPhases", "OwnMethods"])
-def test_parity_in_several_buckets(name, policy, ranks, alone):
+def test_parity_in_several_buckets(name, policy, ranks, hard_alone):
     results = ranks(4).run(in_small_buckets, policy, HARD[name], 4)
-    assert distance(results[0], alone(name)) < EXACT
+    assert distance(results[0], hard_alone(name)) < EXACT
     for result in results[1:]:
         assert distance(weights(result), weights(results[0])) == 0
 
@@ -158,8 +142,8 @@ def train_without(broken, game):
 
 @pytest.mark.parametrize("broken", [Unreduced, Unspread, Stale])
 @pytest.mark.parametrize("name", ["Plain", "TwoPhases"])
-def test_the_control_without_one_collective_differs(name, broken, ranks, alone):
-    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], alone(name)) > BROKEN
+def test_the_control_without_one_collective_differs(name, broken, ranks, hard_alone):
+    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], hard_alone(name)) > BROKEN
 
 
 # ---- what a rank holds ----
