@@ -227,7 +227,7 @@ def test_an_unknown_run_is_answered_with_the_known_ones():
 
 @pytest.mark.parametrize("name", FROM_NOISE)
 def test_a_size_that_doubling_cannot_reach_is_answered_with_one_that_it_can(name):
-    with pytest.raises(UserError, match="^size=48 is not 4 doubled; try size=32"):
+    with pytest.raises(UserError, match=r"^size=48 is not 4 doubled; try size=32"):
         build(name, size=48)
 
 
