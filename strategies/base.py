@@ -30,6 +30,7 @@ from nets.norm import convert_sync_batchnorm
 from strategies import random_state
 from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
+from strategies.choice import Choice, choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
@@ -47,8 +48,9 @@ class PhaseStrategy(DDPStrategy):
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`; as the command line writes it,
-    `PhaseStrategy("generator=zero3,*=ddp")`. `check_replicas` compares the players on all ranks after every phase.
-    Processes, devices and the process group are Lightning's own: the other arguments are those of its DDPStrategy.
+    `PhaseStrategy("generator=zero3,*=ddp")`. Options of a policy stand behind it: `zero3+offload`.
+    `check_replicas` compares the players on all ranks after every phase. Processes, devices and the process group are
+    Lightning's own: the other arguments are those of its DDPStrategy.
     """
 
     def __init__(
@@ -75,10 +77,7 @@ class PhaseStrategy(DDPStrategy):
             timeout=timeout,
             start_method=start_method,
         )
-        self.choice = _choice(policy)
-        for name in self.choice.values():
-            if name not in POLICIES:
-                raise UserError(f"unknown strategy '{name}'; known: {', '.join(POLICIES)}")
+        self.choice = choices(policy, POLICIES)
         self.check_replicas = check_replicas
         self.policies: dict[str, Policy] = {}
         self.guard = Guard()
@@ -244,11 +243,11 @@ class PhaseStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         """Refuse what cannot be before any process is started; one process is this one: nothing to launch."""
         ranks = self.num_processes * self.num_nodes
-        for player, name in self.choice.items():
-            if (POLICIES[name].max_ranks or ranks) < ranks:
+        for player, choice in self.choice.items():
+            if (POLICIES[choice.policy].max_ranks or ranks) < ranks:
                 whose = "all players" if player == "*" else f"player '{player}'"
                 raise UserError(
-                    f"policy '{name}' of {whose} trains on one device and there are {ranks} ranks; "
+                    f"policy '{choice.policy}' of {whose} trains on one device and there are {ranks} ranks; "
                     f"type --strategy ddp, or --devices 1"
                 )
         if ranks > 1:
@@ -280,7 +279,10 @@ class PhaseStrategy(DDPStrategy):
     def _adopt_players(self, game: GanModule, training: bool) -> None:
         world = World(self.world_size, self.global_rank, self.root_device)
         chosen = self._chosen(list(game.players))
-        self.policies = {name: POLICIES[chosen[name]](player, world) for name, player in game.players.items()}
+        self.policies = {
+            name: POLICIES[chosen[name].policy](player, world, chosen[name].options)
+            for name, player in game.players.items()
+        }
         self.guard = Guard()
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
@@ -302,7 +304,7 @@ class PhaseStrategy(DDPStrategy):
             if policy.schedule is not None
         ]
 
-    def _chosen(self, players: list[str]) -> dict[str, str]:
+    def _chosen(self, players: list[str]) -> dict[str, Choice]:
         unknown = [name for name in self.choice if name not in (*players, "*")]
         missing = [name for name in players if name not in self.choice and "*" not in self.choice]
         if unknown:
@@ -459,17 +461,6 @@ class PhaseStrategy(DDPStrategy):
         for policy in self.policies.values():
             policy.release()
         super().teardown()
-
-
-def _choice(policy: str | Mapping[str, str]) -> dict[str, str]:
-    if not isinstance(policy, str):
-        return dict(policy)
-    if "=" not in policy:
-        return {"*": policy}
-    pairs = [part.partition("=") for part in policy.split(",")]
-    if not all(player.strip() and name.strip() for player, _, name in pairs):
-        raise UserError(f"cannot read strategy '{policy}'; type e.g. ddp, or generator=zero3,*=ddp")
-    return {player.strip(): name.strip() for player, _, name in pairs}
 
 
 def _scaled(precision: Precision) -> bool:

@@ -33,8 +33,8 @@ class Owner(Policy):
     max_ranks = None
     keep = True
 
-    def __init__(self, player: Player, world: World) -> None:
-        super().__init__(player, world)
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(player, world, options)
         self.buckets: list[Bucket] = []
         self.groups: list[list[str]] = []
         self.stale = False

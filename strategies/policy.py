@@ -39,10 +39,12 @@ class Policy:
 
     name = "single"
     max_ranks: int | None = 1
+    takes: frozenset[str] = frozenset()  # the options it knows, of those in strategies/choice.py
 
-    def __init__(self, player: Player, world: World) -> None:
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         self.player = player
         self.world = world
+        self.options = options or {}
         self.requiring_grad = {n: p for n, p in player.module.named_parameters() if p.requires_grad}
         self.weights = {} if player.frozen else self.requiring_grad
         self.owned = self.weights

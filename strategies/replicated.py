@@ -1,7 +1,9 @@
 """ddp: the whole player on every rank."""
 
 import warnings
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,8 +36,8 @@ class Replicated(Policy):
     name = "ddp"
     max_ranks = None
 
-    def __init__(self, player: Player, world: World) -> None:
-        super().__init__(player, world)
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(player, world, options)
         self.reducer: DistributedDataParallel | None = None
         self.reached: set[int] = set()
 

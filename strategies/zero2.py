@@ -1,5 +1,6 @@
 """zero2: the whole player on every rank; gradients, optimizer state and average shared out."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,8 @@ class Zero2(Owner):
 
     name = "zero2"
 
-    def __init__(self, player: Player, world: World) -> None:
-        super().__init__(player, world)
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(player, world, options)
         self.hooks: list[Any] = []
         self.reached: set[str] = set()
         self.stepped: list[nn.Parameter] = []

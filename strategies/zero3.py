@@ -1,7 +1,7 @@
 """zero3, also called fsdp: everything of the player shared out, put together for the phases that use it."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
@@ -39,8 +39,8 @@ class Zero3(Zero2):
     name = "zero3"
     keep = False
 
-    def __init__(self, player: Player, world: World) -> None:
-        super().__init__(player, world)
+    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(player, world, options)
         self.everything: list[Bucket] = []
         self.methods: list[tuple[nn.Module, str]] = []
 

@@ -1,0 +1,72 @@
+"""What is typed for a strategy: a policy for all players or for each, with options behind a plus sign."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gan.errors import UserError
+from strategies.policy import Policy
+
+
+@dataclass(frozen=True)
+class Option:
+    """Something that a policy can be asked for; `read` takes what stands behind a colon, where something may."""
+
+    help: str
+    read: Callable[[str], Any] | None = None
+    default: Any = None
+
+
+OPTIONS: dict[str, Option] = {}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A policy and the options it was asked for."""
+
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "+".join([self.policy, *(n if v is None else f"{n}:{v}" for n, v in self.options.items())])
+
+
+def choices(typed: str | Mapping[str, str], policies: Mapping[str, type[Policy]]) -> dict[str, Choice]:
+    """A choice a player, `*` for the rest: of `zero3`, of `generator=zero3+offload,*=ddp`, or of a mapping."""
+    if not isinstance(typed, str):
+        pairs = dict(typed)
+    elif "=" not in typed:
+        pairs = {"*": typed}
+    else:
+        parts = [part.partition("=") for part in typed.split(",")]
+        pairs = {player.strip(): text.strip() for player, _, text in parts}
+        if not all(pairs) or not all(pairs.values()):
+            raise UserError(f"cannot read strategy '{typed}'; type e.g. ddp, or generator=zero3,*=ddp")
+        if len(pairs) < len(parts):
+            raise UserError(f"strategy '{typed}' names a player twice")
+    return {player: _choice(text, policies) for player, text in pairs.items()}
+
+
+def _choice(text: str, policies: Mapping[str, type[Policy]]) -> Choice:
+    name, *options = (part.strip() for part in text.split("+"))
+    if name not in policies:
+        raise UserError(f"unknown strategy '{name}'; known: {', '.join(policies)}")
+    return Choice(name, dict(_option(option, name, policies) for option in options))
+
+
+def _option(text: str, policy: str, policies: Mapping[str, type[Policy]]) -> tuple[str, Any]:
+    name, colon, value = text.partition(":")
+    if name not in OPTIONS:
+        raise UserError(f"unknown option '{name}' of strategy '{policy}'; known: {', '.join(OPTIONS) or 'none'}")
+    if name not in policies[policy].takes:
+        who = [f"{each}+{name}" for each, kind in policies.items() if name in kind.takes]
+        raise UserError(f"strategy '{policy}' has no option '{name}'; type {' or '.join(who)}, or leave it out")
+    option = OPTIONS[name]
+    if not colon:
+        return name, option.default
+    if option.read is None:
+        raise UserError(f"option '{name}' of strategy '{policy}' takes no value; type {policy}+{name}")
+    try:
+        return name, option.read(value)
+    except ValueError as error:
+        raise UserError(f"option '{text}' of strategy '{policy}': {error}") from error
