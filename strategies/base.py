@@ -2,6 +2,7 @@
 
 import os
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -98,8 +99,8 @@ class PhaseStrategy(DDPStrategy):
         scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
 
         with ExitStack() as held:
-            for learner in learners:
-                held.enter_context(learner.hold(phase))
+            for policy in self.policies.values():
+                held.enter_context(policy.hold(phase))
 
             # Accumulate gradients; learners' gradients are reduced during the last backward.
             parts = cut(batch, phase.micro_batches, phase.name)
@@ -117,6 +118,7 @@ class PhaseStrategy(DDPStrategy):
                 for learner in learners:
                     total = learner.arm(total, last=index == len(parts) - 1)
                 total.backward()
+            self._agree(phase)
 
             # Update weights; a player whose gradients are not finite skips its turn, on all ranks together.
             for learner in learners:
@@ -130,8 +132,6 @@ class PhaseStrategy(DDPStrategy):
                     learner.loss_scale.update(finite)
                 self.guard.saw(phase, learner, finite, sums, self)
                 learner.drop_gradients()
-        if not self.lightning_module.sharing:
-            self._rest()
         self.losses.update({f"{phase.name}/{name}": loss for name, loss in sums.items()})
         if self.check_replicas:
             self._compare_replicas(phase)
@@ -159,10 +159,19 @@ class PhaseStrategy(DDPStrategy):
         for name, policy in self.policies.items():
             policy.learn(name in names)
 
-    def _rest(self) -> None:
-        """Players free what only phases need; what a later phase shares may still reach through their weights."""
-        for policy in self.policies.values():
-            policy.rest()
+    def _agree(self, phase: Phase) -> None:
+        """Ranks that gathered weights piece by piece, each in an order of its own, have gathered nonsense."""
+        orders = [policy.agree() for policy in self.policies.values()]
+        if all(order is None for order in orders):
+            return
+        code = zlib.crc32(repr(orders).encode())
+        largest = torch.tensor([code, -code], device=self.root_device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        if largest[0] != -largest[1]:
+            raise UserError(
+                f"phase '{phase.name}' read weights in another order on another rank; where layers are chosen by "
+                f"sample, type zero3+whole, which gathers a player once a phase"
+            )
 
     @contextmanager
     def all_learning(self) -> Iterator[None]:
@@ -216,7 +225,6 @@ class PhaseStrategy(DDPStrategy):
         self.losses = {}
         output = game.training_step(*args, **kwargs)
         game.forget_shared()
-        self._rest()
         self._log(game)
         progress = game.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
@@ -277,7 +285,7 @@ class PhaseStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
-        world = World(self.world_size, self.global_rank, self.root_device)
+        world = World(self.world_size, self.global_rank, self.root_device, self.num_processes)
         chosen = self._chosen(list(game.players))
         self.policies = {
             name: POLICIES[chosen[name].policy](player, world, chosen[name].options)

@@ -19,19 +19,20 @@ from strategies.loss_scale import LossScale
 
 @dataclass(frozen=True)
 class World:
-    """The ranks a player lives among."""
+    """The ranks a player lives among; `local` of them are on this node."""
 
     size: int
     rank: int
     device: torch.device
+    local: int = 1
 
 
 class Policy:
     """One player on one device; a policy for many devices overrides the verbs in which it differs.
 
     The verbs, in the order in which `PhaseStrategy.run` says them: `adopt` once, then in every phase where the
-    player learns `hold`, `arm` before each backward, `finish` after the last and `update`; after every phase `rest`,
-    also where the player did not learn.
+    player learns `arm` before each backward, `finish` after the last and `update`. `hold` is around losses, backwards
+    and updates of every phase, also where the player does not learn.
 
     `weights` are the author's own parameters that learn; `owned` is what this rank's optimizer and average work on,
     here the same.
@@ -78,8 +79,12 @@ class Policy:
         return self.player.optimizer(list(self.weights.values()))
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """Keep weights together where the phase needs them twice; here they always are."""
+        """Around a phase, whether or not the player learns in it: weights are there when they are read."""
         return nullcontext()
+
+    def agree(self) -> int | None:
+        """What all ranks must have done alike in this phase, as a number; none where nothing could differ."""
+        return None
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Get ready for the backward of this loss, the phase's last or one of its micro-batches before."""
@@ -103,9 +108,6 @@ class Policy:
             self.schedule.step()
         if self.ema is not None:
             self.ema.update()
-
-    def rest(self) -> None:
-        """A phase is over: free what only a phase needs."""
 
     def settle(self) -> None:
         """Training is over and nobody failed: the player's weights are whole from here on."""

@@ -70,10 +70,31 @@ def in_small_buckets(policy, game, world):
         return train(game, policy=policy, world=world)
 
 
-@pytest.mark.parametrize("policy", SHARED_OUT)
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3+whole"])
 @pytest.mark.parametrize("name", ["Micro2", "SometimesReached", "TwoPhases", "OwnMethods"])
 def test_parity_in_several_buckets(name, policy, ranks, hard_alone):
     results = ranks(4).run(in_small_buckets, policy, HARD[name], 4)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", [name for name in HARD if name != "SometimesReached"])
+def test_parity_bucket_by_bucket(name, world, ranks, hard_alone):
+    """zero3 as it is for players of many buckets: gathered when they are read, let go, gathered again."""
+    results = ranks(world).run(in_small_buckets, "zero3", HARD[name], world)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize(
+    "policy", ["zero1+offload", "zero2+offload", "zero3+offload", "zero1+hybrid:2", "zero2+hybrid:2", "zero3+hybrid:2+offload"]
+)
+@pytest.mark.parametrize("name", HARD)
+def test_parity_with_options(name, policy, ranks, hard_alone):
+    results = ranks(4).run(train, HARD[name], policy=policy, world=4)
     assert distance(results[0], hard_alone(name)) < EXACT
     for result in results[1:]:
         assert distance(weights(result), weights(results[0])) == 0
