@@ -192,16 +192,18 @@ class Reduction:
     """A bucket's gradients on their way: scattered among those who share, then averaged with the copies."""
 
     def __init__(self, bucket: Bucket, flat: Tensor) -> None:
-        self.bucket, self.flat = bucket, flat  # the work reads it meanwhile
+        self.copies = bucket.sharing.copies
+        self.flat: Tensor | None = flat  # the work reads it meanwhile
         self.own = torch.empty(bucket.share, dtype=flat.dtype, device=flat.device)
         self.work = dist.reduce_scatter_tensor(self.own, flat, group=bucket.sharing.group, async_op=True)
 
     def wait(self) -> Tensor:
         """This rank's share of the mean."""
-        self.work.wait()
-        copies = self.bucket.sharing.copies
-        if copies is not None:
-            dist.all_reduce(self.own.div_(dist.get_world_size(copies)), group=copies)
+        if self.flat is not None:
+            self.work.wait()
+            self.flat = None
+            if self.copies is not None:
+                dist.all_reduce(self.own.div_(dist.get_world_size(self.copies)), group=self.copies)
         return self.own
 
 

@@ -75,6 +75,8 @@ class Zero2(Owner):
         return len(self.buckets) - 1 - len(self._leaving)
 
     def _send(self) -> None:
+        if len(self._leaving) > 1:
+            self._leaving[-2].wait()  # two on their way: what they read is whole gradients, which must not add up
         self._leaving.append(self.buckets[self._next].reduce())
 
     def finish(self, scale: float) -> Tensor:

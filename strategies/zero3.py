@@ -29,7 +29,7 @@ class Zero3(Zero2):
     player that no phase reads moves nothing. `averaged` gathers once.
 
     Held on each rank between phases: everything / ranks. During a phase that reads it, of a player's weights, the
-    buckets that running forwards have read and two more; gradients whole in the buckets that backward is at.
+    buckets that running forwards have read and two more; and whole gradients in the buckets that backward is at.
 
     [Note: whole for the phase]
     A phase of second order gathers a learner before it begins and a player that does not learn when it is first read,
@@ -133,7 +133,7 @@ class Zero3(Zero2):
             self._look_ahead()
         if not self.readers[number]:
             self.idle.append(number)
-        while len(self.idle) > FEW:
+        while self.piecewise and len(self.idle) > 1:
             self.everything[self.idle.pop(0)].let_go()
 
     def _start(self, number: int) -> None:
