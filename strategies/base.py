@@ -28,7 +28,7 @@ from gan.module import GanModule
 from gan.phase import Losses, Phase
 from gan.pool import ImagePool
 from nets.norm import convert_sync_batchnorm
-from strategies import random_state
+from strategies import auto, random_state
 from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
@@ -78,7 +78,7 @@ class PhaseStrategy(DDPStrategy):
             timeout=timeout,
             start_method=start_method,
         )
-        self.choice = choices(policy, POLICIES)
+        self.choice = choices(policy, {**POLICIES, "auto": auto.Auto})
         self.check_replicas = check_replicas
         self.policies: dict[str, Policy] = {}
         self.guard = Guard()
@@ -252,7 +252,7 @@ class PhaseStrategy(DDPStrategy):
         """Refuse what cannot be before any process is started; one process is this one: nothing to launch."""
         ranks = self.num_processes * self.num_nodes
         for player, choice in self.choice.items():
-            if (POLICIES[choice.policy].max_ranks or ranks) < ranks:
+            if choice.policy in POLICIES and (POLICIES[choice.policy].max_ranks or ranks) < ranks:
                 whose = "all players" if player == "*" else f"player '{player}'"
                 raise UserError(
                     f"policy '{choice.policy}' of {whose} trains on one device and there are {ranks} ranks; "
@@ -286,7 +286,7 @@ class PhaseStrategy(DDPStrategy):
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes)
-        chosen = self._chosen(list(game.players))
+        chosen = self._decided(game, self._chosen(list(game.players)))
         self.policies = {
             name: POLICIES[chosen[name].policy](player, world, chosen[name].options)
             for name, player in game.players.items()
@@ -322,6 +322,22 @@ class PhaseStrategy(DDPStrategy):
         if missing:
             raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
         return {name: self.choice.get(name, self.choice.get("*")) for name in players}
+
+    def _decided(self, game: GanModule, chosen: dict[str, Choice]) -> dict[str, Choice]:
+        """With a policy for each player that was left to `auto`, the same on all ranks, and said in a table."""
+        open_ = [name for name, choice in chosen.items() if choice.policy == "auto"]
+        if not open_:
+            return chosen
+        sizes = {name: auto.size_of(game.players[name]) for name in chosen}
+        free = torch.tensor(auto.memory(self.root_device, self.num_processes), dtype=torch.float64)
+        free = self.reduce(free.to(self.root_device), reduce_op="min").item()
+        taken = sum(
+            sizes[name].on_a_rank(str(choice), self.world_size) for name, choice in chosen.items() if name not in open_
+        )
+        decisions = auto.decide({name: sizes[name] for name in open_}, taken, free, self.world_size)
+        if self.is_global_zero:
+            print(auto.told(decisions, free), flush=True)
+        return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in decisions}}
 
     def _game(self, module: LightningModule) -> GanModule:
         if not isinstance(module, GanModule):
