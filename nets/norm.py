@@ -1,5 +1,9 @@
 """Batch norm over the samples of all ranks, on any backend."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -46,9 +50,22 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
 
+_add: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("add", default=None)
+
+
+@contextmanager
+def added_up_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let sums over ranks be made by this function in this thread, where ranks are threads and not processes."""
+    token = _add.set(add)
+    try:
+        yield
+    finally:
+        _add.reset(token)
+
+
 def shared() -> bool:
     """Whether there are other ranks to share statistics with."""
-    return dist.is_initialized() and dist.get_world_size() > 1
+    return _add.get() is not None or (dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def global_moments(input: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
@@ -77,6 +94,11 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
     return mean.to(kind), variance.to(kind), values
 
 
+def added_up(values: Tensor) -> Tensor:
+    """The sum over ranks, in the values' own type; its gradients are sums, too, of every order."""
+    return _Sum.apply(values)
+
+
 def summed(values: Tensor) -> Tensor:
     """The sum over ranks, in float64; just the values where there is no one to share with."""
     return _Sum.apply(values.double()) if shared() else values
@@ -87,6 +109,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value: Tensor) -> Tensor:  # noqa: ANN001
+        if (add := _add.get()) is not None:
+            return add(value.detach())
         total = value.detach().clone()
         dist.all_reduce(total)
         return total
