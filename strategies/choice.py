@@ -17,7 +17,9 @@ class Option:
     default: Any = None
 
 
-OPTIONS: dict[str, Option] = {}
+OPTIONS: dict[str, Option] = {
+    "recompute": Option("keep the inputs of blocks for backward, and make the rest anew (activation checkpointing)"),
+}
 
 
 @dataclass(frozen=True)

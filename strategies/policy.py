@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
+from strategies.recompute import Recompute
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Policy:
 
     name = "single"
     max_ranks: int | None = 1
-    takes: frozenset[str] = frozenset()  # the options it knows, of those in strategies/choice.py
+    takes: frozenset[str] = frozenset({"recompute"})  # the options it knows, of those in strategies/choice.py
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         self.player = player
@@ -52,6 +53,7 @@ class Policy:
         self.schedule: LRScheduler | None = None
         self.ema: Ema | None = None
         self.loss_scale: LossScale | None = None
+        self.recompute: Recompute | None = None
         self.skipped = 0
         self.learning = True
 
@@ -69,6 +71,8 @@ class Policy:
             self.optimizer = self.make_optimizer()
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
+        if training and "recompute" in self.options:
+            self.recompute = Recompute(self.player)
 
     def cut(self) -> None:
         """Share the player out among the ranks, before its average and its optimizer are made; here all is owned."""
@@ -99,6 +103,8 @@ class Policy:
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.optimizer.step()
+        if self.recompute is not None:
+            self.recompute.updates += 1
         if self.schedule is not None:
             self.schedule.step()
         if self.ema is not None:
@@ -114,6 +120,8 @@ class Policy:
         """Let the player go: its parameters are as its author left them. Communicates nothing: a rank may be lost."""
         self.learn(True)
         self.drop_gradients()
+        if self.recompute is not None:
+            self.recompute.release()
         if "group" in self.__dict__:
             dist.destroy_process_group(self.group)
             del self.group
