@@ -69,6 +69,7 @@ def rand(shape: Sequence[int], like: Tensor | None = None) -> Tensor:
     return _draw(torch.rand, shape, like)
 
 
+@torch.compiler.disable  # a compiled graph would keep the seeds of its first call
 def _draw(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor | None) -> Tensor:
     kind = {} if like is None else {"device": like.device, "dtype": like.dtype}
     place = here()

@@ -74,7 +74,7 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
     kind, channels = mean.dtype, len(mean)
     mean, variance = mean.double(), variance.double()
     values = mean.new_full((1,), count)
-    total = _Sum.apply(torch.cat([mean * values, (variance + mean * mean) * values, values]))
+    total = _sum(torch.cat([mean * values, (variance + mean * mean) * values, values]))
     values = total[-1].detach()
     mean = total[:channels] / values
     variance = (total[channels:-1] / values - mean * mean).clamp_min(0)
@@ -83,7 +83,12 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
 
 def summed(values: Tensor) -> Tensor:
     """The sum over ranks, in float64; just the values where there is no one to share with."""
-    return _Sum.apply(values.double()) if shared() else values
+    return _sum(values.double()) if shared() else values
+
+
+@torch.compiler.disable  # ranks compile by themselves, and must meet in one order
+def _sum(values: Tensor) -> Tensor:
+    return _Sum.apply(values)
 
 
 class _Sum(torch.autograd.Function):

@@ -31,6 +31,7 @@ class Step:
     keep: bool
 
 
+@torch.compiler.disable  # one step of its own already, with collectives in it
 def norm_conv(
     step: Step,
     x: Tensor,

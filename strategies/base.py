@@ -31,6 +31,7 @@ from strategies import random_state
 from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
+from strategies.compiled import played
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
@@ -92,12 +93,14 @@ class PhaseStrategy(DDPStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase: losses, gradients, one update of each learner. The template of all policies."""
         learners = [self.policies[name] for name in phase.learners]
-        self._only_learners(phase.learners)
+        for policy in self.policies.values():
+            policy.begin(phase)
         for learner in learners:
             learner.drop_gradients()
         scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
 
         with ExitStack() as held:
+            held.enter_context(played(phase, [n for n, p in self.policies.items() if p.compiled]))
             for learner in learners:
                 held.enter_context(learner.hold(phase))
 
@@ -154,11 +157,6 @@ class PhaseStrategy(DDPStrategy):
                 raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
         return {name: loss.reshape(()) for name, loss in named.items()}
 
-    def _only_learners(self, names: tuple[str, ...]) -> None:
-        """Only the learners of a phase require gradients; gradient still flows through the others."""
-        for name, policy in self.policies.items():
-            policy.learn(name in names)
-
     def _rest(self) -> None:
         """Players free what only phases need; what a later phase shares may still reach through their weights."""
         for policy in self.policies.values():
@@ -168,10 +166,15 @@ class PhaseStrategy(DDPStrategy):
     def all_learning(self) -> Iterator[None]:
         """Every player that can learn requires gradients, for what several phases will use."""
         before = {name: policy.learning for name, policy in self.policies.items()}
+        second_order = any(phase.second_order for phase in self.lightning_module.phases)
         for policy in self.policies.values():
             policy.learn(not policy.player.frozen)
         try:
-            yield
+            with ExitStack() as stack:
+                for policy in self.policies.values():
+                    if second_order and policy.compiled is not None:
+                        stack.enter_context(policy.compiled.as_written())
+                yield
         finally:
             for name, policy in self.policies.items():
                 policy.learn(before[name])

@@ -18,6 +18,7 @@ class Option:
 
 
 OPTIONS: dict[str, Option] = {
+    "compile": Option("run forward and backward as torch.compile makes them"),
     "recompute": Option("keep the inputs of blocks for backward, and make the rest anew (activation checkpointing)"),
 }
 

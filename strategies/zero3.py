@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 
 from gan.phase import Phase, Player
@@ -63,12 +64,13 @@ class Zero3(Zero2):
                 self.methods.append((module, name))
 
     def _used(self, *_: Any) -> None:
-        self.gather()
+        if not torch.compiler.is_compiling():  # else gathered before, see Compiled
+            self.gather()
 
     def _gathering(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def gathers_first(*args: Any, **kwargs: Any) -> Any:
-            self.gather()
+            self._used()
             return method(*args, **kwargs)
 
         return gathers_first
