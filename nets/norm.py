@@ -87,7 +87,7 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
     kind, channels = mean.dtype, len(mean)
     mean, variance = mean.double(), variance.double()
     values = mean.new_full((1,), count)
-    total = _Sum.apply(torch.cat([mean * values, (variance + mean * mean) * values, values]))
+    total = _sum(torch.cat([mean * values, (variance + mean * mean) * values, values]))
     values = total[-1].detach()
     mean = total[:channels] / values
     variance = (total[channels:-1] / values - mean * mean).clamp_min(0)
@@ -101,7 +101,12 @@ def added_up(values: Tensor) -> Tensor:
 
 def summed(values: Tensor) -> Tensor:
     """The sum over ranks, in float64; just the values where there is no one to share with."""
-    return _Sum.apply(values.double()) if shared() else values
+    return _sum(values.double()) if shared() else values
+
+
+@torch.compiler.disable  # ranks compile by themselves, and must meet in one order
+def _sum(values: Tensor) -> Tensor:
+    return _Sum.apply(values)
 
 
 class _Sum(torch.autograd.Function):
@@ -109,15 +114,46 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value: Tensor) -> Tensor:  # noqa: ANN001
+        heard = _heard.get()
+        if heard is not None:
+            return next(heard).clone()
         if (add := _add.get()) is not None:
             return add(value.detach())
         total = value.detach().clone()
         dist.all_reduce(total)
+        hearing = _hearing.get()
+        if hearing is not None:
+            hearing.append(total.clone())  # a copy, because the total itself becomes part of a graph
         return total
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:  # noqa: ANN001
         return _Sum.apply(gradient.contiguous())
+
+
+# A forward that is computed again for its backward asks the other ranks nothing: it remembers what they said.
+_hearing: ContextVar[list[Tensor] | None] = ContextVar("hearing", default=None)
+_heard: ContextVar[Iterator[Tensor] | None] = ContextVar("heard", default=None)
+
+
+@contextmanager
+def hearing(sums: list[Tensor]) -> Iterator[None]:
+    """Note every sum over ranks of a forward, in order."""
+    token = _hearing.set(sums)
+    try:
+        yield
+    finally:
+        _hearing.reset(token)
+
+
+@contextmanager
+def heard(sums: list[Tensor]) -> Iterator[None]:
+    """Take the sums over ranks of a forward from those that it noted, in the same order."""
+    token = _heard.set(iter(sums))
+    try:
+        yield
+    finally:
+        _heard.reset(token)
 
 
 def convert_sync_batchnorm(module: nn.Module) -> None:

@@ -33,6 +33,7 @@ from strategies import auto, random_state, threads
 from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
+from strategies.compiled import played
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
@@ -102,12 +103,13 @@ class PhaseStrategy(DDPStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase: losses, gradients, one update of each learner. The template of all policies."""
         learners = [self.policies[name] for name in phase.learners]
-        self._only_learners(phase.learners)
+        self._begin(phase)
         for learner in self._one_by_one(learners, phase):
             learner.drop_gradients()
         scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
 
         with ExitStack() as held:
+            held.enter_context(played(phase, [n for n, p in self.policies.items() if p.compiled]))
             for policy in self.policies.values():
                 held.enter_context(policy.hold(phase))
 
@@ -166,13 +168,13 @@ class PhaseStrategy(DDPStrategy):
                 raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
         return {name: loss.reshape(()) for name, loss in named.items()}
 
-    def _only_learners(self, names: tuple[str, ...]) -> None:
-        """Only the learners of a phase require gradients; gradient still flows through the others."""
+    def _begin(self, phase: Phase) -> None:
+        """Every player knows its part; under dp the first replica's policies have one."""
         if (replica := threads.here()) is not None and replica.number > 0:
-            replica.learn(self.policies, names)
+            replica.learn(self.policies, phase.learners)
             return
-        for name, policy in self.policies.items():
-            policy.learn(name in names)
+        for policy in self.policies.values():
+            policy.begin(phase)
 
     def _agree(self, phase: Phase) -> None:
         """Ranks that gathered weights piece by piece, each in an order of its own, have gathered nonsense."""
@@ -196,10 +198,15 @@ class PhaseStrategy(DDPStrategy):
                 yield
             return
         before = {name: policy.learning for name, policy in self.policies.items()}
+        second_order = any(phase.second_order for phase in self.lightning_module.phases)
         for policy in self.policies.values():
             policy.learn(not policy.player.frozen)
         try:
-            yield
+            with ExitStack() as stack:
+                for policy in self.policies.values():
+                    if second_order and policy.compiled is not None:
+                        stack.enter_context(policy.compiled.as_written())
+                yield
         finally:
             for name, policy in self.policies.items():
                 policy.learn(before[name])

@@ -28,6 +28,8 @@ OPTIONS: dict[str, Option] = {
     "bf16": Option("weights are moved and computed with in bfloat16; what a rank owns stays in full"),
     "hybrid": Option("share within a node, or among N ranks (hybrid:N), with a copy in each such group", _number),
     "whole": Option("gather the player once a phase instead of piece by piece; needs its memory"),
+    "compile": Option("run forward and backward as torch.compile makes them"),
+    "recompute": Option("keep the inputs of blocks for backward, and make the rest anew (activation checkpointing)"),
 }
 
 

@@ -37,7 +37,7 @@ class Owner(Policy):
     """
 
     max_ranks = None
-    takes = frozenset({"offload", "hybrid"})
+    takes = Policy.takes | {"offload", "hybrid"}
     keep = True
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:

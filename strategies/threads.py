@@ -39,6 +39,7 @@ class Threads(Policy):
 
     name = "dp"
     max_ranks = 1
+    takes = frozenset()  # a replica is not compiled, nor cut
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(player, world, options)

@@ -35,8 +35,9 @@ class Zero3(Zero2):
     A phase of second order gathers a learner before it begins and a player that does not learn when it is first read,
     and keeps them until it ends: a gradient penalty reads everything again and again, and so each weight moves
     once. (FSDP2 fails there, pytorch #172543.) The same is done for players of a few buckets, which would gain nothing,
-    and with the option `whole`: for networks whose samples choose which layers they pass through, so that ranks read
-    different weights. Without it that is an error.
+    for compiled ones, and with the option `whole`: for networks whose samples choose which layers they pass through,
+    so that ranks read different weights. Without it that is an error; if one reads fewer than another, they wait for
+    each other until the process group's timeout, as under FSDP.
 
     [Note: who reads]
     What is gathered is decided by what is read, not by which module is called: games call networks by their own
@@ -86,7 +87,8 @@ class Zero3(Zero2):
         if not self.everything:
             yield
             return
-        self.piecewise = len(self.everything) > FEW and not phase.second_order and "whole" not in self.options
+        whole = len(self.everything) <= FEW or phase.second_order or self.options.keys() & {"whole", "compile"}
+        self.piecewise = not whole
         self.order, self.expected = [], self.before.get(phase.name, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.everything)
         if self.learning and self.weights and not self.piecewise:
@@ -98,12 +100,12 @@ class Zero3(Zero2):
         self.rest()
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
-        if self.frames:
+        if self.frames and not torch.compiler.is_compiling():
             self.frames.append(set())
             self._read(module._parameters.quietly())
 
     def _leave(self, *_: Any) -> None:
-        if len(self.frames) > 1:
+        if len(self.frames) > 1 and not torch.compiler.is_compiling():
             for number in self.frames.pop():
                 self.readers[number] -= 1
                 if not self.readers[number]:
@@ -111,7 +113,7 @@ class Zero3(Zero2):
 
     def _read(self, weights: Iterable[nn.Parameter]) -> None:
         """Some weights are being read."""
-        if not self.frames:
+        if not self.frames or torch.compiler.is_compiling():
             return
         for number in dict.fromkeys(self.number[id(weight)] for weight in weights if id(weight) in self.number):
             if number not in self.frames[-1]:
