@@ -31,6 +31,7 @@ from strategies import random_state
 from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
+from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
@@ -40,7 +41,8 @@ from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
 
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Policy, Replicated, Zero1, Zero2, Zero3)}
-POLICIES["fsdp"] = Zero3
+POLICIES |= {policy.name: policy for policy in (DeepSpeed1, DeepSpeed2, DeepSpeed3)}
+POLICIES |= {"fsdp": Zero3, "deepspeed": DeepSpeed2}
 
 
 class PhaseStrategy(DDPStrategy):

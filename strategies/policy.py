@@ -40,6 +40,7 @@ class Policy:
     name = "single"
     max_ranks: int | None = 1
     takes: frozenset[str] = frozenset()  # the options it knows, of those in strategies/choice.py
+    package: str | None = None  # what must be installed for it; an extra of that name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         self.player = player
@@ -98,11 +99,15 @@ class Policy:
         """Clip, step the optimizer, the schedule and the average."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
-        self.optimizer.step()
+        self.step()
         if self.schedule is not None:
             self.schedule.step()
         if self.ema is not None:
             self.ema.update()
+
+    def step(self) -> None:
+        """The optimizer's step alone."""
+        self.optimizer.step()
 
     def rest(self) -> None:
         """A phase is over: free what only a phase needs."""

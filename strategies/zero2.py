@@ -95,7 +95,7 @@ class Zero2(Owner):
         squares = torch.zeros(len(names), dtype=torch.float64, device=self.world.device)
         if self.owned:
             own = torch.stack([norm.double() for norm in torch._foreach_norm([p.grad for p in self.owned.values()])])
-            squares[[names[name] for name in self.owned]] = own.square()
+            squares[[names[name] for name in self.owned]] = own.square().to(squares.device)
         dist.all_reduce(squares, group=self.group)
         return squares.sqrt().to(next(iter(self.weights.values())).dtype)
 
