@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, autograd, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
@@ -125,7 +126,7 @@ class DeepSpeed2(Zero2):
         self.reduced = False
         if not self.engine.engine.was_step_applied():
             raise UserError(
-                f"player '{self.player.name}': DeepSpeed refused an update: the norm of all gradients is beyond float32; "
+                f"player '{self.player.name}': DeepSpeed did not step, as the norm of all gradients is beyond float32; "
                 f"try clip=1.0 or a lower learning rate"
             )
 
@@ -314,6 +315,7 @@ class Engine:
                 model_parameters=learning,
                 optimizer=_Stepper(learning, step) if learning else None,
                 config=dict(config),
+                dist_init_required=False,  # the process group is there
             )
         self.optimizer = self.engine.optimizer
         self._gather = deepspeed.zero.GatheredParameters
@@ -481,6 +483,7 @@ def package(device: torch.device) -> Any:
 
         # An operation for inference on CPUs, which would have to be compiled first and is not used here.
         __compatible_ops__["deepspeed_shm_comm"] = False
+        _follow(deepspeed)
         known = torch.device(get_accelerator().device_name()).type
     if known != device.type:
         raise UserError(
@@ -488,6 +491,14 @@ def package(device: torch.device) -> Any:
             f"DS_ACCELERATOR={device.type} in front of the command"
         )
     return deepspeed
+
+
+def _follow(deepspeed: Any) -> None:
+    """DeepSpeed keeps the first process groups it saw; where they were made anew it must look again."""
+    if getattr(deepspeed, "followed_by_phases", dist.group.WORLD) is not dist.group.WORLD:
+        deepspeed.comm.comm.cdb = None
+        deepspeed.utils.groups._release_process_group_references()
+    deepspeed.followed_by_phases = dist.group.WORLD
 
 
 def _is_error(record: logging.LogRecord) -> bool:

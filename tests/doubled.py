@@ -6,10 +6,13 @@ from unittest import mock
 
 import torch
 
+from strategies.deepspeed import package
+
 
 @contextmanager
 def doubled() -> Iterator[None]:
     """Engines made herein keep, reduce and step in float64."""
+    package(torch.device("cpu"))
     from deepspeed.runtime.base_optimizer import ZeROOptimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
 
