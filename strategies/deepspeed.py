@@ -34,7 +34,7 @@ class DeepSpeed2(Zero2):
 
     Held on each rank: weights whole, and once more this rank's share of them, which its optimizer works on; gradients
     (whole until they are reduced), optimizer state and average / ranks. With `offload` the share of the weights, its
-    gradients, optimizer state and average lie in the CPU's memory.
+    gradients, optimizer state and average lie in the CPU's memory. A frozen player is whole on each rank.
 
     [Note: twins]
     Called as DeepSpeed means it, an engine counts each weight's gradients during the backward of its own loss: a second

@@ -21,7 +21,7 @@ from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.base import POLICIES
 from strategies.choice import choices
-from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
+from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3, package
 from tests.doubled import doubled
 from tests.hard_games import HARD, Plain, Teacher
 from tests.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
@@ -541,14 +541,29 @@ def test_a_missing_package_is_said_when_the_strategy_is_made(policy):
         PhaseStrategy(policy)
 
 
+def looked_again():
+    deepspeed = package(torch.device("cpu"))
+    deepspeed.utils.groups._WORLD_GROUP = kept = object()
+    package(torch.device("cpu"))
+    before = deepspeed.utils.groups._WORLD_GROUP is kept
+    with mock.patch.object(deepspeed, "followed_by_phases", object()):
+        package(torch.device("cpu"))
+    return before, deepspeed.utils.groups._WORLD_GROUP
+
+
+@installed
+def test_process_groups_that_were_made_anew_are_looked_up_again(ranks):
+    assert ranks(2).run(looked_again) == [(True, None)] * 2
+
+
 @installed
 def test_deepspeed_is_another_word_for_deepspeed2():
     assert POLICIES["deepspeed"] is DeepSpeed2
     assert choices("deepspeed", POLICIES)["*"].policy == "deepspeed"
 
 
-class Sparse(Plain):
-    """An optimizer with groups of its own rates and a frozen weight."""
+class ThreeMoments(Plain):
+    """An optimizer that keeps three tensors a weight."""
 
     def configure_players(self):
         for player in super().configure_players():
@@ -557,5 +572,5 @@ class Sparse(Plain):
 
 @installed
 def test_parity_with_state_of_more_than_two_kinds(ranks):
-    results = ranks(2).run(train_doubled, Sparse, "deepspeed2", 2)
-    assert distance(results[0], train(Sparse, policy="single")) < EXACT
+    results = ranks(2).run(train_doubled, ThreeMoments, "deepspeed2", 2)
+    assert distance(results[0], train(ThreeMoments, policy="single")) < EXACT
