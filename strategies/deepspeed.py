@@ -251,7 +251,7 @@ class DeepSpeed3(DeepSpeed2):
     def averaged(self) -> Iterator[None]:
         """Swap the shares and gather."""
         if self.ema is None or not self.buckets:
-            with self.gathered():
+            with self.gathered(), super().averaged():
                 yield
             return
         try:
@@ -438,6 +438,8 @@ class Engine:
             weight.grad = None
         with self.engine.coalesce_grad_reduction():
             pass  # on leaving, what lies on the twins is reduced
+        if self.longs[0].device != self.world.device:
+            torch.accelerator.synchronize(self.world.device)  # gradients are on their way to the CPU
         if self.sharded:
             for twin in self.twins.values():
                 twin.data = twin.data.new_empty(0)

@@ -346,6 +346,14 @@ def test_validation_sees_whole_averages_and_disturbs_nothing(policy, ranks):
     assert distance(expected, {name: own[name] for name in expected}) > BROKEN  # the weights themselves are others
 
 
+@installed
+@pytest.mark.parametrize("policy", STAGES)
+def test_one_process_validates_with_averages_too(policy):
+    with mock.patch("strategies.deepspeed.KIND", torch.float64):
+        seen, _ = validated(policy, 1)
+    assert distance(seen, validated("single", 1)[0]) == 0
+
+
 def poisoned(policy):
     module, strategy = Once(), PhaseStrategy(policy)
     data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(6)], batch_size=None)
