@@ -34,6 +34,7 @@ from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
 from strategies.compiled import played
+from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
@@ -45,9 +46,10 @@ from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Policy, Replicated, Zero1, Zero2, Zero3, Threads)
+    policy.name: policy
+    for policy in (Policy, Replicated, Zero1, Zero2, Zero3, DeepSpeed1, DeepSpeed2, DeepSpeed3, Threads)
 }
-POLICIES["fsdp"] = Zero3
+POLICIES |= {"fsdp": Zero3, "deepspeed": DeepSpeed2}
 
 
 class PhaseStrategy(DDPStrategy):

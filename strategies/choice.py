@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from gan.errors import UserError
+from strategies import deepspeed_config
 from strategies.policy import Policy
 
 
@@ -30,6 +32,7 @@ OPTIONS: dict[str, Option] = {
     "whole": Option("gather the player once a phase instead of piece by piece; needs its memory"),
     "compile": Option("run forward and backward as torch.compile makes them"),
     "recompute": Option("keep the inputs of blocks for backward, and make the rest anew (activation checkpointing)"),
+    "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
 
 
@@ -64,6 +67,11 @@ def _choice(text: str, policies: Mapping[str, type[Policy]]) -> Choice:
     name, *options = (part.strip() for part in text.split("+"))
     if name not in policies:
         raise UserError(f"unknown strategy '{name}'; known: {', '.join(policies)}")
+    package = policies[name].package
+    if package is not None and find_spec(package) is None:
+        raise UserError(
+            f"strategy '{name}' needs its package: pip install '.[{package}]' (coordinated-gans[{package}])"
+        )
     return Choice(name, dict(_option(option, name, policies) for option in options))
 
 

@@ -89,9 +89,13 @@ class Owner(Policy):
         """Lay the weights into buckets, and own a piece of each."""
         if self.alone or not self.weights:
             return
-        self.buckets = buckets(self.weights, self.sharing)
+        self.buckets = self.lay_out()
         pieces = {name: piece for bucket in self.buckets for name, piece in bucket.pieces.items()}
         self.owned = {name: pieces[name] for name in self.weights if name in pieces}
+
+    def lay_out(self) -> list[Bucket]:
+        """The weights that learn in buckets."""
+        return buckets(self.weights, self.sharing)
 
     def make_optimizer(self) -> Optimizer:
         """Make it for the weights, then let it step on this rank's pieces of them."""

@@ -44,6 +44,7 @@ class Policy:
     name = "single"
     max_ranks: int | None = 1
     takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it knows, of strategies/choice.py
+    package: str | None = None  # what must be installed for it; an extra of that name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         self.player = player
@@ -126,13 +127,17 @@ class Policy:
         """Clip, step the optimizer, the schedule and the average."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
-        self.optimizer.step()
+        self.step()
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.schedule is not None:
             self.schedule.step()
         if self.ema is not None:
             self.ema.update()
+
+    def step(self) -> None:
+        """The optimizer's step alone."""
+        self.optimizer.step()
 
     def settle(self) -> None:
         """Training is over and nobody failed: the player's weights are whole from here on."""

@@ -1,19 +1,19 @@
 """zero3, also called fsdp: everything of the player shared out, put together where phases read it."""
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 
 from gan.phase import Phase, Player
-from strategies.bucket import SHOWN, Bucket, buckets
+from strategies.bucket import Bucket, buckets
+from strategies.parameters import listen, unlisten
 from strategies.policy import World
+from strategies.saved import kept_as_places
 from strategies.zero2 import Zero2
 
 FEW = 2  # buckets for which nothing is gained by gathering one at a time
@@ -76,8 +76,8 @@ class Zero3(Zero2):
         self.number = {id(w): number for number, each in enumerate(self.everything) for w in each.weights.values()}
         for number, bucket in enumerate(self.everything):
             bucket.need = partial(self.need, number)
+        listen(self.player.module, self._read)
         for module in self.player.module.modules():
-            module._parameters = Parameters(module._parameters, self._read)
             self.hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
             self.hooks.append(module.register_forward_hook(self._leave, always_call=True))
 
@@ -93,7 +93,7 @@ class Zero3(Zero2):
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.everything)
         if self.learning and self.weights and not self.piecewise:
             self.gather()
-        with saved_tensors_hooks(_pack, _unpack):
+        with kept_as_places():
             yield
         self.before[phase.name] = self.order
         self.frames = []
@@ -180,9 +180,7 @@ class Zero3(Zero2):
 
     def release(self) -> None:
         """The author's modules are the author's again."""
-        if self.everything:
-            for module in self.player.module.modules():
-                module._parameters = module._parameters.plain()
+        unlisten(self.player.module)
         for bucket in self.everything[len(self.buckets) :]:
             bucket.release()
         super().release()
@@ -191,7 +189,7 @@ class Zero3(Zero2):
     def averaged(self) -> Iterator[None]:
         """Swap the shares and gather."""
         if self.ema is None or not self.buckets:
-            with self.gathered():
+            with self.gathered(), super().averaged():
                 yield
             return
         try:
@@ -217,77 +215,3 @@ class Zero3(Zero2):
         """The shares follow the weights."""
         for bucket in self.everything:
             bucket.took_weights()
-
-
-class Parameters(dict[str, nn.Parameter | None]):
-    """A module's parameters under their names, which says when one is read. See [Note: who reads]."""
-
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter | None], read: Callable[[list[nn.Parameter]], None]
-    ) -> None:
-        super().__init__(parameters)
-        self.read = read
-
-    def quietly(self) -> list[nn.Parameter]:
-        """Those there are, unread."""
-        return [weight for weight in super().values() if weight is not None]
-
-    def plain(self) -> dict[str, nn.Parameter | None]:
-        """As torch has it."""
-        return dict(super().items())
-
-    def __getitem__(self, name: str) -> nn.Parameter | None:
-        weight = super().__getitem__(name)
-        if weight is not None:
-            self.read([weight])
-        return weight
-
-    def values(self) -> Any:
-        """All of them are read."""
-        self.read(self.quietly())
-        return super().values()
-
-    def items(self) -> Any:
-        """All of them are read."""
-        self.read(self.quietly())
-        return super().items()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self.plain(),)  # a copy of a module belongs to nobody
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a weight that autograd keeps is found, and which values it saw."""
-
-    bucket: Bucket
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    version: int
-
-
-def _pack(tensor: Tensor) -> Place | tuple[Tensor, int]:
-    bucket = SHOWN.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
-    if bucket is None or tensor.dtype != bucket.whole.dtype:
-        return tensor, 0 if tensor.is_inference() else tensor._version
-    return Place(bucket, tensor.size(), tensor.stride(), tensor.storage_offset(), bucket.version)
-
-
-def _unpack(packed: Place | tuple[Tensor, int]) -> Tensor:
-    if isinstance(packed, Place):
-        bucket, now, then = packed.bucket, packed.bucket.version, packed.version
-    else:
-        tensor, then = packed
-        now = 0 if tensor.is_inference() else tensor._version
-    if now != then:
-        # What plain torch says where no hooks are.
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"a tensor of shape {list(packed.size if isinstance(packed, Place) else tensor.shape)} is at version "
-            f"{now}; expected version {then} instead"
-        )
-    if isinstance(packed, Place):
-        bucket.need()
-        return bucket.whole.as_strided(packed.size, packed.stride, packed.offset)
-    return tensor

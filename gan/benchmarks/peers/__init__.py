@@ -62,7 +62,8 @@ def peers() -> Iterator[Peer]:
         yield Peer(f"DeepSpeed {stage}, two engines", f"{WAYS}:deepspeed", {"stage": stage}, ("deepspeed",), "float32")
     for name, policy in POLICIES.items():
         if policy.max_ranks is None or policy.max_ranks > 1:
-            yield Peer(f"ours, {name}", f"{WAYS}:ours", {"policy": name})
+            needs = () if policy.package is None else (policy.package,)
+            yield Peer(f"ours, {name}", f"{WAYS}:ours", {"policy": name}, needs, "float32" if needs else "float64")
 
 
 def main(argv: list[str]) -> int:

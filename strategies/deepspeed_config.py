@@ -1,0 +1,102 @@
+"""What a DeepSpeed engine is told: our settings, and those of the user's own file that leave training as it is."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gan.errors import UserError
+from gan.phase import Player
+
+SIZE = 6 * 2**20  # elements: 25 MB in float32, what DDP takes for its buckets
+
+# What a file may say: how the same numbers are moved. (What only prints is not shown.)
+TAKEN = {
+    "": {"comms_logger", "dump_state", "memory_breakdown", "steps_per_print", "wall_clock_breakdown"},
+    "zero_optimization": {
+        "allgather_bucket_size",
+        "contiguous_gradients",
+        "enable_sanity_checks",
+        "overlap_comm",
+        "reduce_bucket_size",
+        "reduce_scatter",
+        "sub_group_size",
+        "use_multi_rank_bucket_allreduce",
+    },
+}
+
+# What else is often found in one, and what to type instead.
+INSTEAD = {
+    "optimizer": "the player brings its own",
+    "scheduler": "the player brings its own: Player(schedule=...)",
+    "gradient_clipping": "type Player(clip=...)",
+    "train_batch_size": "type --batch-size",
+    "train_micro_batch_size_per_gpu": "type --batch-size",
+    "gradient_accumulation_steps": "type Phase(micro_batches=...)",
+    "fp16": "type --precision 16-mixed",
+    "bf16": "type --precision bf16-mixed",
+    "zero_optimization.offload_optimizer": "type {policy}+offload",
+    "zero_optimization.cpu_offload": "type {policy}+offload",
+}
+
+
+def read(text: str) -> str:
+    """The path of a file that can be read as JSON."""
+    _load(text)
+    return text
+
+
+def _load(path: str) -> dict[str, Any]:
+    if not path:
+        raise ValueError("name a file, as in config:ds.json")
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read it: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
+
+
+def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's configuration; everything in the player's file that would change its training is refused at once."""
+    path = options.get("config")
+    file = {} if path is None else _load(path)
+    zero = file.pop("zero_optimization", {})
+    wrong = [*_contradictions(file, ""), *_contradictions(zero, "zero_optimization", stage)]
+    wrong = [each.format(policy=policy) for each in wrong]
+    if wrong:
+        raise UserError(
+            f"player '{player.name}': {policy}+config:{path} says what is not its to say; take out {'; '.join(wrong)}"
+        )
+    ours = {
+        "stage": stage,
+        # The whole reduction is one bucket where it fits; DeepSpeed's own default takes 2 GB.
+        "reduce_bucket_size": SIZE,
+        "allgather_bucket_size": SIZE,
+        "stage3_param_persistence_threshold": 0,  # a phase gathers everything anyway
+    }
+    if stage < 3 and "offload" not in options:
+        ours["compute_grad_norm"] = False  # norms are known by then; elsewhere DeepSpeed has no such setting
+    if "offload" in options:
+        ours["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # it only counts with it
+        "gradient_clipping": 0.0,  # left out it is 1
+        "steps_per_print": None,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        **{key: value for key, value in file.items() if value != "auto"},
+        "zero_optimization": {**ours, **{key: value for key, value in zero.items() if value != "auto"}},
+    }
+
+
+def _contradictions(said: Mapping[str, Any], section: str, stage: int | None = None) -> Iterator[str]:
+    for key, value in said.items():
+        name = f"{section}.{key}" if section else key
+        if key in TAKEN[section] or value == "auto" or (key, value) == ("stage", stage):
+            continue
+        if key == "stage":
+            yield f"{name} {value} (type deepspeed{value})"
+        else:
+            yield f"{name} ({INSTEAD.get(name, 'not known to leave training as it is')})"
