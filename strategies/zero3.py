@@ -132,10 +132,14 @@ class Zero3(Zero2):
         if not before:
             self.rest()
 
-    def took_weights(self) -> None:
-        """The shares follow the weights."""
-        for bucket in self.everything:
-            bucket.took_weights()
+    @property
+    def dealt(self) -> list[Bucket]:
+        """Frozen parameters, too."""
+        return self.everything
+
+    def loaded(self) -> None:
+        """What was gathered from the old shares is of no use."""
+        self.rest()
 
 
 def _own_methods(module: nn.Module) -> list[str]:
