@@ -201,12 +201,12 @@ class Keep(Callback):
             raise Stopped
 
     def save(self, trainer: Trainer) -> None:
-        """Write this step's checkpoint, then remove the older ones and what a killed process left half written."""
+        """Write this step's checkpoint, then remove the older ones."""
         path = self.folder.checkpoints / f"step-{trainer.global_step:06d}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            for older in set(self.folder.checkpoints.glob("step-*.ckpt*")) - {path}:
-                older.unlink()
+            for older in set(self.folder.checkpoints.glob("step-*.ckpt")) - {path}:
+                trainer.strategy.remove_checkpoint(older)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the signals back."""

@@ -21,7 +21,7 @@ from gan.module import GanModule
 from gan.opened import Opened, open_run
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
-from strategies.checkpoint_io import WholeCheckpointIO
+from strategies.checkpoint import load, whole
 
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
@@ -91,8 +91,7 @@ def export(
     `which`, `out` and `overrides` are those of `open_run`. `ema` are averaged weights where a player keeps an
     average, raw ones where it does not. Nothing is written unless everything can be.
     """
-    opened, saved = _open(which, out, **overrides)
-    players = networks(opened.run.game, saved, weights)
+    opened, players = _open(which, out, weights, **overrides)
     files = {f"{each.player}.safetensors": _safetensors(each, opened) for each in players}
     if published:
         files |= _published(opened.run.game, players)
@@ -111,7 +110,7 @@ def export(
 def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
     """The players' networks in a checkpoint, bit for bit and in its number format, whatever the game's is."""
     # The game's keys say `generator.0.weight` where the network's own say `0.weight`, which may lie anywhere in it.
-    places = {id(tensor): key for key, tensor in _state(game).items() if isinstance(tensor, Tensor)}
+    places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
     found = []
     for name, player in game.players.items():
         average = saved["players"][name]["ema"] if weights == "ema" else None
@@ -123,9 +122,9 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
                     f"player '{name}': '{key}' of its state dict is no tensor but {type(tensor).__name__}, "
                     f"which a safetensors file cannot hold; keep it in a buffer"
                 )
-            value = averages.get(id(tensor), saved["state_dict"][places[id(tensor)]])
-            # Copies: a layer that is there under two names is written under both.
-            state[key] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            state[key] = averages[id(tensor)] if id(tensor) in averages else saved["state_dict"][places[id(tensor)]]
+        # Copies: a layer that is there under two names is written under both.
+        state = {key: tensor.clone() for key, tensor in whole(state).items()}
         found.append(Exported(name, player.module, "raw" if average is None else "ema", state))
     return found
 
@@ -134,14 +133,14 @@ def _state(module: nn.Module) -> dict[str, Any]:
     return module.state_dict(keep_vars=True)  # the very objects, not views of them
 
 
-def _open(which: str, out: Path, **overrides: Any) -> tuple[Opened, dict[str, Any]]:
-    """The run, and all that its checkpoint says: both kinds of weights."""
+def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[Opened, list[Exported]]:
+    """The run, and its networks with the weights that were asked for."""
     while True:
         opened = open_run(which, out, **overrides)
         try:
-            return opened, WholeCheckpointIO().load_checkpoint(opened.checkpoint)
+            return opened, networks(opened.run.game, load(opened.checkpoint), weights)
         except UserError:
-            if opened.checkpoint.is_file() or str(opened.checkpoint) == which:
+            if opened.checkpoint.exists() or str(opened.checkpoint) == which:
                 raise
             continue  # training has just replaced it by a newer one
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from gan.errors import UserError
 
+CHECKPOINT = ".ckpt"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -45,8 +47,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def newest_checkpoint(self) -> Path | None:
-        """The checkpoint that was written last; files that are still being written have another ending."""
-        found = sorted(self.checkpoints.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        """The checkpoint that was written last; one that is still being written has another ending."""
+        found = sorted(self.checkpoints.glob(f"*{CHECKPOINT}"), key=lambda path: path.stat().st_mtime_ns)
         return found[-1] if found else None
 
     def discard(self) -> None:
@@ -88,14 +90,26 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
         run = max(runs, key=lambda run: _number(run.path))
         return run, run.newest_checkpoint()
     path = Path(resume)
-    folder = RunFolder(path if path.is_dir() else path.parent.parent)
-    checkpoint = folder.newest_checkpoint() if path.is_dir() else path
-    if not folder.settings.is_file() or checkpoint is None or not checkpoint.is_file():
+    folder = holding(path)
+    checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
+    if not folder.settings.is_file() or checkpoint is None or not checkpoint.exists():
         raise UserError(
             f"nothing to resume at '{resume}': expected a run's folder with checkpoints/ and settings.yaml, "
-            f"or a .ckpt file inside one; or type --resume auto"
+            f"or a .ckpt inside one; or type --resume auto"
         )
     return folder, checkpoint
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path names a checkpoint rather than a run's folder: both are directories."""
+    return path.suffix == CHECKPOINT
+
+
+def holding(path: Path) -> RunFolder:
+    """The run's folder that a path names, itself or by a checkpoint inside."""
+    if not is_checkpoint(path):
+        return RunFolder(path)
+    return RunFolder((path if len(path.parts) > 1 else path.absolute()).parent.parent)
 
 
 def _number(path: Path) -> int:

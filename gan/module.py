@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from lightning import LightningModule
 
@@ -74,6 +74,34 @@ class GanModule(LightningModule):
         """Compute with the players' averaged weights (EMA) for a while; validation does so by itself."""
         with self.trainer.strategy.averaged() if self._trainer is not None else nullcontext():
             yield
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A game made anew with its saved hyper-parameters and these, with a checkpoint's weights; not averages.
+
+        Here, because Lightning's own takes a checkpoint for one file.
+        """
+        from strategies import checkpoint
+        from strategies.module_state import load_module_state
+
+        if hparams_file is not None:
+            raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
+        saved = checkpoint.load(checkpoint_path, weights_only is not False)
+        game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
+        game.on_load_checkpoint(saved)
+        try:
+            load_module_state(game, saved["state_dict"], {}, game.strict_loading if strict is None else strict)
+        except RuntimeError as error:
+            raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
+        return game if map_location is None else game.to(map_location)
 
     def configure_optimizers(self) -> None:
         """Only a strategy that does not know players asks a GanModule for optimizers."""

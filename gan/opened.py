@@ -12,7 +12,10 @@ from gan import folder, options
 from gan.errors import UserError
 from gan.folder import RunFolder
 from gan.runs import Run, build
-from strategies.checkpoint_io import WholeCheckpointIO
+from strategies import checkpoint as directory
+from strategies.checkpoint import read
+from strategies.module_state import load_module_state
+from strategies.share import Share
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ def open_run(which: str = "auto", out: Path = Path("runs"), device: str = "cpu",
         settings = options.load(where.settings, **overrides)
         run = _build(settings, where)
         try:
-            saved = WholeCheckpointIO().load_checkpoint(checkpoint)
+            saved = directory.load(checkpoint)
+            _load(run, saved, checkpoint)
         except UserError:
-            if checkpoint.is_file() or str(checkpoint) == which:
+            if checkpoint.exists() or str(checkpoint) == which:
                 raise
             continue  # training has just replaced it by a newer one
-        _load(run, saved, checkpoint)
         run.game.eval().requires_grad_(False).to(place)
         return Opened(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
 
@@ -78,10 +81,10 @@ def _find(which: str, out: Path) -> tuple[RunFolder, Path]:
         raise UserError(
             f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
         )
-    where = RunFolder(path if path.is_dir() else path.parent.parent)
+    where = folder.holding(path)
     if not where.settings.is_file():
         raise UserError(f"'{which}' is not of a run: {where.settings} is missing; give a run's folder, or auto")
-    checkpoint = where.newest_checkpoint() if path.is_dir() else path
+    checkpoint = path if folder.is_checkpoint(path) else where.newest_checkpoint()
     if checkpoint is None:
         raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
     return where, checkpoint
@@ -113,11 +116,10 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
             f"players {', '.join(game.players)}"
         )
     try:
-        game.load_state_dict(saved["state_dict"])
+        load_module_state(game, saved["state_dict"], {})
     except RuntimeError as error:
         first = " ".join(" ".join(str(error).splitlines()[:2]).split())
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
-    with torch.no_grad():
-        for name, player in game.players.items():
-            for weight, average in (players[name]["ema"] or {}).items():
-                player.module.get_parameter(weight).copy_(average)
+    for name, player in game.players.items():
+        averages = players[name]["ema"] or {}
+        read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})

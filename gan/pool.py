@@ -8,7 +8,6 @@ come back at any number of ranks.
 """
 
 import random
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,11 +52,11 @@ class ImagePool(nn.Module):
         """The slots this rank answers for: the places it has visited, or all that was loaded if none yet."""
         return {number: self.slots[number] for number in self._visited or self.slots}
 
-    def get_extra_state(self) -> dict[int, list[Tensor]]:
-        """torch's hook: the slots go into the state dict."""
-        return self.own()
+    def get_extra_state(self) -> dict[int, dict[int, Tensor]]:
+        """torch's hook: the slots, numbered, go into the state dict."""
+        return {place: dict(enumerate(slots)) for place, slots in self.own().items()}
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state: dict[int, dict[int, Tensor]]) -> None:
         """torch's hook: take the slots of all places; those of other ranks are simply never visited."""
-        self.slots = {int(number): [image.clone() for image in slots] for number, slots in state.items()}
+        self.slots = {place: [slots[number].clone() for number in sorted(slots)] for place, slots in state.items()}
         self._visited = set()

@@ -31,15 +31,18 @@ from gan.pool import ImagePool
 from nets.norm import convert_sync_batchnorm
 from strategies import auto, random_state, threads
 from strategies.batch import cut, rows
+from strategies.checkpoint import Ranks
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
 from strategies.compiled import played
 from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
+from strategies.module_state import load_module_state, module_state
 from strategies.policy import Policy, World
 from strategies.replica import ADVICE
 from strategies.replicated import Replicated
+from strategies.share import Share
 from strategies.threads import Replicas, Threads
 from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
@@ -76,11 +79,11 @@ class PhaseStrategy(DDPStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
+        _refuse_other(checkpoint_io)
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
             timeout=timeout,
@@ -485,14 +488,15 @@ class PhaseStrategy(DDPStrategy):
 
     @property
     def checkpoint_io(self) -> WholeCheckpointIO:
-        """Ours, unless the user brings one."""
-        if self._checkpoint_io is None:
-            self._checkpoint_io = WholeCheckpointIO()
-        return self._checkpoint_io
+        """Ours alone knows shares."""
+        return WholeCheckpointIO(self._ranks())
+
+    def _ranks(self) -> Ranks:
+        return Ranks(self.global_rank, self.world_size)
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:
-        self._checkpoint_io = io
+        _refuse_other(io)
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -500,32 +504,37 @@ class PhaseStrategy(DDPStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The weights, and the image pools of all ranks together."""
-        with self.gathered():
-            state = super().lightning_module_state_dict()
-        for name, module in self.lightning_module.named_modules():
-            if isinstance(module, ImagePool):
-                pools = self._gather(module.own())
-                if self.replicas is not None:
-                    pools += [replica.own(module).own() for replica in self.replicas.replicas[1:]]
-                state[f"{name}._extra_state"] = {place: slots for pool in pools for place, slots in pool.items()}
-        return state
+        """This rank's shares of the weights, and what else the modules keep."""
+        return module_state(self.lightning_module, self._dealt(), self.is_global_zero, self._slots)
+
+    def _slots(self, pool: ImagePool) -> dict[int, dict[int, Tensor]]:
+        """The images that this rank answers for; under dp those of all replicas."""
+        replicas = [] if self.replicas is None else self.replicas.replicas[1:]
+        pools = [pool, *(replica.own(pool) for replica in replicas)]
+        return {place: images for each in pools for place, images in each.get_extra_state().items()}
+
+    def _dealt(self) -> dict[nn.Parameter, Share | None]:
+        return {weight: share for policy in self.policies.values() for weight, share in policy.shares().items()}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Lightning's checkpoint, with the players' averages and scales and every rank's random states."""
+        """Lightning's checkpoint, with the players' averages and scales and every rank's random states.
+
+        Every rank writes its shares; where to, the first says. The file system must be one that all machines share.
+        """
         checkpoint["game"] = type(self.lightning_module).__name__
         checkpoint["players"] = {name: policy.state_dict() for name, policy in self.policies.items()}
         checkpoint["seed"] = self.seed
         checkpoint["random_states"] = self._gather(self._set_aside or random_state.capture())
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        where = self._gather(os.path.abspath(filepath))[0]
+        self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """A player's optimizer state, whole whatever the policy."""
+        """This rank's shares of a player's optimizer state."""
         optimizer = getattr(optimizer, "optimizer", optimizer)
         return next(policy for policy in self.policies.values() if policy.optimizer is optimizer).optimizer_state()
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights and averages, after a look whether they are of this game at all."""
+        """Weights and averages, after a look whether they are of this game at all. Each rank reads what it owns."""
         game = type(self.lightning_module).__name__
         saved = list(checkpoint.get("players", ()))
         if checkpoint.get("game") != game or saved != list(self.policies):
@@ -533,24 +542,34 @@ class PhaseStrategy(DDPStrategy):
                 f"the checkpoint is of {checkpoint.get('game', 'another program')} with players "
                 f"{', '.join(saved) or 'unknown'}; this game is {game} with players {', '.join(self.policies)}"
             )
+        ranks = self._ranks()
+        ranks.each(lambda: self._load_weights(checkpoint["state_dict"], strict))
+        for policy in self.policies.values():
+            policy.loaded()
+        ranks.each(lambda: self._load_averages(checkpoint["players"]))
+
+    def _load_weights(self, saved: Mapping[str, Any], strict: bool) -> None:
         try:
-            with self.gathered():
-                super().load_model_state_dict(checkpoint, strict)
-                for policy in self.policies.values():
-                    policy.took_weights()
+            load_module_state(self.lightning_module, saved, self._dealt(), strict)
         except RuntimeError as error:
             raise UserError(
                 f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "
                 f"trained with. {error}"
             ) from error
+
+    def _load_averages(self, saved: Mapping[str, Any]) -> None:
         for name, policy in self.policies.items():
-            policy.load_average(checkpoint["players"][name]["ema"])
+            policy.load_average(saved[name]["ema"])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training goes on with."""
         learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
-        for policy, state in zip(learners, checkpoint["optimizer_states"], strict=True):
-            policy.load_optimizer_state(state)
+
+        def load() -> None:
+            for policy, state in zip(learners, checkpoint["optimizer_states"], strict=True):
+                policy.load_optimizer_state(state)
+
+        self._ranks().each(load)
         for name, policy in self.policies.items():
             policy.load_training_state(checkpoint["players"][name])
         self.seed = checkpoint["seed"]
@@ -600,6 +619,14 @@ def _threaded(choice: Mapping[str, Choice]) -> bool:
 def _scaled(precision: Precision) -> bool:
     """Whether gradients would vanish without a loss scale."""
     return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
+
+
+def _refuse_other(io: Any) -> None:
+    if io is not None and not isinstance(io, WholeCheckpointIO):
+        raise UserError(
+            f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
+            f"itself; leave {type(io).__name__} out"
+        )
 
 
 def _finite(number: float) -> bool:

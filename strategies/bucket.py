@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from strategies.share import Share
+
 SIZE = 25 * 2**20  # bytes; what DDP takes for its buckets
 ALIGNED = 16  # bytes at which GPU kernels like a tensor to begin
 
@@ -105,6 +107,15 @@ class Bucket:
         low, high = self._mine(name)
         return tensor.reshape(-1)[low - self.starts[name] : high - self.starts[name]].to(self.own.device, self.kind)
 
+    def share_of(self, name: str) -> Share | None:
+        """This rank's share of a weight, if it has any."""
+        low, high = self._mine(name)
+        if low >= high:
+            return None
+        # Once released, the author's parameter is the only one that anybody writes to.
+        own = self.cut(name, self.weights[name]) if self.released else self.pieces[name]
+        return Share(own.detach(), self.weights[name].shape, low - self.starts[name])
+
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors in the shapes of the weights laid end to end; zeros where there is none."""
         flat = torch.zeros(self.share * self.sharing.size, dtype=self.kind, device=self.device)
@@ -151,12 +162,6 @@ class Bucket:
         nothing = torch.full((), torch.nan, dtype=self.shown, device=self.device)
         for weight in self.weights.values():
             weight.data = nothing.expand(weight.shape)
-
-    def took_weights(self) -> None:
-        """The weights were written to, all of them, in their own kind of numbers: so is the share."""
-        self.version += 1
-        if not self.in_place:
-            self.own.copy_(self.whole[self.first : self.first + self.share])
 
     def release(self) -> None:
         """Give every weight memory of its own again."""

@@ -19,6 +19,7 @@ from strategies.owner import Owner
 from strategies.parameters import listen, unlisten
 from strategies.policy import World
 from strategies.saved import kept_as_places
+from strategies.share import Share
 from strategies.zero2 import Zero2
 
 KIND = torch.float32  # of the numbers that DeepSpeed computes with
@@ -257,10 +258,15 @@ class DeepSpeed3(DeepSpeed2):
         if not before:
             self.rest()
 
-    def took_weights(self) -> None:
-        """The shares follow the weights."""
-        if self.engine is not None:
-            self.engine.took_weights()
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        """Frozen parameters, too."""
+        if self.engine is None:
+            return {}
+        return {weight: self.engine.share_of(name) for name, weight in self.engine.everything.items()}
+
+    def loaded(self) -> None:
+        """What was gathered from the old shares is of no use."""
+        self.spread()
 
     def release(self) -> None:
         """The author's modules are the author's again."""
@@ -391,16 +397,23 @@ class Engine:
         for name, piece in self.pieces.items():
             self.twins[name].ds_tensor.data[: piece.numel()].copy_(piece.detach())
 
-    def took_weights(self) -> None:
-        """The weights were written to: so are the shares."""
-        for name, piece in self.pieces.items():
-            piece.data.copy_(self.cut(name, self.weights[name].detach()))
-        if self.sharded:
-            self._lower()
-            for name in self.everything.keys() - self.weights.keys():
-                share = self.twins[name].ds_tensor
-                mine = self.everything[name].detach().reshape(-1)[self.world.rank * share.numel() :][: share.numel()]
-                share.data[: mine.numel()].copy_(mine)
+    def share_of(self, name: str) -> Share | None:
+        """This rank's share of a weight, if it has any."""
+        weight = self.everything[name]
+        if name in self.weights:
+            first, count = self.firsts[name], self.places[name][2] if name in self.places else 0
+            own = self.pieces[name].detach() if count else None
+        else:
+            twin = self.twins.get(name)
+            size = -(-weight.numel() // self.world.size) if twin is None else twin.ds_tensor.numel()
+            first = self.world.rank * size
+            count = min(size, weight.numel() - first)
+            own = None if twin is None or count <= 0 else twin.ds_tensor.data[:count]
+        if count <= 0:
+            return None
+        # Once released, the author's parameter is the only one that anybody writes to.
+        own = weight.detach().reshape(-1)[first : first + count] if self.engine is None else own
+        return Share(own, weight.shape, first)
 
     def release(self) -> None:
         """Give every weight memory of its own again, and let the engine go. Communicates nothing."""

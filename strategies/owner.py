@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
@@ -15,6 +16,7 @@ from gan.errors import UserError
 from gan.phase import Player
 from strategies.bucket import Bucket, Sharing, buckets
 from strategies.policy import Policy, World
+from strategies.share import Share
 
 # Optimizers that treat every element by itself, so that on pieces of weights they do what they do on weights.
 ELEMENTWISE = {
@@ -135,6 +137,12 @@ class Owner(Policy):
                 dist.destroy_process_group(group)
         super().release()
 
+    def settle(self) -> None:
+        """In full, where phases compute with fewer digits."""
+        for bucket in self.buckets:
+            if bucket.shown != bucket.kind:
+                bucket.gather(bucket.kind)
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Swap the shares and gather; back again afterwards. After an error nobody is waited for."""
@@ -164,82 +172,30 @@ class Owner(Policy):
 
     # ---- checkpoints ----
 
-    def took_weights(self) -> None:
-        """The shares follow the weights."""
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        """This rank's piece of each weight in a bucket."""
+        return {weight: bucket.share_of(name) for bucket in self.dealt for name, weight in bucket.weights.items()}
+
+    @property
+    def dealt(self) -> list[Bucket]:
+        """All that is laid in buckets."""
+        return self.buckets
+
+    def loaded(self) -> None:
+        """Show the shares in the weights."""
+        self.spread()
+
+    def group_names(self) -> list[list[str]]:
+        """As the recipe made the groups, of all ranks' weights."""
+        return self.groups if self.buckets else super().group_names()
+
+    def owned_share(self, name: str, tensor: Tensor) -> Share:
+        """It lies in the weight as the piece does."""
         for bucket in self.buckets:
-            bucket.took_weights()
+            if name in bucket.weights:
+                return replace(bucket.share_of(name), tensor=tensor)
+        return super().owned_share(name, tensor)
 
-    def average_state(self) -> dict[str, Tensor]:
-        """Whole averages, on rank 0."""
-        if not self.buckets:
-            return super().average_state()
-        parts = self._collect(self.ema.state_dict())
-        return {
-            name: self._whole(name, [part[name] for part in parts if name in part]) for name in self.weights if parts
-        }
-
-    def load_average(self, state: Mapping[str, Tensor] | None) -> None:
-        """This rank's pieces of saved averages."""
-        if self.ema is not None and self.buckets and state is not None:
-            state = {name: tensor for name, tensor in self._cut(state).items() if name in self.owned}
-        super().load_average(state)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """The ranks' states put together, on rank 0, under the numbers that plain torch gives the weights."""
-        if not self.buckets:
-            return super().optimizer_state()
-        parts = self._collect({name: dict(self.optimizer.state.get(piece, {})) for name, piece in self.owned.items()})
-        groups, number, numbers = self.optimizer.state_dict()["param_groups"], 0, {}
-        for group, members in zip(groups, self.groups, strict=True):
-            group["params"] = list(range(number, number + len(members)))
-            numbers |= dict(zip(group["params"], members, strict=True))
-            number += len(members)
-        state = {}
-        for number, name in numbers.items() if parts else ():
-            found = [part[name] for part in parts if part.get(name)]
-            if found:
-                state[number] = {
-                    key: self._whole(name, [each[key] for each in found]) if _is_per_element(key, value) else value
-                    for key, value in found[0].items()
-                }
-        return {"state": state, "param_groups": groups}
-
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """This rank's pieces of a saved state of the whole player."""
-        if self.buckets:
-            numbers = iter(range(len(self.owned)))
-            mine, groups = {}, []
-            for group, members in zip(state["param_groups"], self.groups, strict=True):
-                taken = []
-                for saved, name in zip(group["params"], members, strict=True):
-                    if name not in self.owned:
-                        continue
-                    taken.append(next(numbers))
-                    if saved in state["state"]:
-                        values = state["state"][saved]
-                        mine[taken[-1]] = {
-                            key: self._cut({name: value})[name].clone() if _is_per_element(key, value) else value
-                            for key, value in values.items()
-                        }
-                groups.append({**group, "params": taken})
-            state = {"state": mine, "param_groups": groups}
-        super().load_optimizer_state(state)
-
-    def _cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        where = {name: bucket for bucket in self.buckets for name in bucket.weights}
-        return {name: where[name].cut(name, tensor) for name, tensor in tensors.items()}
-
-    def _whole(self, name: str, parts: list[Tensor]) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in parts]).view(self.weights[name].shape)
-
-    def _collect(self, value: Any) -> list[Any]:
-        """What each rank has, in the memory of rank 0's machine; nothing on the others."""
-        value = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
-        found = [None] * self.world.size if self.world.rank == 0 else None
-        dist.gather_object(value, found, dst=0)
-        return (found or [])[: self.sharing.size]
-
-
-def _is_per_element(key: str, value: Any) -> bool:
-    # Not by its shape: a weight may be a scalar, and so are its moments.
-    return isinstance(value, Tensor) and key not in SCALARS
+    def is_per_element(self, key: str) -> bool:
+        """Not by its shape: a weight may be a scalar, and so are its moments."""
+        return bool(self.buckets) and key not in SCALARS

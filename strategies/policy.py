@@ -15,9 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
+from strategies.checkpoint import Saved, read
 from strategies.compiled import Compiled
 from strategies.loss_scale import LossScale
 from strategies.recompute import Recompute
+from strategies.share import Share
 
 
 @dataclass(frozen=True)
@@ -189,35 +191,103 @@ class Policy:
         """The author's parameters are whole for a while, on all ranks."""
         yield
 
-    # ---- checkpoints: whole tensors under the names and numbers of plain torch ----
+    # ---- checkpoints: this rank's shares of tensors, under the names that plain torch gives them ----
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        """This rank's share of each parameter that is dealt out among ranks; the others are whole on all."""
+        return {}
+
+    def loaded(self) -> None:
+        """New values were read into the shares."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the player beside weights, optimizer and schedule; complete on rank 0."""
+        """What a checkpoint holds of the player beside weights, optimizer and schedule."""
         return {
             "ema": None if self.ema is None else self.average_state(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
             "skipped": self.skipped,
         }
 
-    def average_state(self) -> dict[str, Tensor]:
-        """The average of each weight; complete on rank 0."""
-        return self.ema.state_dict()
+    def average_state(self) -> dict[str, Share]:
+        """This rank's share of each weight's average."""
+        return {name: self.owned_share(name, average) for name, average in self.ema.state_dict().items()}
 
-    def load_average(self, state: Mapping[str, Tensor] | None) -> None:
+    def load_average(self, saved: Mapping[str, Saved] | None) -> None:
         """Take over saved averages, or start at the weights."""
-        if self.ema is not None:
-            self.ema.load_state_dict(state)
+        if self.ema is None:
+            return
+        if saved is None:
+            self.ema.load_state_dict(None)
+        else:
+            read({saved[name]: share for name, share in self.average_state().items()})
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state as plain torch would have it; complete on rank 0."""
-        return self.optimizer.state_dict()
+        """The optimizer's state as plain torch has it, with names instead of numbers and shares instead of tensors."""
+        packed = self.optimizer.state_dict()
+        state = {}
+        for number, name in enumerate(self._stepped()):
+            if number in packed["state"]:
+                values = packed["state"][number]
+                state[name] = {key: self._shared(name, key, value) for key, value in values.items()}
+        groups = zip(packed["param_groups"], self.group_names(), strict=True)
+        return {**packed, "state": state, "param_groups": [{**group, "params": names} for group, names in groups]}
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Take over a saved state of the whole player."""
-        self.optimizer.load_state_dict(state)
+    def load_optimizer_state(self, saved: dict[str, Any]) -> None:
+        """Take over this rank's part of a saved state."""
+        if [group["params"] for group in saved["param_groups"]] != self.group_names():
+            raise UserError(
+                f"player '{self.player.name}': the checkpoint's optimizer has its weights in other groups than this "
+                f"run's; resume with the settings it was trained with"
+            )
+        wanted: dict[Saved, Share] = {}
+        state = {
+            number: {key: self._room(name, key, value, wanted) for key, value in saved["state"][name].items()}
+            for number, name in enumerate(self._stepped())
+            if name in saved["state"]
+        }
+        read(wanted)
+        groups, first = [], 0
+        for group, own in zip(saved["param_groups"], self.optimizer.param_groups, strict=True):
+            groups.append({**group, "params": list(range(first, first + len(own["params"])))})
+            first += len(own["params"])
+        self.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
 
-    def took_weights(self) -> None:
-        """New values were loaded into the author's parameters, which are whole at this moment."""
+    def group_names(self) -> list[list[str]]:
+        """The names of the weights in each of the optimizer's groups."""
+        return self._names(self.weights)
+
+    def _stepped(self) -> list[str]:
+        """The names of what this rank's optimizer steps, in torch's numbers."""
+        return [name for group in self._names(self.owned) for name in group]
+
+    def _names(self, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        return [[names[id(parameter)] for parameter in group["params"]] for group in self.optimizer.param_groups]
+
+    def owned_share(self, name: str, tensor: Tensor) -> Share:
+        """Of something that has a number for each element of what this rank owns of a weight."""
+        return Share.whole(tensor)
+
+    def is_per_element(self, key: str) -> bool:
+        """Whether what the optimizer keeps under a name is dealt out as its weight is."""
+        return False
+
+    def _shared(self, name: str, key: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return self.owned_share(name, value) if self.is_per_element(key) else Share.whole(value)
+
+    def _room(self, name: str, key: str, value: Any, wanted: dict[Saved, Share]) -> Any:
+        """What is saved, or room for it, which is then wanted."""
+        if not isinstance(value, Saved):
+            return value
+        owned = self.owned[name]
+        if self.is_per_element(key):
+            share = self.owned_share(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
+        else:
+            share = Share.whole(value.empty())
+        wanted[value] = share
+        return share.tensor
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Take over the loss scale and the count of skipped updates."""

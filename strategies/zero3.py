@@ -211,7 +211,11 @@ class Zero3(Zero2):
         if not before:
             self.rest()
 
-    def took_weights(self) -> None:
-        """The shares follow the weights."""
-        for bucket in self.everything:
-            bucket.took_weights()
+    @property
+    def dealt(self) -> list[Bucket]:
+        """Frozen parameters, too."""
+        return self.everything
+
+    def loaded(self) -> None:
+        """What was gathered from the old shares is of no use."""
+        self.rest()

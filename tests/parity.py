@@ -17,6 +17,7 @@ from strategies import PhaseStrategy
 from strategies.base import POLICIES
 from strategies.policy import Policy
 from strategies.replicated import Replicated
+from strategies.share import Share
 
 STEPS = 10
 BATCH = 16
@@ -79,14 +80,31 @@ def train(
 def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
     """Every tensor that training has made; on ranks other than the first, the weights alone. All ranks must call it."""
     found: dict[str, Any] = {f"weight {k}": v.clone() for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    shares: dict[str, Share] = {}
     for name, policy in strategy.policies.items():
         if policy.ema is not None:
-            found |= {f"ema {name}.{k}": v.clone() for k, v in policy.average_state().items()}
+            shares |= {f"ema {name}.{k}": share for k, share in policy.average_state().items()}
         if policy.optimizer is not None:
-            for number, state in policy.optimizer_state()["state"].items():
-                found |= {f"optimizer {name}.{number}.{k}": torch.as_tensor(v).clone() for k, v in state.items()}
+            for weight, state in policy.optimizer_state()["state"].items():
+                shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in state.items() if isinstance(v, Share)}
             found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
-    return found
+    return found | together(shares, strategy.world_size)
+
+
+def together(shares: dict[str, Share], world: int) -> dict[str, Tensor]:
+    """What a rank has whole, and on the first also what all have in shares: by hand, without the code this proves."""
+    found = {
+        k: v.tensor.detach().clone().view(v.shape) for k, v in shares.items() if v.tensor.numel() == v.shape.numel()
+    }
+    if world == 1:
+        return found
+    parts: list[Any] | None = [None] * world if torch.distributed.get_rank() == 0 else None
+    torch.distributed.gather_object(shares, parts, dst=0)
+    rest = [(k, v) for part in parts or () for k, v in part.items() if k not in found]
+    flat = {k: torch.full((v.shape.numel(),), math.nan, dtype=v.tensor.dtype) for k, v in rest}
+    for name, share in rest:
+        flat[name][share.start : share.stop] = share.tensor.detach().reshape(-1)
+    return found | {name: flat[name].view(share.shape) for name, share in rest}
 
 
 def weights(found: dict[str, Any]) -> dict[str, Any]:

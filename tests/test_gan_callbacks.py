@@ -124,8 +124,7 @@ def kept(tmp_path, steps, at, every=3):
 
 
 def test_the_newest_checkpoint_is_kept_and_the_last_step_is_saved(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "step-000099.ckpt.part").write_text("half")  # as a killed process leaves it
+    (tmp_path / "checkpoints" / "step-000099.ckpt.part").mkdir(parents=True)  # as a killed process leaves it
     assert kept(tmp_path, 8, {})[1] == ["step-000008.ckpt"]
 
 

@@ -22,6 +22,7 @@ from gan.opened import open_run
 from gan.runs import build
 from nets.published import load_discriminator, load_generator
 from tests import opening
+from tests.saved import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def published_run(tmp_path_factory):
 
 def checkpoint(run):
     (path,) = run.glob("checkpoints/*.ckpt")
-    return torch.load(path, weights_only=True)
+    return read_checkpoint(path)
 
 
 def about(path):
@@ -269,10 +270,10 @@ def test_published_files_hold_the_same_networks(published_run, tmp_path):
 def test_published_files_hold_the_weights_that_were_asked_for(published_run, tmp_path):
     run = shutil.copytree(published_run, tmp_path / "runs" / published_run.name)
     (path,) = run.glob("checkpoints/*.ckpt")
-    saved = torch.load(path, weights_only=True)
+    saved = read_checkpoint(path)
     names = [name for name, _ in open_run(str(run)).run.game.generator.named_parameters()]
     saved["players"]["generator"]["ema"] = {name: saved["state_dict"][f"generator.{name}"] + 1 for name in names}
-    torch.save(saved, path)
+    write_checkpoint(path, saved)
     for weights in ("ema", "raw"):
         export(str(run), tmp_path / weights, weights, published=True)
     ema, raw = (torch.load(tmp_path / kind / "latest_net_G.pth", weights_only=True) for kind in ("ema", "raw"))
@@ -348,13 +349,13 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeyp
 
 def test_code_in_a_checkpoint_is_never_run(sean, tmp_path):
     (path,) = sean.glob("checkpoints/*.ckpt")
-    saved = torch.load(path, weights_only=True)
+    saved = read_checkpoint(path)
 
     class Harm:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "harm",))
 
-    torch.save({**saved, "extra": Harm()}, path)
+    write_checkpoint(path, {**saved, "extra": Harm()})
     with pytest.raises(UserError, match="cannot be read as a checkpoint"):
         export(str(sean))
     assert not (tmp_path / "harm").exists() and not (sean / "export").exists()

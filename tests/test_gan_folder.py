@@ -13,7 +13,7 @@ def make(out, name, *checkpoints):
     run.settings.write_text("run: x\n")
     run.checkpoints.mkdir()
     for age, checkpoint in enumerate(checkpoints):
-        (run.checkpoints / checkpoint).write_text("x")
+        (run.checkpoints / checkpoint).mkdir()
         os.utime(run.checkpoints / checkpoint, (1000 + age, 1000 + age))
     return run
 
@@ -54,6 +54,14 @@ def test_a_run_or_one_of_its_checkpoints_is_found_by_path(tmp_path):
     assert folder.find(str(run.path), tmp_path, None) == (run, run.checkpoints / "step-000020.ckpt")
     older = run.checkpoints / "step-000010.ckpt"
     assert folder.find(str(older), tmp_path, None) == (run, older)
+    assert folder.find(f"{older}/", tmp_path, None) == (run, older)
+
+
+def test_a_checkpoint_is_found_from_inside_its_folder(tmp_path, monkeypatch):
+    run = make(tmp_path, "sean", "step-000010.ckpt")
+    monkeypatch.chdir(run.checkpoints)
+    found, checkpoint = folder.find("step-000010.ckpt", tmp_path, None)
+    assert found.settings.is_file() and checkpoint.is_dir()
 
 
 @pytest.mark.parametrize("where", ["absent", "001-empty", "001-empty/checkpoints/absent.ckpt"])

@@ -36,6 +36,7 @@ from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests import narrow_vgg
 from tests.parity import BATCH, distance, share, snapshot, train, trainer, weights
+from tests.saved import read_checkpoint
 from tests.watch import WatchedStrategy
 
 LABELS, SIZE = 4, 16
@@ -462,7 +463,7 @@ def test_a_checkpoint_has_no_vgg_in_it_and_goes_on_all_the_same(tmp_path):
 
     unbroken = run(4)
     run(2)
-    saved = torch.load(tmp_path / "2.ckpt", weights_only=True)
+    saved = read_checkpoint(tmp_path / "2.ckpt")
     assert not [key for key in saved["state_dict"] if "vgg" in key]
     assert list(saved["players"]) == ["encoder", "generator", "discriminator"]
     resumed = run(4, ckpt_path=str(tmp_path / "2.ckpt"))

@@ -13,6 +13,7 @@ from gan.games.stylegan import StyleGan, lazy_adam
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
 from tests.parity import BATCH, distance, share, snapshot, train, trainer
+from tests.saved import read_checkpoint
 from tests.test_gan_games import pictures, stylegan
 
 
@@ -131,7 +132,7 @@ def test_a_resumed_run_has_the_running_mean_and_equals_the_unbroken_one(world, r
     unbroken = played(stylegan(), 8)
     folder = str(tmp_path)
     resumed = [save_and_go_on(folder, 1)] if world == 1 else ranks(2).run(save_and_go_on, folder, 2)
-    saved = torch.load(tmp_path / "step=4.ckpt", weights_only=True)["state_dict"]["path_mean"]
+    saved = read_checkpoint(tmp_path / "step=4.ckpt")["state_dict"]["path_mean"]
     assert 0 < saved < unbroken["weight path_mean"]
     assert all(distance(unbroken, state) < 1e-10 for state in resumed)
 

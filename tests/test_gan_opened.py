@@ -13,6 +13,7 @@ from gan.folder import RunFolder
 from gan.opened import open_run
 from gan.runs import build
 from tests import opening
+from tests.saved import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def the_checkpoint(run):
 
 def test_a_run_is_opened_as_it_was_saved(sean_run):
     found = open_run(str(sean_run))
-    saved = torch.load(the_checkpoint(sean_run), weights_only=True)
+    saved = read_checkpoint(the_checkpoint(sean_run))
     assert (found.name, found.step, found.checkpoint) == ("sean-faces", 2, the_checkpoint(sean_run))
     assert found.folder.path == sean_run
     assert found.settings["size"] == 32 and found.settings["run"] == "sean-faces"
@@ -52,11 +53,11 @@ def test_auto_is_the_newest_run_with_a_checkpoint(sean_run):
 
 def test_a_player_with_an_average_has_it(copy):
     path = the_checkpoint(copy)
-    saved = torch.load(path, weights_only=True)
+    saved = read_checkpoint(path)
     names = [name for name, _ in build("sean-faces", **opening.WIDTHS).game.generator.named_parameters()]
     weights = {name: saved["state_dict"][f"generator.{name}"] for name in names}
     saved["players"]["generator"]["ema"] = {name: weight + 1 for name, weight in weights.items()}
-    torch.save(saved, path)
+    write_checkpoint(path, saved)
     game = open_run(str(copy)).run.game
     for name, weight in game.generator.named_parameters():
         assert torch.equal(weight, weights[name] + 1)
@@ -150,15 +151,19 @@ def test_settings_that_cannot_be_read_are_refused(copy):
 
 def test_a_checkpoint_of_another_game_or_none_is_refused(copy):
     path = the_checkpoint(copy)
-    saved = torch.load(path, weights_only=True)
-    torch.save({**saved, "game": "Pix2pix", "players": {"a": {}}}, path)
+    saved = read_checkpoint(path)
+    write_checkpoint(path, {**saved, "game": "Pix2pix", "players": {"a": {}}})
     with pytest.raises(UserError, match="is of Pix2pix with players a; the run's settings make Sean with players enc"):
         open_run(str(copy))
-    torch.save({"epoch": 1}, path)
+    write_checkpoint(path, {"epoch": 1})
     with pytest.raises(UserError, match="is of another program with players unknown"):
         open_run(str(copy))
-    path.write_bytes(b"PK not at all")
+    (path / "values.pt").write_bytes(b"PK not at all")
     with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        open_run(str(copy))
+    shutil.rmtree(path)
+    torch.save(saved, path)
+    with pytest.raises(UserError, match=r"step-000002.ckpt cannot be read as a checkpoint: it is one file"):
         open_run(str(copy))
 
 

@@ -133,7 +133,7 @@ def test_the_mean_is_kept_and_made_anew_for_a_newer_checkpoint(copied):
 
 def test_the_mean_can_be_had_though_training_has_gone_on(copied):
     mean = copied.mean()
-    copied.opened.checkpoint.unlink()
+    shutil.rmtree(copied.opened.checkpoint)
     assert torch.equal(copied.mean().codes, mean.codes)
     copied.mean_path().unlink()
     assert torch.equal(copied.mean().codes, mean.codes)

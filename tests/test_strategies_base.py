@@ -21,6 +21,7 @@ from gan.errors import UserError
 from strategies import PhaseStrategy
 from tests.hard_games import BatchNorms, Every, Plain, TwoPhases
 from tests.parity import distance, share, snapshot, trainer, vectors
+from tests.saved import read_checkpoint, write_checkpoint
 
 
 def data(steps, first=0):
@@ -173,9 +174,9 @@ def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(game, tmp_path):
     resumed = run(8, ckpt_path=str(tmp_path / "five.ckpt"))
     assert distance(resumed, unbroken) == 0
     # The control: without the optimizer's state it is another training.
-    checkpoint = torch.load(tmp_path / "five.ckpt", weights_only=True)
+    checkpoint = read_checkpoint(tmp_path / "five.ckpt")
     checkpoint["optimizer_states"] = [{**state, "state": {}} for state in checkpoint["optimizer_states"]]
-    torch.save(checkpoint, tmp_path / "damaged.ckpt")
+    write_checkpoint(tmp_path / "damaged.ckpt", checkpoint)
     assert distance(run(8, ckpt_path=str(tmp_path / "damaged.ckpt")), unbroken) > 0
 
 
@@ -226,7 +227,7 @@ def test_a_checkpoint_goes_on_at_another_number_of_ranks(ranks, tmp_path):
 
 def test_a_checkpoint_loads_as_plain_data_and_names_its_game(tmp_path):
     fit(Plain(), 2).save_checkpoint(tmp_path / "plain.ckpt")
-    checkpoint = torch.load(tmp_path / "plain.ckpt", weights_only=True)
+    checkpoint = read_checkpoint(tmp_path / "plain.ckpt")
     assert checkpoint["game"] == "Plain"
     assert list(checkpoint["players"]) == ["generator", "discriminator"]
     assert set(checkpoint["players"]["generator"]["ema"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -288,7 +289,7 @@ def test_16_mixed_keeps_a_loss_scale_per_player_and_saves_it(tmp_path):
     assert scales["generator"] == 2.0**13 < scales["discriminator"]
     assert strategy.policies["generator"].skipped == 3
     made.save_checkpoint(tmp_path / "scaled.ckpt")
-    saved = torch.load(tmp_path / "scaled.ckpt", weights_only=True)["players"]["generator"]
+    saved = read_checkpoint(tmp_path / "scaled.ckpt")["players"]["generator"]
     assert saved["loss_scale"] == {"scale": 2.0**13, "growth_interval": 2000, "good": 3}
     assert saved["skipped"] == 3
 
