@@ -159,6 +159,8 @@ class Score(Callback):
 class Stopped(Exception):
     """The run was asked to end, has saved itself and ends: not a failure."""
 
+    agreed = True
+
 
 class Keep(Callback):
     """Saves every so many steps, at the end, on Ctrl-C or SIGTERM, and when the guard gives up.

@@ -32,9 +32,11 @@ from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
 from strategies.guard import Guard
+from strategies.launcher import launcher
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
 from strategies.replicated import Replicated
+from strategies.survivor import Survivor
 from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
@@ -86,6 +88,8 @@ class PhaseStrategy(DDPStrategy):
         self._random_states: list[dict[str, Any]] | None = None
         self._after_step: dict[str, Any] | None = None
         self._set_aside: dict[str, Any] | None = None
+        self.survivor: Survivor | None = None
+        self.advice = ""  # what to type when a rank was lost
 
     # ---- one phase ----
 
@@ -251,12 +255,14 @@ class PhaseStrategy(DDPStrategy):
                     f"type --strategy ddp, or --devices 1"
                 )
         if ranks > 1:
-            super()._configure_launcher()
+            self._launcher = launcher(self, self._start_method)
 
     def setup_distributed(self) -> None:
-        """One process needs no process group either."""
+        """One process needs no process group either; several are tied together, to end together."""
         if self.num_processes * self.num_nodes > 1:
             super().setup_distributed()
+            if self.survivor is not None:
+                self.survivor.tie(self.cluster_environment.main_address, self.advice, self.broadcast, self._gather)
         else:
             self.set_world_ranks()
 
