@@ -192,7 +192,7 @@ class Lifeline:
                 self._learn(end)
             elif "bye" in message:
                 self._drop(peer)
-        except (ValueError, TypeError):  # somebody who is not of us
+        except (ValueError, TypeError, AttributeError):  # somebody who is not of us
             self._drop(peer)
 
     def _greet(self, peer: _Peer, token: str, rank: int, process: int, host: str) -> None:
