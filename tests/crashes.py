@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan import fit, noise
 from gan.callbacks import Keep
+from gan.errors import UserError
 from gan.folder import RunFolder
 from strategies import PhaseStrategy
 from tests.parity import snapshot
@@ -33,7 +35,7 @@ LIMIT = 30  # seconds in which the others must have ended
 TRAINS, STEP, SAVES = b"trains", b"step", b"saves"  # what a rank tells of itself
 ARGUMENTS = (
     "--run wgan-gp-faces --width 2 --latent 4 --faces 48 --held-out 12 --batch-size 12 --critic-steps 3 "
-    "--accelerator cpu --log-every 1 --sample-every 1000 --resume auto"
+    "--accelerator cpu --precision 64-true --log-every 1 --sample-every 1000 --resume auto"
 )
 
 
@@ -59,7 +61,8 @@ def train(
     """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
 
     From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
-    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step.
+    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step. With "mistake" and
+    "error" it is not killed, and raises an error in a forward.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
@@ -225,19 +228,21 @@ def _before(owner: Any, name: str, first: Callable[..., Any]) -> None:
     setattr(owner, name, both)
 
 
-def _the(number: int) -> Callable[..., None]:
-    """The n-th call is the last."""
+def _the(number: int, error: Exception | None = None) -> Callable[..., None]:
+    """The n-th call is the last, by an error or by a signal."""
     calls = iter(range(1, number))
 
     def call(*_: Any) -> None:
         if next(calls, None) is None:
+            if error is not None:
+                raise error
             os.kill(os.getpid(), signal.SIGKILL)
 
     return call
 
 
-def _in_forward() -> None:
-    _before(noise, "randn", _the(4))
+def _in_forward(error: Exception | None = None) -> None:
+    _before(noise, "randn", _the(4, error))
 
 
 def _in_a_collective() -> None:
@@ -268,4 +273,10 @@ def _while_it_writes() -> None:
     PhaseStrategy.save_checkpoint = save
 
 
-DEEDS = {"forward": _in_forward, "collective": _in_a_collective, "writes": _while_it_writes}
+DEEDS = {
+    "forward": _in_forward,
+    "collective": _in_a_collective,
+    "writes": _while_it_writes,
+    "mistake": partial(_in_forward, UserError("images/3.png cannot be read")),
+    "error": partial(_in_forward, ValueError("no such label")),
+}
