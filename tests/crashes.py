@@ -22,11 +22,12 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan import fit, noise
+from gan import errors, fit, noise
 from gan.callbacks import Keep
 from gan.errors import UserError
 from gan.folder import RunFolder
 from strategies import PhaseStrategy
+from strategies.survivor import Survivor
 from tests.parity import snapshot
 from tests.watch import Trace
 
@@ -57,12 +58,13 @@ def train(
     victim: int | None = None,
     kill: Callable[[Connection], bool] | None = None,
     itself: str | None = None,
+    tied: bool = True,
 ) -> Ended:
     """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
 
     From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
     Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step. With "mistake" and
-    "error" it is not killed, and raises an error in a forward.
+    "error" it is not killed, and raises an error in a forward. The control is not `tied` to a lifeline.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
@@ -75,8 +77,9 @@ def train(
     for rank in range(size):
         ours, theirs = context.Pipe(duplex=False)
         command = [*ARGUMENTS.split(), *arguments]
-        deed = itself if rank == victim else None
-        ranks.append(context.Process(target=_rank, args=(folder, rank, size, port, command, theirs, deed)))
+        deeds = [itself] if itself and rank == victim else []
+        deeds += [] if tied else ["untied"]
+        ranks.append(context.Process(target=_rank, args=(folder, rank, size, port, command, theirs, deeds)))
         ranks[-1].start()
         theirs.close()
         pipes.append(ours)
@@ -179,7 +182,7 @@ def assert_named(ended: Ended, victim: int) -> None:
 
 
 def _rank(
-    folder: Path, rank: int, size: int, port: int, command: list[str], tells: Connection, deed: str | None
+    folder: Path, rank: int, size: int, port: int, command: list[str], tells: Connection, deeds: list[str]
 ) -> None:
     os.setpgid(0, 0)  # with all that it starts, such as loaders' workers
     os.chdir(folder)
@@ -191,12 +194,13 @@ def _rank(
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="crashes")
     rank_zero_only.rank = lightning_rank_zero_only.rank = rank  # Lightning looks when it is imported
+    errors.OTHERS = 3  # nobody ends here whom it gives the word to
     torch.set_num_threads(1)
     _after(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS))
     _after(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP))
     _before(PhaseStrategy, "save_checkpoint", lambda *_: tells.send_bytes(SAVES))
     fit.finish = _finish
-    if deed is not None:
+    for deed in deeds:
         DEEDS[deed]()
     sys.exit(fit.main(command))
 
@@ -273,10 +277,15 @@ def _while_it_writes() -> None:
     PhaseStrategy.save_checkpoint = save
 
 
+def _untied() -> None:
+    Survivor.tie = lambda *_: None
+
+
 DEEDS = {
     "forward": _in_forward,
     "collective": _in_a_collective,
     "writes": _while_it_writes,
     "mistake": partial(_in_forward, UserError("images/3.png cannot be read")),
+    "untied": _untied,
     "error": partial(_in_forward, ValueError("no such label")),
 }

@@ -10,6 +10,17 @@ import pytest
 from tests.crashes import assert_named, made, newest, some_moment, train
 from tests.parity import EXACT, distance
 
+FIVE = "--max-steps", "5", "--save-every", "1"
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """What one process makes, whom nobody kills."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    ended = train(folder, 1, *FIVE, "--strategy", "single")
+    assert ended.statuses == [0], ended.said
+    return made(folder)
+
 
 @pytest.mark.parametrize(
     ("policy", "size", "victim", "itself"),
@@ -19,8 +30,10 @@ from tests.parity import EXACT, distance
         ("zero1", 2, 0, "writes"),
     ],
 )
-def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(policy, size, victim, itself, tmp_path):
-    steps = "--max-steps", "5", "--save-every", "1", "--strategy", policy
+def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(
+    policy, size, victim, itself, unbroken, tmp_path
+):
+    steps = *FIVE, "--strategy", policy
     ended = train(tmp_path, size, *steps, victim=victim, itself=itself)
     assert_named(ended, victim)
     speaker = ended.said[1 if victim == 0 else 0]
@@ -30,13 +43,11 @@ def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(policy,
     again = train(tmp_path, size, *steps)
     assert again.statuses == [0] * size, again.said
     assert f"from {saved.relative_to(tmp_path)}" in again.said[0]
-    unbroken = train(tmp_path / "unbroken", size, *steps)
-    assert unbroken.statuses == [0] * size, unbroken.said
-    assert distance(made(tmp_path), made(tmp_path / "unbroken")) <= EXACT
+    assert distance(made(tmp_path), unbroken) <= EXACT
 
 
 def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
-    ended = train(tmp_path, 3, "--max-steps", "5", "--strategy", "zero2", victim=1, itself="error")
+    ended = train(tmp_path, 3, *FIVE, "--strategy", "zero2", victim=1, itself="error")
     assert ended.statuses == [2, 1, 2], ended.said
     assert ended.said[1].rstrip().endswith("ValueError: no such label")
     for rank in (0, 2):
@@ -47,7 +58,7 @@ def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
 
 
 def test_a_mistake_on_one_rank_is_what_all_say(tmp_path):
-    ended = train(tmp_path, 2, "--max-steps", "5", "--strategy", "ddp", victim=1, itself="mistake")
+    ended = train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="mistake")
     assert ended.statuses == [2, 2], ended.said
     for said in ended.said:
         assert re.findall("^error: .*", said, re.MULTILINE) == ["error: images/3.png cannot be read"]
@@ -59,6 +70,14 @@ def test_a_mistake_on_one_rank_is_what_all_say(tmp_path):
 
 WORLDS = [(policy, size) for policy in ("ddp", "zero1", "zero2", "zero3") for size in (2, 3)]
 FIFTY = 50
+
+
+@pytest.mark.slow
+def test_the_control_without_a_lifeline_nobody_is_named(tmp_path):
+    ended = train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=0, itself="forward", tied=False)
+    assert ended.process is not None
+    with pytest.raises(AssertionError):
+        assert_named(ended, 0)
 
 
 @pytest.mark.slow
@@ -101,7 +120,8 @@ def test_fifty_ranks_killed_at_random_moments_lose_nothing(tmp_path, capsys):
                     )
             assert ended.statuses == [0] * size, ended.said
             difference = distance(made(folder), made(tmp_path / f"unbroken{number}"))
-            assert difference <= EXACT
+            # Of three numbers the order of a sum matters, and DDP lays its buckets anew after its first backward.
+            assert difference <= (0 if size == 2 else EXACT)
             differences.append(difference)
             say(f"    {policy} on {size}: the run that was resumed differs from the unbroken one by {difference:.0e}")
     say(

@@ -34,9 +34,11 @@ class Line(Lifeline):
     def learns(self):
         return self.ends.get(timeout=SOON)
 
-    def learns_nothing(self):
-        time.sleep(NEVER)
-        return self.ends.empty()
+
+def quiet(*lines):
+    """Nobody has learned anything, and nobody does for a while."""
+    time.sleep(NEVER)
+    return all(line.ends.empty() for line in lines)
 
 
 @contextmanager
@@ -90,7 +92,7 @@ def test_a_killed_rank_0_is_named_by_all():
     address = ours.recv()
     lines = [Line(rank) for rank in (1, 2)]
     assert [line.join(address) for line in lines] == [None, None]
-    assert all(line.learns_nothing() for line in lines)
+    assert quiet(*lines)
     os.kill(process.pid, signal.SIGKILL)
     for line in lines:
         end = line.learns()
@@ -104,7 +106,7 @@ def test_a_good_bye_is_no_alarm_in_any_order(order):
     with world(3) as lines:
         for rank in order:
             lines[rank].leave()
-        assert all(line.learns_nothing() for line in lines)
+        assert quiet(*lines)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -114,7 +116,7 @@ def test_a_reason_reaches_the_others_and_not_oneself(rank):
         lines[rank].leave(end)
         others = [line for line in lines if line.rank != rank]
         assert [line.learns() for line in others] == [end, end]
-        assert lines[rank].learns_nothing()
+        assert quiet(lines[rank])
         assert str(end) == "batch 5 is not divisible"
 
 
@@ -125,33 +127,32 @@ def test_the_first_end_counts_and_late_comers_hear_of_it():
         assert lines[1].learns() == first
         lines[2].leave(second)
         assert lines[0].learns() == first
-        assert lines[0].learns_nothing()
-        assert lines[1].learns_nothing()
+        assert quiet(*lines[:2])
         address = lines[0].address
         with someone(address, **hello(address, 5)) as (_, hears):
             assert json.loads(hears.readline()) == {"welcome": 5}
             assert json.loads(hears.readline()) == {"end": asdict(first)}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        b'{"token": "guessed", "rank": 1, "process": 1, "host": "x"}\n',
-        b'{"rank": 1}\n',
-        b'{"token": 7, "rank": 1, "process": 1, "host": "x"}\n',
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"[]\n",
-        b"\xff\xfe\n",
-        b"x" * (2 << 16),
-        b"",
-    ],
+STRANGERS = (
+    b'{"token": "guessed", "rank": 1, "process": 1, "host": "x"}\n',
+    b'{"token": 7, "rank": 1, "process": 1, "host": "x"}\n',
+    b'{"rank": 1}\n',
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"[]\n",
+    b"\xff\xfe\n",
+    b"x" * (2 << 16),
+    b"",
 )
-def test_strangers_are_shown_the_door_and_raise_no_alarm(words):
+
+
+def test_strangers_are_shown_the_door_and_raise_no_alarm():
     with world(2) as lines:
-        with someone(lines[0].address) as (connection, hears), suppress(ConnectionError):
-            connection.sendall(words)
-            assert not words or hears.read() == b""  # closed, or reset
-        assert all(line.learns_nothing() for line in lines)
+        for words in STRANGERS:
+            with someone(lines[0].address) as (connection, hears), suppress(ConnectionError):
+                connection.sendall(words)
+                assert not words or hears.read() == b"", words  # closed, or reset
+        assert quiet(*lines)
         late = Line(5)
         assert late.join(lines[0].address) is None
         late.leave()
@@ -194,7 +195,7 @@ def test_both_kinds_of_address_lead_to_rank_0(host):
         line = Line(1)
         assert line.join(replace(first.address, hosts=(host,))) is None
         line.leave()
-        assert first.learns_nothing()
+        assert quiet(first)
 
 
 def _has_ipv6():
@@ -216,7 +217,7 @@ def test_without_ipv6_there_is_ipv4(monkeypatch):
 
     monkeypatch.setattr(socket, "create_server", switched_off)
     with world(2) as lines:
-        assert all(line.learns_nothing() for line in lines)
+        assert quiet(*lines)
 
 
 def test_the_kernel_asks_after_a_silent_host():
@@ -277,7 +278,7 @@ def test_a_forked_worker_does_not_hold_the_connection_of_a_killed_rank():
         process = fork.Process(target=rank, args=(first.address,), daemon=True)
         process.start()
         worker = ours.recv()
-        assert first.learns_nothing()
+        assert quiet(first)
         os.kill(process.pid, signal.SIGKILL)
         try:
             assert first.learns().rank == 1

@@ -31,7 +31,7 @@ class Agreed(Exception):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Short times, and an exit that can be seen."""
+    """An exit that can be seen, soon after a loss; times that tests wait out are theirs to shorten."""
     exits = []
 
     def leave(status):
@@ -40,7 +40,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(survivor.os, "_exit", leave)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    for name, seconds in dict(GRACE=0.4, PATIENCE=0.6, QUIET=0.2, LIMIT=1.0, LOOK=0.02).items():
+    for name, seconds in dict(GRACE=SOON, PATIENCE=SOON, QUIET=0.2, LIMIT=0.5, LOOK=0.02).items():
         monkeypatch.setattr(survivor, name, seconds)
     yield exits
     for thread in threading.enumerate():
@@ -141,7 +141,8 @@ def test_of_rank_0_rank_1_speaks(capfd):
             ranks[2].run(fails(RuntimeError(GLOO)))
 
 
-def test_a_collective_that_never_returns_is_ended(quick, capfd):
+def test_a_collective_that_never_returns_is_ended(quick, capfd, monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
     with world(3) as ranks:
         vanish(ranks[2])
         until(lambda: quick == [2])  # rank 0
@@ -184,7 +185,8 @@ def test_a_mistake_on_one_rank_is_said_in_its_own_words():
             ranks[1].run(fails(RuntimeError(GLOO)))
 
 
-def test_a_mistake_on_one_rank_is_said_where_the_others_wait_for_it(quick, capfd):
+def test_a_mistake_on_one_rank_is_said_where_the_others_wait_for_it(quick, capfd, monkeypatch):
+    monkeypatch.setattr(survivor, "PATIENCE", 0.2)
     with world(2) as ranks:
         with pytest.raises(UserError):
             ranks[1].run(fails(UserError("images/3.png cannot be read")))
@@ -222,7 +224,8 @@ def test_the_same_error_on_all_ranks_stays_what_it_is(quick):
 
 
 @pytest.mark.parametrize("error", [Agreed(), None])
-def test_an_end_that_all_have_agreed_on_alarms_nobody(error, quick, capfd):
+def test_an_end_that_all_have_agreed_on_alarms_nobody(error, quick, capfd, monkeypatch):
+    monkeypatch.setattr(survivor, "PATIENCE", 0.2)
     with world(3) as ranks:
         for rank in (ranks[1], ranks[0]):
             with pytest.raises(Agreed) if error else contextlib.nullcontext():
@@ -233,12 +236,14 @@ def test_an_end_that_all_have_agreed_on_alarms_nobody(error, quick, capfd):
         assert capfd.readouterr().err == ""
 
 
-def test_a_collective_that_breaks_by_itself_is_this_ranks_own_error():
+def test_a_collective_that_breaks_by_itself_is_this_ranks_own_error(monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
     with world(2) as ranks:
         since = time.monotonic()
         with pytest.raises(RuntimeError, match="Connection closed by peer"):
             ranks[0].run(fails(RuntimeError(GLOO)))
         assert time.monotonic() - since >= survivor.GRACE  # it has waited for news
+        monkeypatch.setattr(survivor, "GRACE", SOON)
         with pytest.raises(RankLost, match=r"rank 0 .* ended with RuntimeError: .*Connection closed by peer"):
             ranks[1].run(fails(RuntimeError(GLOO)))
 
@@ -279,7 +284,9 @@ def child(code="import time; time.sleep(60)"):
     return subprocess.Popen([sys.executable, "-c", code])
 
 
-def test_a_child_that_is_killed_before_training_is_named(quick, capfd):
+def test_a_child_that_is_killed_before_training_is_named(quick, capfd, monkeypatch):
+    for name in ("GRACE", "PATIENCE"):
+        monkeypatch.setattr(survivor, name, 0.2)
     children = {rank: child() for rank in (1, 2)}
     rank0 = Survivor(0, children)
     children[2].kill()
@@ -291,14 +298,18 @@ def test_a_child_that_is_killed_before_training_is_named(quick, capfd):
 
 
 @pytest.mark.parametrize("status", [0, 2])
-def test_a_child_that_ends_before_training_is_named(status, quick, capfd):
+def test_a_child_that_ends_before_training_is_named(status, quick, capfd, monkeypatch):
+    for name in ("GRACE", "PATIENCE"):
+        monkeypatch.setattr(survivor, name, 0.2)
     rank0 = Survivor(0, {1: child(f"raise SystemExit({status})")})
     until(lambda: quick == [2])
     assert f"ended with status {status} before training began; see what it said" in capfd.readouterr().err
     rank0.lifeline.leave()
 
 
-def test_a_parent_that_is_gone_is_named(quick, capfd):
+def test_a_parent_that_is_gone_is_named(quick, capfd, monkeypatch):
+    for name in ("GRACE", "PATIENCE"):
+        monkeypatch.setattr(survivor, name, 0.2)
     rank1 = Survivor(1, parent=(0, 2**22 + 1))
     until(lambda: quick == [2])
     assert "error: rank 0 (process 4194305 on" in capfd.readouterr().err
@@ -314,8 +325,7 @@ def test_a_killed_child_is_told_from_one_that_crashed():
         ranks[0].run(fails(RuntimeError(GLOO)))
 
 
-def test_a_loss_ends_the_children_and_a_failed_child_may_finish_what_it_says(monkeypatch):
-    monkeypatch.setattr(survivor, "GRACE", SOON)
+def test_a_loss_ends_the_children_and_a_failed_child_may_finish_what_it_says():
     children = {1: child(), 2: child("import time; time.sleep(0.5)")}
     rank0 = Survivor(0, children)
     rank0.end_children(End(2, children[2].pid, "here", "ended with ValueError: x"))
@@ -326,7 +336,8 @@ def test_a_loss_ends_the_children_and_a_failed_child_may_finish_what_it_says(mon
 
 
 @pytest.mark.parametrize(("error", "left"), [(ValueError("x"), False), (Agreed(), True)])
-def test_children_end_with_a_parent_that_failed(error, left):
+def test_children_end_with_a_parent_that_failed(error, left, monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
     children = {1: child()}
     rank0 = Survivor(0, children)
     with pytest.raises(type(error)):
