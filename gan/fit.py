@@ -59,6 +59,11 @@ def _fit(argv: list[str] | None) -> None:
     seed_everything(settings.seed, verbose=False)
     strategy = PhaseStrategy(settings.strategy, check_replicas=settings.debug)
     computer = machine(settings)
+    if strategy.threaded and settings.batch_size % computer.devices:
+        fits = -(-settings.batch_size // computer.devices) * computer.devices
+        raise UserError(
+            f"batch {settings.batch_size} is not divisible by {computer.devices} devices; try --batch-size {fits}"
+        )
     run = build(settings.run, **options.run_settings(settings))
     summary = describe(run.game)
     if settings.resume == "auto" and resumed is None:
@@ -179,6 +184,8 @@ def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
 def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
     """Say what is about to happen."""
     processes = f"{computer.processes} {computer.accelerator.upper()} process{'es' if computer.processes > 1 else ''}"
+    if settings.strategy == "dp" and computer.devices > 1:
+        processes = f"{computer.devices} {computer.accelerator.upper()} replicas in one process"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     say(f"{settings.run} on {how}: {run.max_steps} steps of {settings.batch_size} samples{resumed}")

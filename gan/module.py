@@ -65,11 +65,6 @@ class GanModule(LightningModule):
                 self._shared[key] = make(*args)
         return self._shared[key]
 
-    @property
-    def sharing(self) -> bool:
-        """Whether a later phase of this step may use what an earlier one has made."""
-        return bool(self._shared)
-
     def forget_shared(self) -> None:
         """Drop what `shared` keeps; the strategy calls it around every step."""
         self._shared.clear()

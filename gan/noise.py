@@ -9,8 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,17 +23,20 @@ def seed_for(*parts: int | str) -> int:
 
 @dataclass
 class Place:
-    """Where the rows at hand stand: rows `first` to `first + rows` of a global batch of `total`."""
+    """Where the rows at hand stand: rows `first` to `first + rows` of a global batch of `total`.
+
+    `calls` is how often was drawn from it: a copy goes on from there, and so draws the same again.
+    """
 
     key: tuple[int | str, ...]
     first: int
     rows: int
     total: int
-    calls: Iterator[int] = field(default_factory=count)
+    calls: int = 0
 
     def seeds(self, n: int) -> list[int]:
         """A seed per row for one draw of n rows; a network fed fakes and reals together sees each sample twice."""
-        call = next(self.calls)
+        call, self.calls = self.calls, self.calls + 1
         places = ((self.first + row % self.rows, row // self.rows) for row in range(n))
         return [seed_for(*self.key, call, *place) for place in places]
 
@@ -48,8 +50,8 @@ def here() -> Place | None:
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
-    """Say which rows of the global batch are at hand while a loss is computed."""
+def at(place: Place | None) -> Iterator[None]:
+    """Say which rows of the global batch are at hand while a loss is computed; None is outside a phase."""
     token = _place.set(place)
     try:
         yield
@@ -67,6 +69,7 @@ def rand(shape: Sequence[int], like: Tensor | None = None) -> Tensor:
     return _draw(torch.rand, shape, like)
 
 
+@torch.compiler.disable  # a compiled graph would keep the seeds of its first call
 def _draw(draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor | None) -> Tensor:
     kind = {} if like is None else {"device": like.device, "dtype": like.dtype}
     place = here()

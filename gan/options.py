@@ -119,12 +119,12 @@ def _parser(run: str) -> ArgumentParser:
     add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
     add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs")
     add("--list_runs", action="store_true", help="name the runs there are, and stop")
-    add("--strategy", type=str, default="ddp", help="ddp, zero1, zero2, zero3 or single; or generator=zero3,*=ddp")
+    add("--strategy", type=str, default="ddp", help="ddp, zero1, zero2, zero3, dp or single; or generator=zero3,*=ddp")
     add(
         "--devices",
         type=PositiveInt | Literal["auto"],
         default="auto",
-        help="processes per node; auto: all GPUs, or two on CPU",
+        help="processes per node, or replicas of dp; auto: all GPUs, or two on CPU",
     )
     add("--num_nodes", type=PositiveInt, default=1, help="machines that take part")
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")

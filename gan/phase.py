@@ -20,7 +20,8 @@ class Player:
     `optimizer` and `schedule` are recipes, called with the parameters and with the optimizer, because only
     the strategy knows which tensors a rank owns. A player without an optimizer is frozen. `schedule` counts
     updates of its player; `ema` is the decay of an average of the weights, used for samples and validation;
-    `clip` bounds the norm of the player's whole gradient.
+    `clip` bounds the norm of the player's whole gradient. `blocks` names sub-modules, as named_modules() does, that a
+    strategy may treat one by one where it would otherwise cut the network itself: with the option `recompute`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Player:
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     ema: float | None = None
     clip: float | None = None
+    blocks: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -42,6 +44,13 @@ class Player:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")
         if self.clip is not None and not self.clip > 0:
             raise UserError(f"player '{self.name}': clip={self.clip} is not above 0; try clip=1.0")
+        known = [name for name, _ in self.module.named_modules()]
+        unknown = [name for name in self.blocks or () if name not in known]
+        if unknown:
+            raise UserError(
+                f"player '{self.name}': its {type(self.module).__name__} has no module '{unknown[0]}' to be a block; "
+                f"known are {', '.join(filter(None, known))}"
+            )
 
     @property
     def frozen(self) -> bool:

@@ -72,6 +72,7 @@ class Neighbourhoods:
     style: RowSums
 
 
+@torch.compiler.disable  # how many there are depends on the data
 def neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     """The neighbourhoods of one-hot planes [B,labels,H,W], with one plane more if there are edges.
 

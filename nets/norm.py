@@ -1,5 +1,9 @@
 """Batch norm over the samples of all ranks, on any backend."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -46,9 +50,22 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
 
+_add: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("add", default=None)
+
+
+@contextmanager
+def added_up_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let sums over ranks be made by this function in this thread, where ranks are threads and not processes."""
+    token = _add.set(add)
+    try:
+        yield
+    finally:
+        _add.reset(token)
+
+
 def shared() -> bool:
     """Whether there are other ranks to share statistics with."""
-    return dist.is_initialized() and dist.get_world_size() > 1
+    return _add.get() is not None or (dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def global_moments(input: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
@@ -70,16 +87,26 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
     kind, channels = mean.dtype, len(mean)
     mean, variance = mean.double(), variance.double()
     values = mean.new_full((1,), count)
-    total = _Sum.apply(torch.cat([mean * values, (variance + mean * mean) * values, values]))
+    total = _sum(torch.cat([mean * values, (variance + mean * mean) * values, values]))
     values = total[-1].detach()
     mean = total[:channels] / values
     variance = (total[channels:-1] / values - mean * mean).clamp_min(0)
     return mean.to(kind), variance.to(kind), values
 
 
+def added_up(values: Tensor) -> Tensor:
+    """The sum over ranks, in the values' own type; its gradients are sums, too, of every order."""
+    return _Sum.apply(values)
+
+
 def summed(values: Tensor) -> Tensor:
     """The sum over ranks, in float64; just the values where there is no one to share with."""
-    return _Sum.apply(values.double()) if shared() else values
+    return _sum(values.double()) if shared() else values
+
+
+@torch.compiler.disable  # ranks compile by themselves, and must meet in one order
+def _sum(values: Tensor) -> Tensor:
+    return _Sum.apply(values)
 
 
 class _Sum(torch.autograd.Function):
@@ -87,13 +114,46 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, value: Tensor) -> Tensor:  # noqa: ANN001
+        heard = _heard.get()
+        if heard is not None:
+            return next(heard).clone()
+        if (add := _add.get()) is not None:
+            return add(value.detach())
         total = value.detach().clone()
         dist.all_reduce(total)
+        hearing = _hearing.get()
+        if hearing is not None:
+            hearing.append(total.clone())  # a copy, because the total itself becomes part of a graph
         return total
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:  # noqa: ANN001
         return _Sum.apply(gradient.contiguous())
+
+
+# A forward that is computed again for its backward asks the other ranks nothing: it remembers what they said.
+_hearing: ContextVar[list[Tensor] | None] = ContextVar("hearing", default=None)
+_heard: ContextVar[Iterator[Tensor] | None] = ContextVar("heard", default=None)
+
+
+@contextmanager
+def hearing(sums: list[Tensor]) -> Iterator[None]:
+    """Note every sum over ranks of a forward, in order."""
+    token = _hearing.set(sums)
+    try:
+        yield
+    finally:
+        _hearing.reset(token)
+
+
+@contextmanager
+def heard(sums: list[Tensor]) -> Iterator[None]:
+    """Take the sums over ranks of a forward from those that it noted, in the same order."""
+    token = _heard.set(iter(sums))
+    try:
+        yield
+    finally:
+        _heard.reset(token)
 
 
 def convert_sync_batchnorm(module: nn.Module) -> None:

@@ -31,6 +31,7 @@ class Step:
     keep: bool
 
 
+@torch.compiler.disable  # one step of its own already, with collectives in it
 def norm_conv(
     step: Step,
     x: Tensor,
@@ -87,7 +88,9 @@ class _NormConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         step = ctx.step
-        *tensors, mean, rstd = ctx.saved_tensors[:9]
+        # Once: under activation checkpointing each look makes them anew.
+        saved = ctx.saved_tensors
+        *tensors, mean, rstd = saved[:9]
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             constants = None if step.training else (mean, rstd)
@@ -97,7 +100,7 @@ class _NormConv(torch.autograd.Function):
 
         # Make anew what was not kept.
         if step.keep:
-            y, inner = ctx.saved_tensors[9:]
+            y, inner = saved[9:]
             spare = torch.empty_like(y)
         else:
             y = _noisy(x, grain, noise_scale).sub_(_wide(mean))

@@ -2,8 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
@@ -27,21 +29,26 @@ from gan.module import GanModule
 from gan.phase import Losses, Phase
 from gan.pool import ImagePool
 from nets.norm import convert_sync_batchnorm
-from strategies import random_state
+from strategies import auto, random_state, threads
 from strategies.batch import cut, rows
 from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
+from strategies.compiled import played
 from strategies.guard import Guard
 from strategies.launcher import launcher
 from strategies.loss_scale import LossScale
 from strategies.policy import Policy, World
+from strategies.replica import ADVICE
 from strategies.replicated import Replicated
 from strategies.survivor import Survivor
+from strategies.threads import Replicas, Threads
 from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Policy, Replicated, Zero1, Zero2, Zero3)}
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Policy, Replicated, Zero1, Zero2, Zero3, Threads)
+}
 POLICIES["fsdp"] = Zero3
 
 
@@ -79,7 +86,11 @@ class PhaseStrategy(DDPStrategy):
             timeout=timeout,
             start_method=start_method,
         )
-        self.choice = choices(policy, POLICIES)
+        self.choice = choices(policy, {**POLICIES, "auto": auto.Auto})
+        self.threaded = _threaded(self.choice)
+        if self.threaded and self.cluster_environment is None:
+            self.cluster_environment = LightningEnvironment()
+        self.replicas: Replicas | None = None
         self.check_replicas = check_replicas
         self.policies: dict[str, Policy] = {}
         self.guard = Guard()
@@ -96,14 +107,15 @@ class PhaseStrategy(DDPStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase: losses, gradients, one update of each learner. The template of all policies."""
         learners = [self.policies[name] for name in phase.learners]
-        self._only_learners(phase.learners)
-        for learner in learners:
+        self._begin(phase)
+        for learner in self._one_by_one(learners, phase):
             learner.drop_gradients()
         scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
 
         with ExitStack() as held:
-            for learner in learners:
-                held.enter_context(learner.hold(phase))
+            held.enter_context(played(phase, [n for n, p in self.policies.items() if p.compiled]))
+            for policy in self.policies.values():
+                held.enter_context(policy.hold(phase))
 
             # Accumulate gradients; learners' gradients are reduced during the last backward.
             parts = cut(batch, phase.micro_batches, phase.name)
@@ -113,17 +125,20 @@ class PhaseStrategy(DDPStrategy):
                 for name, loss in losses.items():
                     sums[name] = sums.get(name, 0) + loss.detach() / len(parts)
                 total = sum(losses.values()) * (scale / len(parts))
-                if not total.requires_grad:
+                if not self._any(total.requires_grad):
                     raise UserError(
                         f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
                         f"is something detached, or computed under no_grad?"
                     )
                 for learner in learners:
                     total = learner.arm(total, last=index == len(parts) - 1)
-                total.backward()
+                if total.requires_grad:
+                    total.backward()
+            self._agree(phase)
+            sums = self._means(sums)
 
             # Update weights; a player whose gradients are not finite skips its turn, on all ranks together.
-            for learner in learners:
+            for learner in self._one_by_one(learners, phase):
                 norms = learner.finish(scale)
                 norm = torch.linalg.vector_norm(norms)
                 self.losses[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
@@ -134,8 +149,6 @@ class PhaseStrategy(DDPStrategy):
                     learner.loss_scale.update(finite)
                 self.guard.saw(phase, learner, finite, sums, self)
                 learner.drop_gradients()
-        if not self.lightning_module.sharing:
-            self._rest()
         self.losses.update({f"{phase.name}/{name}": loss for name, loss in sums.items()})
         if self.check_replicas:
             self._compare_replicas(phase)
@@ -143,10 +156,11 @@ class PhaseStrategy(DDPStrategy):
     def _losses(self, phase: Phase, part: Any, index: int) -> dict[str, Tensor]:
         """The named losses of one micro-batch, computed in the run's precision."""
         size = rows(part)
-        here = self.global_rank * size * phase.micro_batches + index * size
-        total = self.world_size * size * phase.micro_batches
+        rank, ranks = self._place()
+        here = rank * size * phase.micro_batches + index * size
+        total = ranks * size * phase.micro_batches
         place = noise.Place((self.seed, self.lightning_module.step, phase.name), here, size, total)
-        with noise.at(place), self.precision_plugin.forward_context():
+        with noise.at(place), self._forward():
             losses: Losses = phase.loss(part)
         named = {"loss": losses} if isinstance(losses, Tensor) else losses
         if not isinstance(named, Mapping) or not named:
@@ -158,24 +172,45 @@ class PhaseStrategy(DDPStrategy):
                 raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
         return {name: loss.reshape(()) for name, loss in named.items()}
 
-    def _only_learners(self, names: tuple[str, ...]) -> None:
-        """Only the learners of a phase require gradients; gradient still flows through the others."""
-        for name, policy in self.policies.items():
-            policy.learn(name in names)
-
-    def _rest(self) -> None:
-        """Players free what only phases need; what a later phase shares may still reach through their weights."""
+    def _begin(self, phase: Phase) -> None:
+        """Every player knows its part; under dp the first replica's policies have one."""
+        if (replica := threads.here()) is not None and replica.number > 0:
+            replica.learn(self.policies, phase.learners)
+            return
         for policy in self.policies.values():
-            policy.rest()
+            policy.begin(phase)
+
+    def _agree(self, phase: Phase) -> None:
+        """Ranks that gathered weights piece by piece, each in an order of its own, have gathered nonsense."""
+        orders = [policy.agree() for policy in self.policies.values()]
+        if all(order is None for order in orders):
+            return
+        code = zlib.crc32(repr(orders).encode())
+        largest = torch.tensor([code, -code], device=self.root_device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        if largest[0] != -largest[1]:
+            raise UserError(
+                f"phase '{phase.name}' read weights in another order on another rank; where layers are chosen by "
+                f"sample, type zero3+whole, which gathers a player once a phase"
+            )
 
     @contextmanager
     def all_learning(self) -> Iterator[None]:
         """Every player that can learn requires gradients, for what several phases will use."""
+        if (replica := threads.here()) is not None and replica.number > 0:
+            with replica.all_learning(self.policies):
+                yield
+            return
         before = {name: policy.learning for name, policy in self.policies.items()}
+        second_order = any(phase.second_order for phase in self.lightning_module.phases)
         for policy in self.policies.values():
             policy.learn(not policy.player.frozen)
         try:
-            yield
+            with ExitStack() as stack:
+                for policy in self.policies.values():
+                    if second_order and policy.compiled is not None:
+                        stack.enter_context(policy.compiled.as_written())
+                yield
         finally:
             for name, policy in self.policies.items():
                 policy.learn(before[name])
@@ -183,6 +218,8 @@ class PhaseStrategy(DDPStrategy):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """All players with their averaged weights, where they keep an average."""
+        if threads.here() is not None:
+            raise UserError(f"averaged() in a step: under strategy dp the first device alone has averages; {ADVICE}")
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.averaged())
@@ -218,9 +255,9 @@ class PhaseStrategy(DDPStrategy):
         self.guard.raise_if_hopeless()
         game.forget_shared()
         self.losses = {}
-        output = game.training_step(*args, **kwargs)
+        play = game.training_step if self.replicas is None else self.replicas.step
+        output = play(*args, **kwargs)
         game.forget_shared()
-        self._rest()
         self._log(game)
         progress = game.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
@@ -242,13 +279,62 @@ class PhaseStrategy(DDPStrategy):
             policy.settle()
         self.guard.raise_if_hopeless()
 
+    # ---- one process for several devices ----
+
+    @property
+    def num_processes(self) -> int:
+        """Lightning's, of which there is one for all devices under dp."""
+        return 1 if self.threaded else super().num_processes
+
+    @property
+    def root_device(self) -> torch.device:
+        """Lightning's; under dp the first of the devices."""
+        return self.parallel_devices[0] if self.threaded else super().root_device
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Lightning's; in a step under dp from all replicas."""
+        if threads.here() is not None:
+            return self.replicas.gather(tensor, sync_grads)
+        return super().all_gather(tensor, group, sync_grads)
+
+    def _place(self) -> tuple[int, int]:
+        """Which rank this is of how many; under dp the replicas count."""
+        replica = threads.here()
+        return (self.global_rank, self.world_size) if replica is None else (replica.number, len(self.replicas))
+
+    def _one_by_one(self, learners: list[Policy], phase: Phase) -> Iterable[Policy]:
+        """The learners; under dp for the first replica to deal with, while the others wait."""
+        return learners if self.replicas is None else self.replicas.for_the_first(learners, f"phase '{phase.name}'")
+
+    def _means(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's losses; under dp the means over the replicas."""
+        return losses if self.replicas is None else self.replicas.means(losses)
+
+    def _any(self, value: bool) -> bool:
+        """Whether it is true, under dp for any replica."""
+        return value if self.replicas is None else any(self.replicas.every("the sum of losses", value))
+
+    def _forward(self) -> AbstractContextManager[Any]:
+        """The run's precision around a loss."""
+        context = self.precision_plugin.forward_context()
+        return context if self.replicas is None else self.replicas.forward(context)
+
+    def _one_process(self) -> None:
+        """Refuse to be one of several: each would train on everything."""
+        launched = [env for env in (TorchElasticEnvironment, SLURMEnvironment) if env.detect()]
+        others = max([self.num_nodes, *(env().world_size() for env in launched)])
+        if others > 1:
+            raise UserError(f"strategy dp is one process on one machine, and there are {others}; {ADVICE}")
+
     # ---- set-up ----
 
     def _configure_launcher(self) -> None:
         """Refuse what cannot be before any process is started; one process is this one: nothing to launch."""
+        if self.threaded:
+            self._one_process()
         ranks = self.num_processes * self.num_nodes
         for player, choice in self.choice.items():
-            if (POLICIES[choice.policy].max_ranks or ranks) < ranks:
+            if choice.policy in POLICIES and (POLICIES[choice.policy].max_ranks or ranks) < ranks:
                 whose = "all players" if player == "*" else f"player '{player}'"
                 raise UserError(
                     f"policy '{choice.policy}' of {whose} trains on one device and there are {ranks} ranks; "
@@ -283,8 +369,8 @@ class PhaseStrategy(DDPStrategy):
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
-        world = World(self.world_size, self.global_rank, self.root_device)
-        chosen = self._chosen(list(game.players))
+        world = World(self.world_size, self.global_rank, self.root_device, self.num_processes)
+        chosen = self._decided(game, self._chosen(list(game.players)))
         self.policies = {
             name: POLICIES[chosen[name].policy](player, world, chosen[name].options)
             for name, player in game.players.items()
@@ -298,6 +384,8 @@ class PhaseStrategy(DDPStrategy):
             policy.adopt(training)
             if _scaled(self.precision_plugin):
                 policy.loss_scale = LossScale()
+        if training and self.threaded and len(self.parallel_devices) > 1:
+            self._make_replicas(game)
         owned = {id(p) for player in game.players.values() for p in player.module.parameters()}
         for parameter in game.parameters():
             if id(parameter) not in owned:
@@ -310,6 +398,15 @@ class PhaseStrategy(DDPStrategy):
             if policy.schedule is not None
         ]
 
+    def _make_replicas(self, game: GanModule) -> None:
+        self.replicas = Replicas(game, self.parallel_devices, self.policies)
+        rank_zero_warn(
+            f"strategy dp: one process, and a replica with a thread for each of {len(self.parallel_devices)} devices. "
+            f"All weights are copied to the others in every step; {self.root_device} alone adds up gradients and holds "
+            f"the optimizers' states and averages; the threads take turns at Python. That is for a quick try; to "
+            f"train, {ADVICE}"
+        )
+
     def _chosen(self, players: list[str]) -> dict[str, Choice]:
         unknown = [name for name in self.choice if name not in (*players, "*")]
         missing = [name for name in players if name not in self.choice and "*" not in self.choice]
@@ -321,6 +418,22 @@ class PhaseStrategy(DDPStrategy):
             raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
         return {name: self.choice.get(name, self.choice.get("*")) for name in players}
 
+    def _decided(self, game: GanModule, chosen: dict[str, Choice]) -> dict[str, Choice]:
+        """With a policy for each player that was left to `auto`, the same on all ranks, and said in a table."""
+        open_ = [name for name, choice in chosen.items() if choice.policy == "auto"]
+        if not open_:
+            return chosen
+        sizes = {name: auto.size_of(game.players[name]) for name in chosen}
+        free = torch.tensor(auto.memory(self.root_device, self.num_processes), dtype=torch.float64)
+        free = self.reduce(free.to(self.root_device), reduce_op="min").item()
+        taken = sum(
+            sizes[name].on_a_rank(str(choice), self.world_size) for name, choice in chosen.items() if name not in open_
+        )
+        decisions = auto.decide({name: sizes[name] for name in open_}, taken, free, self.world_size)
+        if self.is_global_zero:
+            print(auto.told(decisions, free), flush=True)
+        return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in decisions}}
+
     def _game(self, module: LightningModule) -> GanModule:
         if not isinstance(module, GanModule):
             raise UserError(
@@ -330,7 +443,7 @@ class PhaseStrategy(DDPStrategy):
         return module
 
     def _warn_of_unsynchronised_batch_norm(self) -> None:
-        if self.world_size == 1:
+        if self.world_size == 1 and not (self.threaded and len(self.parallel_devices) > 1):
             return
         for policy in self.policies.values():
             for name, module in policy.player.module.named_modules():
@@ -397,6 +510,8 @@ class PhaseStrategy(DDPStrategy):
         for name, module in self.lightning_module.named_modules():
             if isinstance(module, ImagePool):
                 pools = self._gather(module.own())
+                if self.replicas is not None:
+                    pools += [replica.own(module).own() for replica in self.replicas.replicas[1:]]
                 state[f"{name}._extra_state"] = {place: slots for pool in pools for place, slots in pool.items()}
         return state
 
@@ -464,9 +579,26 @@ class PhaseStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         """Give the networks back as their author made them."""
+        if self.replicas is not None:
+            self.replicas.close()
+            self.replicas = None
         for policy in self.policies.values():
             policy.release()
         super().teardown()
+
+
+def _threaded(choice: Mapping[str, Choice]) -> bool:
+    """Whether replicas in threads stand for ranks: for all players, as there is one backward for all."""
+    policies = {POLICIES[each.policy] for each in choice.values()}
+    if Threads not in policies:
+        return False
+    if len(policies) > 1:
+        others = ", ".join(sorted({each.policy for each in choice.values()} - {"dp"}))
+        raise UserError(
+            f"strategy dp is for all players together, and some have {others}; type --strategy dp, or ddp in place "
+            f"of dp"
+        )
+    return True
 
 
 def _scaled(precision: Precision) -> bool:

@@ -17,7 +17,20 @@ class Option:
     default: Any = None
 
 
-OPTIONS: dict[str, Option] = {}
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("expected a whole number, 1 or more")
+    return int(text)
+
+
+OPTIONS: dict[str, Option] = {
+    "offload": Option("what a rank owns (optimizer state, average, share of weights) lies in the CPU's memory"),
+    "bf16": Option("weights are moved and computed with in bfloat16; what a rank owns stays in full"),
+    "hybrid": Option("share within a node, or among N ranks (hybrid:N), with a copy in each such group", _number),
+    "whole": Option("gather the player once a phase instead of piece by piece; needs its memory"),
+    "compile": Option("run forward and backward as torch.compile makes them"),
+    "recompute": Option("keep the inputs of blocks for backward, and make the rest anew (activation checkpointing)"),
+}
 
 
 @dataclass(frozen=True)

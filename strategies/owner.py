@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, optim
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from gan.errors import UserError
 from gan.phase import Player
-from strategies.bucket import Bucket, buckets
+from strategies.bucket import Bucket, Sharing, buckets
 from strategies.policy import Policy, World
 
 # Optimizers that treat every element by itself, so that on pieces of weights they do what they do on weights.
@@ -25,12 +27,17 @@ SCALARS = {"step", "mu_product"}  # what those keep for a weight as one number
 class Owner(Policy):
     """Optimizer and average work on this rank's pieces of the weights. See [Note: shares of elements].
 
+    Options: `offload` keeps all that this rank owns, and steps it, in the CPU's memory. `hybrid` shares within a node,
+    or among N neighbours, and keeps a copy in each of these groups: what is gathered stays within it, gradients are
+    averaged over all.
+
     By hand, because torch's ZeroRedundancyOptimizer deals out whole weights, which leaves ranks with unequal loads.
     What a recipe decides by a weight's name or shape, such as groups of parameters, it decides on the weights
     themselves: the optimizer is made for those, and gets the pieces in their stead before its first step.
     """
 
     max_ranks = None
+    takes = Policy.takes | {"offload", "hybrid"}
     keep = True
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
@@ -46,11 +53,43 @@ class Owner(Policy):
 
     # ---- the verbs ----
 
+    @cached_property
+    def sharing(self) -> Sharing:
+        """Among all ranks, or (hybrid) among neighbours, those of a node if no number is said."""
+        size, rank, group, copies = self.world.size, self.world.rank, self.group, None
+        if self.mesh is not None:
+            size, rank = self.mesh["shares"].size(), self.mesh.get_local_rank("shares")
+            group, copies = self.mesh.get_group("shares"), self.mesh.get_group("copies")
+        return Sharing(
+            size,
+            rank,
+            group,
+            copies,
+            self.keep,
+            home=torch.device("cpu") if "offload" in self.options else None,
+            shown=torch.bfloat16 if "bf16" in self.options else None,
+        )
+
+    @cached_property
+    def mesh(self) -> DeviceMesh | None:
+        """Ranks in rows of those who share, columns of those who own the same; none where all share."""
+        if "hybrid" not in self.options:
+            return None
+        size, all_ = self.options["hybrid"] or self.world.local, self.world.size
+        if all_ % size:
+            raise UserError(
+                f"player '{self.player.name}': {all_} ranks cannot be parted into groups of {size}, as "
+                f"'{self.name}+hybrid:{size}' asks; type {self.name}+hybrid:N with an N that divides {all_}"
+            )
+        if size == all_:
+            return None
+        return init_device_mesh(self.world.device.type, (all_ // size, size), mesh_dim_names=("copies", "shares"))
+
     def cut(self) -> None:
         """Lay the weights into buckets, and own a piece of each."""
         if self.alone or not self.weights:
             return
-        self.buckets = buckets(self.weights, self.world.size, self.world.rank, self.group, self.keep)
+        self.buckets = buckets(self.weights, self.sharing)
         pieces = {name: piece for bucket in self.buckets for name, piece in bucket.pieces.items()}
         self.owned = {name: pieces[name] for name in self.weights if name in pieces}
 
@@ -87,6 +126,9 @@ class Owner(Policy):
         """The weights are whole, in memory of their own."""
         for bucket in self.buckets:
             bucket.release()
+        if self.__dict__.get("mesh") is not None:
+            for group in self.mesh.get_all_groups():
+                dist.destroy_process_group(group)
         super().release()
 
     @contextmanager
@@ -105,11 +147,16 @@ class Owner(Policy):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """The weights always are whole, unless an error came between."""
+        """The weights always are whole, unless an error came between; and now also in their own kind of numbers."""
         if self.stale:
             self.spread()
             self.stale = False
+        rounded = [bucket for bucket in self.buckets if bucket.shown != bucket.kind]
+        for bucket in rounded:
+            bucket.gather(bucket.kind)
         yield
+        for bucket in rounded:
+            bucket.gather()
 
     # ---- checkpoints ----
 
@@ -186,7 +233,7 @@ class Owner(Policy):
         value = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
         found = [None] * self.world.size if self.world.rank == 0 else None
         dist.gather_object(value, found, dst=0)
-        return found or []
+        return (found or [])[: self.sharing.size]
 
 
 def _is_per_element(key: str, value: Any) -> bool:

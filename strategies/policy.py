@@ -13,25 +13,29 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gan.ema import Ema
+from gan.errors import UserError
 from gan.phase import Phase, Player
+from strategies.compiled import Compiled
 from strategies.loss_scale import LossScale
+from strategies.recompute import Recompute
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks a player lives among."""
+    """The ranks a player lives among; `local` of them are on this node."""
 
     size: int
     rank: int
     device: torch.device
+    local: int = 1
 
 
 class Policy:
     """One player on one device; a policy for many devices overrides the verbs in which it differs.
 
-    The verbs, in the order in which `PhaseStrategy.run` says them: `adopt` once, then in every phase where the
-    player learns `hold`, `arm` before each backward, `finish` after the last and `update`; after every phase `rest`,
-    also where the player did not learn.
+    The verbs, in the order in which `PhaseStrategy.run` says them: `adopt` once, then in every phase `begin`, and
+    where the player learns `arm` before each backward, `finish` after the last and `update`. `hold` is around losses,
+    backwards and updates of every phase, also where the player does not learn.
 
     `weights` are the author's own parameters that learn; `owned` is what this rank's optimizer and average work on,
     here the same.
@@ -39,7 +43,7 @@ class Policy:
 
     name = "single"
     max_ranks: int | None = 1
-    takes: frozenset[str] = frozenset()  # the options it knows, of those in strategies/choice.py
+    takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it knows, of strategies/choice.py
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         self.player = player
@@ -52,6 +56,8 @@ class Policy:
         self.schedule: LRScheduler | None = None
         self.ema: Ema | None = None
         self.loss_scale: LossScale | None = None
+        self.compiled: Compiled | None = None
+        self.recompute: Recompute | None = None
         self.skipped = 0
         self.learning = True
 
@@ -69,6 +75,15 @@ class Policy:
             self.optimizer = self.make_optimizer()
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
+        if {"compile", "recompute"} <= self.options.keys():
+            raise UserError(
+                f"player '{self.player.name}': options compile and recompute exclude each other, for torch.compile "
+                f"itself chooses what backward computes again; type {self.name}+compile or {self.name}+recompute"
+            )
+        if training and "recompute" in self.options:
+            self.recompute = Recompute(self.player)
+        if "compile" in self.options:
+            self.compiled = Compiled(self.player, self.world.device, self.gather)
 
     def cut(self) -> None:
         """Share the player out among the ranks, before its average and its optimizer are made; here all is owned."""
@@ -77,9 +92,22 @@ class Policy:
         """The optimizer of what this rank owns, by the player's recipe."""
         return self.player.optimizer(list(self.weights.values()))
 
+    def begin(self, phase: Phase) -> None:
+        """A phase begins: only its learners require gradients; gradient still flows through the others."""
+        self.learn(self.player.name in phase.learners)
+        if self.compiled is not None:
+            self.compiled.use(not phase.second_order)
+
+    def gather(self) -> None:
+        """The author's parameters are whole until the player rests; here they always are."""
+
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """Keep weights together where the phase needs them twice; here they always are."""
+        """Around a phase, whether or not the player learns in it: weights are there when they are read."""
         return nullcontext()
+
+    def agree(self) -> int | None:
+        """What all ranks must have done alike in this phase, as a number; none where nothing could differ."""
+        return None
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Get ready for the backward of this loss, the phase's last or one of its micro-batches before."""
@@ -99,13 +127,12 @@ class Policy:
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.optimizer.step()
+        if self.recompute is not None:
+            self.recompute.updates += 1
         if self.schedule is not None:
             self.schedule.step()
         if self.ema is not None:
             self.ema.update()
-
-    def rest(self) -> None:
-        """A phase is over: free what only a phase needs."""
 
     def settle(self) -> None:
         """Training is over and nobody failed: the player's weights are whole from here on."""
@@ -114,6 +141,10 @@ class Policy:
         """Let the player go: its parameters are as its author left them. Communicates nothing: a rank may be lost."""
         self.learn(True)
         self.drop_gradients()
+        for option in (self.compiled, self.recompute):
+            if option is not None:
+                option.release()
+        self.compiled = self.recompute = None
         if "group" in self.__dict__:
             dist.destroy_process_group(self.group)
             del self.group

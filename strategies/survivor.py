@@ -169,7 +169,8 @@ class Survivor:
     def _say(self, end: End) -> None:
         if not self._said:
             self._said = True
-            print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the bar
+            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+                print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the bar
 
     def _words(self, end: End) -> str:
         if not self._speaks(end):
@@ -188,7 +189,7 @@ class Survivor:
 
     def at_exit(self) -> None:
         """After an error of this rank's own, those it has started end too, by themselves or not."""
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + QUIET / 2  # they are still quiet then
         if self.failed:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 for child in self.children.values():
@@ -198,7 +199,8 @@ class Survivor:
     def _finish(self) -> None:
         """There is no way out of a collective but this."""
         self.end_children()
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(STATUS)
 
 

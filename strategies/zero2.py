@@ -10,6 +10,7 @@ from torch import Tensor, autograd, nn
 
 from gan.errors import UserError
 from gan.phase import Player
+from strategies.bucket import Reduction
 from strategies.owner import Owner
 from strategies.policy import World
 
@@ -31,6 +32,7 @@ class Zero2(Owner):
     """
 
     name = "zero2"
+    takes = Owner.takes | {"bf16"}
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(player, world, options)
@@ -38,7 +40,7 @@ class Zero2(Owner):
         self.reached: set[str] = set()
         self.stepped: list[nn.Parameter] = []
         self._ready_for: list[set[str]] = []
-        self._leaving: list[tuple[Any, Tensor, Tensor]] = []
+        self._leaving: list[Reduction] = []
         self._reducing = False
 
     def cut(self) -> None:
@@ -73,6 +75,8 @@ class Zero2(Owner):
         return len(self.buckets) - 1 - len(self._leaving)
 
     def _send(self) -> None:
+        if len(self._leaving) > 1:
+            self._leaving[-2].wait()  # two on their way: what they read is whole gradients, which must not add up
         self._leaving.append(self.buckets[self._next].reduce())
 
     def finish(self, scale: float) -> Tensor:
@@ -82,8 +86,8 @@ class Zero2(Owner):
         self._reducing = False
         while len(self._leaving) < len(self.buckets):
             self._send()
-        for bucket, (work, own, _) in zip(reversed(self.buckets), self._leaving, strict=True):
-            work.wait()
+        for bucket, reduction in zip(reversed(self.buckets), self._leaving, strict=True):
+            own = reduction.wait()
             bucket.hand_out(own if scale == 1 else own.mul_(1 / scale))
         self._leaving = []
         norms = self._norms()
@@ -95,9 +99,9 @@ class Zero2(Owner):
         squares = torch.zeros(len(names), dtype=torch.float64, device=self.world.device)
         if self.owned:
             own = torch.stack([norm.double() for norm in torch._foreach_norm([p.grad for p in self.owned.values()])])
-            squares[[names[name] for name in self.owned]] = own.square()
-        dist.all_reduce(squares, group=self.group)
-        return squares.sqrt().to(next(iter(self.weights.values())).dtype)
+            squares[[names[name] for name in self.owned]] = own.square().to(squares.device)
+        dist.all_reduce(squares, group=self.sharing.group)
+        return squares.sqrt().to(self.buckets[0].kind)
 
     def _forget_unreached(self, norms: Tensor) -> None:
         """See [Note: weights that the loss did not reach] in replicated.py."""

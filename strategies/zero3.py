@@ -1,77 +1,155 @@
-"""zero3, also called fsdp: everything of the player shared out, put together for the phases that use it."""
+"""zero3, also called fsdp: everything of the player shared out, put together where phases read it."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from gan.phase import Phase, Player
-from strategies.bucket import Bucket, buckets
+from strategies.bucket import SHOWN, Bucket, buckets
 from strategies.policy import World
 from strategies.zero2 import Zero2
+
+FEW = 2  # buckets for which nothing is gained by gathering one at a time
 
 
 class Zero3(Zero2):
     """Each rank keeps its own equal share of the weights too, also those of a frozen player.
 
-    Communication, in order: before a phase one all-gather a bucket for each learner, and the same for another player
-    when the phase's loss first calls it (a forward of any module in it, or a method of the author's own); in the last
-    backward one reduce-scatter a bucket, afterwards norms and questions as in zero2; nothing in the update. What the
-    phase gathered it lets go: a player that no phase uses moves nothing. `averaged` gathers once.
+    Communication, in order: when a phase's loss first reads a weight one all-gather of its bucket, the next one of
+    the last time meanwhile; when the forward that read it has ended the bucket is let go, and gathered once more when
+    backward asks for it, then a reduce-scatter of its gradients; after the last backward, only where buckets were
+    gathered so, 16 bytes to see that all ranks did the same; norms and questions as in zero2; nothing in the update. A
+    player that no phase reads moves nothing. `averaged` gathers once.
 
-    Held on each rank between phases: everything / ranks. During a phase that uses it a player's weights are whole, and
-    its gradients while backward makes them: the phase that uses most must fit.
+    Held on each rank between phases: everything / ranks. During a phase that reads it, of a player's weights, the
+    buckets that running forwards have read and two more; and whole gradients in the buckets that backward is at.
 
     [Note: whole for the phase]
-    Weights could be gathered module by module instead, twice for each forward and backward. But a gradient penalty
-    needs all of them at once (FSDP2 fails there, pytorch #172543), ranks whose samples take different branches
-    would gather different modules, and a network's own methods would run where no module is entered. Whole for the
-    phase, each weight moves once however often the loss uses it, and all of these are exact.
+    A phase of second order gathers a learner before it begins and a player that does not learn when it is first read,
+    and keeps them until it ends: a gradient penalty reads everything again and again, and so each weight moves
+    once. (FSDP2 fails there, pytorch #172543.) The same is done for players of a few buckets, which would gain nothing,
+    for compiled ones, and with the option `whole`: for networks whose samples choose which layers they pass through,
+    so that ranks read different weights. Without it that is an error; if one reads fewer than another, they wait for
+    each other until the process group's timeout, as under FSDP.
 
-    [Note: a graph that outlives its phase]
-    What `GanModule.shared` made in one phase may be differentiated in the next, and its backward reads weights. While
-    there is any, players stay gathered to the end of the step, except a learner, whose update makes new weights.
+    [Note: who reads]
+    What is gathered is decided by what is read, not by which module is called: games call networks by their own
+    methods, and layers read each other's weights. `Parameters` says when a weight is read. It belongs to the
+    innermost forward that runs then, because that code may still hold it; a weight read outside of any forward
+    belongs to the phase. Autograd keeps, instead of weights, where they are found (`saved_tensors_hooks`), so that
+    they can be let go between forward and backward, also when the backward is a later phase's. If they have changed
+    meanwhile, that is the error of plain torch.
     """
 
     name = "zero3"
+    takes = Zero2.takes | {"whole"}
     keep = False
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(player, world, options)
         self.everything: list[Bucket] = []
-        self.methods: list[tuple[nn.Module, str]] = []
+        self.number: dict[int, int] = {}  # of its bucket, by a weight's id
+        self.readers: list[int] = []
+        self.idle: list[int] = []
+        self.frames: list[set[int]] = []
+        self.piecewise = False
+        self.order: list[int] = []  # of the gathers in this phase,
+        self.expected: list[int] = []  # the last time it was played,
+        self.before: dict[str, list[int]] = {}  # and of each phase then
 
     # ---- the verbs ----
 
     def cut(self) -> None:
-        """Also the parameters that do not learn; and be told when the player is used."""
+        """Also the parameters that do not learn; and be told when a weight is read."""
         super().cut()
         if self.alone:
             return
         others = {name: p for name, p in self.player.module.named_parameters() if name not in self.weights}
-        self.everything = [
-            *self.buckets,
-            *buckets(others, self.world.size, self.world.rank, self.group, keep=False),
-        ]
+        self.everything = [*self.buckets, *buckets(others, self.sharing)]
+        self.number = {id(w): number for number, each in enumerate(self.everything) for w in each.weights.values()}
+        for number, bucket in enumerate(self.everything):
+            bucket.need = partial(self.need, number)
         for module in self.player.module.modules():
-            self.hooks.append(module.register_forward_pre_hook(self._used, prepend=True))
-            for name in _own_methods(module):
-                setattr(module, name, self._gathering(getattr(module, name)))
-                self.methods.append((module, name))
+            module._parameters = Parameters(module._parameters, self._read)
+            self.hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
+            self.hooks.append(module.register_forward_hook(self._leave, always_call=True))
 
-    def _used(self, *_: Any) -> None:
-        self.gather()
-
-    def _gathering(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def gathers_first(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def hold(self, phase: Phase) -> Iterator[None]:
+        """See [Note: whole for the phase] and [Note: who reads]. After an error nobody is waited for."""
+        if not self.everything:
+            yield
+            return
+        whole = len(self.everything) <= FEW or phase.second_order or self.options.keys() & {"whole", "compile"}
+        self.piecewise = not whole
+        self.order, self.expected = [], self.before.get(phase.name, [])
+        self.frames, self.idle, self.readers = [set()], [], [0] * len(self.everything)
+        if self.learning and self.weights and not self.piecewise:
             self.gather()
-            return method(*args, **kwargs)
+        with saved_tensors_hooks(_pack, _unpack):
+            yield
+        self.before[phase.name] = self.order
+        self.frames = []
+        self.rest()
 
-        return gathers_first
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        if self.frames and not torch.compiler.is_compiling():
+            self.frames.append(set())
+            self._read(module._parameters.quietly())
+
+    def _leave(self, *_: Any) -> None:
+        if len(self.frames) > 1 and not torch.compiler.is_compiling():
+            for number in self.frames.pop():
+                self.readers[number] -= 1
+                if not self.readers[number]:
+                    self.idle.append(number)
+
+    def _read(self, weights: Iterable[nn.Parameter]) -> None:
+        """Some weights are being read."""
+        if not self.frames or torch.compiler.is_compiling():
+            return
+        for number in dict.fromkeys(self.number[id(weight)] for weight in weights if id(weight) in self.number):
+            if number not in self.frames[-1]:
+                self.frames[-1].add(number)
+                self.readers[number] += 1
+            self.need(number)
+
+    def need(self, number: int) -> None:
+        """A bucket, gathered; and where only some can be, those let go that nobody reads any more."""
+        bucket = self.everything[number]
+        if number in self.idle:
+            self.idle.remove(number)
+        if not bucket.gathered:
+            if not self.piecewise:
+                self.gather()
+                return
+            self._start(number)
+            bucket.gather()
+            self._look_ahead()
+        if not self.readers[number]:
+            self.idle.append(number)
+        while self.piecewise and len(self.idle) > 1:
+            self.everything[self.idle.pop(0)].let_go()
+
+    def _start(self, number: int) -> None:
+        if self.everything[number].work is None:
+            self.order.append(number)
+            self.everything[number].start()
+
+    def _look_ahead(self) -> None:
+        """While one bucket is read, the next one of the last time is on its way."""
+        done = len(self.order)
+        if self.order == self.expected[:done] and len(self.expected) > done:
+            following = self.expected[done]
+            if not self.everything[following].gathered:
+                self._start(following)
 
     def gather(self) -> None:
         """The player's weights are whole until it rests."""
@@ -79,31 +157,32 @@ class Zero3(Zero2):
             if not bucket.gathered:
                 bucket.gather()
 
-    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """See [Note: whole for the phase]."""
-        self.gather()
-        return super().hold(phase)
+    def agree(self) -> int | None:
+        """A number for the gathers of this phase, which must be the same on all ranks; none if all were whole."""
+        return zlib.crc32(repr(self.order).encode()) if self.piecewise else None
 
     def spread(self) -> None:
         """The shares have changed: what was gathered from the old ones is of no use."""
         for bucket in self.buckets:
+            bucket.version += 1
             bucket.let_go()
 
     def rest(self) -> None:
         """Keep the shares alone."""
         for bucket in self.everything:
-            if bucket.gathered:
+            if bucket.whole is not None:
                 bucket.let_go()
 
     def settle(self) -> None:
         """Gather for good."""
-        self.gather()
+        for bucket in self.everything:
+            bucket.gather(bucket.kind)
 
     def release(self) -> None:
-        """The author's methods are the author's again."""
-        for module, name in self.methods:
-            delattr(module, name)
-        self.methods = []
+        """The author's modules are the author's again."""
+        if self.everything:
+            for module in self.player.module.modules():
+                module._parameters = module._parameters.plain()
         for bucket in self.everything[len(self.buckets) :]:
             bucket.release()
         super().release()
@@ -125,9 +204,11 @@ class Zero3(Zero2):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Whole for a while; afterwards as before."""
+        """Whole for a while, in their own kind of numbers; afterwards as before."""
         before = all(bucket.gathered for bucket in self.everything)
-        self.gather()
+        for bucket in self.everything:
+            if not bucket.gathered:
+                bucket.gather(bucket.kind)
         yield
         if not before:
             self.rest()
@@ -138,17 +219,75 @@ class Zero3(Zero2):
             bucket.took_weights()
 
 
-def _own_methods(module: nn.Module) -> list[str]:
-    """The public methods that a network's author gave it."""
-    kind = type(module)
-    if kind.__module__.startswith("torch."):
-        return []
-    return [
-        name
-        for name in dir(kind)
-        if not name.startswith("_") and not hasattr(nn.Module, name) and _is_function(kind, name)
-    ]
+class Parameters(dict[str, nn.Parameter | None]):
+    """A module's parameters under their names, which says when one is read. See [Note: who reads]."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter | None], read: Callable[[list[nn.Parameter]], None]
+    ) -> None:
+        super().__init__(parameters)
+        self.read = read
+
+    def quietly(self) -> list[nn.Parameter]:
+        """Those there are, unread."""
+        return [weight for weight in super().values() if weight is not None]
+
+    def plain(self) -> dict[str, nn.Parameter | None]:
+        """As torch has it."""
+        return dict(super().items())
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        weight = super().__getitem__(name)
+        if weight is not None:
+            self.read([weight])
+        return weight
+
+    def values(self) -> Any:
+        """All of them are read."""
+        self.read(self.quietly())
+        return super().values()
+
+    def items(self) -> Any:
+        """All of them are read."""
+        self.read(self.quietly())
+        return super().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.plain(),)  # a copy of a module belongs to nobody
 
 
-def _is_function(kind: type, name: str) -> bool:
-    return inspect.isfunction(inspect.getattr_static(kind, name))
+@dataclass(frozen=True)
+class Place:
+    """Where a weight that autograd keeps is found, and which values it saw."""
+
+    bucket: Bucket
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    version: int
+
+
+def _pack(tensor: Tensor) -> Place | tuple[Tensor, int]:
+    bucket = SHOWN.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+    if bucket is None or tensor.dtype != bucket.whole.dtype:
+        return tensor, 0 if tensor.is_inference() else tensor._version
+    return Place(bucket, tensor.size(), tensor.stride(), tensor.storage_offset(), bucket.version)
+
+
+def _unpack(packed: Place | tuple[Tensor, int]) -> Tensor:
+    if isinstance(packed, Place):
+        bucket, now, then = packed.bucket, packed.bucket.version, packed.version
+    else:
+        tensor, then = packed
+        now = 0 if tensor.is_inference() else tensor._version
+    if now != then:
+        # What plain torch says where no hooks are.
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {list(packed.size if isinstance(packed, Place) else tensor.shape)} is at version "
+            f"{now}; expected version {then} instead"
+        )
+    if isinstance(packed, Place):
+        bucket.need()
+        return bucket.whole.as_strided(packed.size, packed.stride, packed.offset)
+    return tensor

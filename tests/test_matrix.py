@@ -12,6 +12,7 @@ import pytest
 from gan import GanModule
 from gan.errors import UserError
 from strategies.base import POLICIES
+from strategies.threads import Threads
 from tests.hard_games import HARD
 from tests.parity import BROKEN, EXACT, distance, train, vectors, weights
 from tests.test_gan_games import GAMES, pictures
@@ -38,10 +39,10 @@ def title(column: tuple[str, int]) -> str:
 # ---- a cell ----
 
 
-def attempt(game: Callable[[], GanModule], batches: Any, policy: Any, world: int) -> dict[str, Any] | str:
+def attempt(game: Callable[[], GanModule], batches: Any, policy: Any, world: int, **kwargs: Any) -> Any:
     """What training makes, or the words in which it is refused."""
     try:
-        return train(game, batches, policy, world)
+        return train(game, batches, policy, world, **kwargs)
     except UserError as error:
         return str(error)
 
@@ -67,7 +68,10 @@ def measure(name: str, column: tuple[str, int], ranks: Any, alone: dict[str, Any
     (game, batches), (label, world) = PLAYED[name], column
     policy = fitted(CHOICES.get(label, label), [player.name for player in game().configure_players()])
     arguments = (attempt, game, batches, policy, world)
-    results = ranks(world).run(*arguments) if world > 1 else [attempt(*arguments[1:])]
+    if policy == Threads.name:
+        results = [attempt(game, batches, policy, 1, devices=world)]  # replicas in one process
+    else:
+        results = ranks(world).run(*arguments) if world > 1 else [attempt(*arguments[1:])]
     return results[0] if isinstance(results[0], str) else deviation(alone, results)
 
 

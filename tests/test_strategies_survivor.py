@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -85,7 +86,7 @@ def world(size, **first):
 
 def vanish(rank):
     """As the kernel ends the connections of a killed process, which then does nothing more."""
-    rank.lifeline._learned = lambda end: None
+    rank.lifeline._learned = rank.lifeline._tell = lambda _: None
     for peer in rank.lifeline._peers:
         peer.socket.shutdown(socket.SHUT_RDWR)
 
@@ -149,6 +150,14 @@ def test_a_collective_that_never_returns_is_ended(quick, capfd, monkeypatch):
         assert capfd.readouterr().err.count("error: rank 2") == 1
         until(lambda: quick == [2, 2])  # rank 1, later
         assert capfd.readouterr().err.count("error: rank 1 ends as well: rank 2") == 1
+
+
+def test_a_collective_that_never_returns_is_ended_though_nobody_listens(quick, monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
+    closed = mock.Mock(write=mock.Mock(side_effect=BrokenPipeError))
+    with world(2) as ranks, mock.patch.object(sys, "stderr", closed):
+        vanish(ranks[1])
+        until(lambda: quick == [2])
 
 
 def test_after_a_loss_no_program_lives_on(quick):

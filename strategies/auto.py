@@ -1,0 +1,174 @@
+"""auto: a policy for each player, from the memory it would need on a rank and the memory there is."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from gan.phase import Player
+from strategies import bucket
+from strategies.choice import Choice
+from strategies.owner import ELEMENTWISE
+from strategies.policy import Policy
+
+LEFT = 0.5  # of the free memory, for what phases compute: activations are not known before they are made
+AROUND = 6  # buckets that are whole while zero2's gradients or zero3's weights come and go
+
+# From the least communication to the least memory; what each leaves whole: weights, gradients, optimizer and average.
+LEVELS = {
+    "ddp": (1, 1, 1),
+    "zero1": (1, 1, 0),
+    "zero2": (1, 0, 0),
+    "zero3": (0, 0, 0),
+    "zero3+offload": (0, 0, None),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a player has, in bytes: weights, gradients, and optimizer state with average."""
+
+    weights: int
+    gradients: int
+    state: int
+    cuttable: bool
+
+    @property
+    def levels(self) -> list[str]:
+        """The policies that make a difference to it."""
+        if not self.cuttable:
+            return ["ddp"]
+        return list(LEVELS) if self.gradients else ["ddp", "zero3", "zero3+offload"]
+
+    def on_a_rank(self, level: str, ranks: int) -> int:
+        """Bytes on the device of each of so many ranks; a policy that is not known here is taken for ddp."""
+        weights, gradients, state = LEVELS.get(level, LEVELS["ddp"])
+        held = self.weights if weights else 0 if state is None else -(-self.weights // ranks)
+        held += self.gradients if gradients else -(-self.gradients // ranks)
+        held += self.state if state else 0 if state is None else -(-self.state // ranks)
+        around = (
+            0
+            if weights and (gradients or not self.gradients)
+            else min(AROUND * bucket.SIZE, self.weights + self.gradients)
+        )
+        return held + around
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen for a player, and what it needs so on a rank."""
+
+    player: str
+    level: str
+    size: Size
+    ranks: int
+
+    def choice(self, asked: Choice) -> Choice:
+        """As if it had been typed, with the options that were."""
+        name, *options = self.level.split("+")
+        return Choice(name, {**dict.fromkeys(options), **asked.options})
+
+    @property
+    def bytes(self) -> int:
+        """On the device of a rank."""
+        return self.size.on_a_rank(self.level, self.ranks)
+
+    @property
+    def next(self) -> "Decision | None":
+        """The one after this that needs less memory."""
+        levels = self.size.levels
+        later = [replace(self, level=level) for level in levels[levels.index(self.level) + 1 :]]
+        return next((each for each in later if each.bytes < self.bytes), None)
+
+
+def size_of(player: Player) -> Size:
+    """A player's bytes; its optimizer is asked what it keeps for a weight."""
+    parameters = list(player.module.parameters())
+    learning = [] if player.frozen else [p for p in parameters if p.requires_grad]
+    gradients = sum(p.numel() * p.element_size() for p in learning)
+    kind, kept = _kept(player)
+    return Size(
+        sum(p.numel() * p.element_size() for p in parameters),
+        gradients,
+        round(gradients * (kept + (player.ema is not None))),
+        player.frozen or kind in ELEMENTWISE,
+    )
+
+
+def _kept(player: Player) -> tuple[type | None, float]:
+    """The kind of a player's optimizer, and how many times a weight's bytes it keeps beside it."""
+    if player.frozen:
+        return None, 0.0
+    trial = nn.Parameter(torch.zeros(64, 64))
+    optimizer = player.optimizer([trial])
+    trial.grad = torch.zeros_like(trial)
+    optimizer.step()
+    tensors = [value for value in optimizer.state[trial].values() if isinstance(value, torch.Tensor)]
+    return type(optimizer), sum(t.nbytes for t in tensors if t.numel() > 1) / trial.nbytes
+
+
+class Auto(Policy):
+    """Stands for the policy that is decided once the players are known; what all policies take it hands on."""
+
+    name = "auto"
+    max_ranks = None
+
+
+def decide(players: Mapping[str, Size], taken: int, free: float, ranks: int) -> list[Decision]:
+    """The least communication that fits: while it does not, the player for which most is saved shares out more.
+
+    `taken` bytes are those of players whose policy the user has chosen.
+    """
+    decisions = {name: Decision(name, "ddp", size, ranks) for name, size in players.items()}
+    while taken + sum(each.bytes for each in decisions.values()) > free * LEFT and ranks > 1:
+        steps = [
+            ("offload" not in each.next.level, each.bytes - each.next.bytes, name)  # slow, so last of all
+            for name, each in decisions.items()
+            if each.next is not None
+        ]
+        if not steps:
+            break
+        *_, name = max(steps)
+        decisions[name] = decisions[name].next
+    return list(decisions.values())
+
+
+def memory(device: torch.device, local: int) -> float:
+    """Free bytes for a rank: of its GPU, or its part of what this machine has, without what the program can free."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    with open("/proc/meminfo") as file:
+        available = next(line for line in file if line.startswith("MemAvailable"))
+    return int(available.split()[1]) * 1024 / local
+
+
+def told(decisions: Iterable[Decision], free: float) -> str:
+    """The table of what was chosen and why."""
+    decisions = list(decisions)
+    budget, all_ = free * LEFT, sum(each.bytes for each in decisions)
+    as_ddp = sum(each.size.on_a_rank("ddp", each.ranks) for each in decisions)
+    rows = [("player", "chosen", "weights", "gradients", "optimizer, average", "on a rank", "as ddp")]
+    for each in decisions:
+        parts = (each.size.weights, each.size.gradients, each.size.state)
+        amounts = [*parts, each.bytes, each.size.on_a_rank("ddp", each.ranks)]
+        rows.append((each.player, each.level, *map(_words, amounts)))
+    wide = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, wide, strict=True)))
+        for row in rows
+    ]
+    if as_ddp <= budget:
+        why = f"ddp fits: {_words(as_ddp)} a rank"
+    elif all_ <= budget:
+        why = f"ddp would need {_words(as_ddp)} a rank; shared out so it is {_words(all_)}"
+    else:
+        why = f"it may not fit: {_words(all_)} a rank; use more ranks"
+    return "\n".join([f"auto: {why}, of {_words(budget)} ({_words(free)} free, half left for activations)", *lines])
+
+
+def _words(bytes_: float) -> str:
+    power = min(3, max(0, int(math.log10(max(1, bytes_) * 1.0005) // 3)))
+    return f"{bytes_ / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
