@@ -110,7 +110,8 @@ class Pictures(Callback):
         game.eval()
         with random_state.untouched(), game.averaged(), trainer.precision_plugin.forward_context():
             random_state.reseed(0)
-            columns = game.show(trainer.strategy.batch_to_device(self.batch))
+            batch = trainer.strategy.batch_to_device(self.batch)
+            columns = game.show(trainer.precision_plugin.convert_input(batch))
         for module, mode in modes:
             module.training = mode
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
@@ -158,6 +159,8 @@ class Score(Callback):
 
 class Stopped(Exception):
     """The run was asked to end, has saved itself and ends: not a failure."""
+
+    agreed = True
 
 
 class Keep(Callback):

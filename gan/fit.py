@@ -100,6 +100,7 @@ def train(
 ) -> None:
     """Put the Trainer together, let it train, and say how it ended."""
     log, score = Record(where), Score(run.scores)
+    strategy.advice = f"python -m gan.fit --resume {where.path}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     trainer = Trainer(
         strategy=strategy,

@@ -37,12 +37,14 @@ from strategies.choice import Choice, choices
 from strategies.compiled import played
 from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 from strategies.guard import Guard
+from strategies.launcher import launcher
 from strategies.loss_scale import LossScale
 from strategies.module_state import load_module_state, module_state
 from strategies.policy import Policy, World
 from strategies.replica import ADVICE
 from strategies.replicated import Replicated
 from strategies.share import Share
+from strategies.survivor import Survivor
 from strategies.threads import Replicas, Threads
 from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
@@ -102,6 +104,8 @@ class PhaseStrategy(DDPStrategy):
         self._random_states: list[dict[str, Any]] | None = None
         self._after_step: dict[str, Any] | None = None
         self._set_aside: dict[str, Any] | None = None
+        self.survivor: Survivor | None = None
+        self.advice = ""  # what to type when a rank was lost
 
     # ---- one phase ----
 
@@ -342,12 +346,14 @@ class PhaseStrategy(DDPStrategy):
                     f"type --strategy ddp, or --devices 1"
                 )
         if ranks > 1:
-            super()._configure_launcher()
+            self._launcher = launcher(self, self._start_method)
 
     def setup_distributed(self) -> None:
-        """One process needs no process group either."""
+        """One process needs no process group either; several are tied together, to end together."""
         if self.num_processes * self.num_nodes > 1:
             super().setup_distributed()
+            if self.survivor is not None:
+                self.survivor.tie(self.cluster_environment.main_address, self.advice, self.broadcast, self._gather)
         else:
             self.set_world_ranks()
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 PATIENCE = 10
 
 
+class Hopeless(UserError):
+    """Every rank has come to this verdict, and ends."""
+
+    agreed = True
+
+
 class Guard:
     """Counts skipped updates, says so, and ends a run that no longer learns.
 
@@ -63,4 +69,4 @@ class Guard:
     def raise_if_hopeless(self) -> None:
         """Stop, with the reason."""
         if self.verdict is not None:
-            raise UserError(self.verdict)
+            raise Hopeless(self.verdict)
