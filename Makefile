@@ -16,7 +16,10 @@ test: $(VENV)/installed-test  ## install what tests need, then run them all
 	$(RUN) -m pytest -q
 
 matrix: $(VENV)/installed-test  ## train every game under every policy, and write strategies/MATRIX.md
-	$(RUN) -m pytest -q -m slow tests/test_matrix.py
+	$(RUN) -m pytest -q -m slow tests/test_matrix.py tests/test_strategies_zero.py
+
+crashes: $(VENV)/installed-test  ## kill a rank at a random moment, fifty times
+	$(RUN) -m pytest -q -s -m slow tests/test_strategies_crashes.py
 
 lint: $(VENV)/installed-test  ## check style
 	$(RUN) -m ruff check .
@@ -34,4 +37,4 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable '.[test]' --constraint constraints.txt
 	touch $@
 
-.PHONY: help fit test matrix lint clean
+.PHONY: help fit test matrix crashes lint clean

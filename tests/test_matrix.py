@@ -8,11 +8,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from gan import GanModule
 from gan.errors import UserError
+from strategies import bucket
 from strategies.base import POLICIES
 from strategies.threads import Threads
 from tests.doubled import doubled
@@ -32,6 +34,8 @@ CHOICES = {  # fsdp is another word for zero3
     for policy in POLICIES.values()
     if policy.package is None or find_spec(policy.package) is not None
 }
+CHOICES |= {"zero3+offload": "zero3+offload", "zero3 in pieces": "zero3"}
+PIECE = 4096  # bytes of a bucket there: players of many buckets are gathered one by one
 CHOICES |= {f"mix {number}": mix for number, mix in enumerate(MIXES, 1)}
 COLUMNS = [("single", 1), *((name, world) for name in CHOICES for world in (2, 4)), ("deaf", 2)]
 
@@ -46,10 +50,12 @@ def title(column: tuple[str, int]) -> str:
 # ---- a cell ----
 
 
-def attempt(game: Callable[[], GanModule], batches: Any, policy: Any, world: int, **kwargs: Any) -> Any:
+def attempt(
+    game: Callable[[], GanModule], batches: Any, policy: Any, world: int, size: int = bucket.SIZE, **kwargs: Any
+) -> Any:
     """What training makes, or the words in which it is refused."""
     try:
-        with doubled() if "deepspeed" in policy else nullcontext():
+        with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.object(bucket, "SIZE", size):
             return train(game, batches, policy, world, **kwargs)
     except UserError as error:
         return str(error)
@@ -76,6 +82,9 @@ def measure(name: str, column: tuple[str, int], ranks: Any, alone: dict[str, Any
     (game, batches), (label, world) = PLAYED[name], column
     policy = fitted(CHOICES.get(label, label), [player.name for player in game().configure_players()])
     arguments = (attempt, game, batches, policy, world)
+    if label == "zero3 in pieces":
+        whole = "+whole" if name == "SometimesReached" else ""  # whose ranks read different weights
+        arguments = (attempt, game, batches, policy + whole, world, PIECE)
     if policy == Threads.name:
         results = [attempt(game, batches, policy, 1, devices=world)]  # replicas in one process
     else:
@@ -110,6 +119,9 @@ optimizer state from the same training on one device, over all ranks (of ranks o
 {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed computes in float32, and there the rounding of ten
 steps is up to 1e+00 under any policy, for Adam divides it by itself; so for this table its engines are told to compute
 in float64 (`tests/doubled.py`).
+
+`zero3 in pieces` has buckets of 4 kB, so that weights are gathered when they are read, let go and gathered again as
+those of large players are; `SometimesReached`, whose ranks read different weights, has the option `whole` there.
 
 {mixes}
 

@@ -240,7 +240,7 @@ def held(policy, world):
     return weighing.held, 8 * sum(p.numel() for p in game.net.parameters())
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("policy", "shared_out"),
     [
