@@ -280,5 +280,6 @@ def _deepspeed_config(task: Task, stage: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": task.batch_size // task.ranks,
         "gradient_accumulation_steps": 1,
         "zero_optimization": {"stage": stage},
+        "gradient_clipping": 0.0,  # else DeepSpeed clips at 1.0
         "steps_per_print": 10**9,
     }
