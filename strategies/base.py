@@ -380,6 +380,12 @@ class PhaseStrategy(DDPStrategy):
             name: POLICIES[chosen[name].policy](player, world, chosen[name].options)
             for name, player in game.players.items()
         }
+        for name, policy in self.policies.items():
+            if "bf16" in policy.options and self.precision_plugin.precision != "bf16-mixed":
+                raise UserError(
+                    f"player '{name}': option bf16 shows layers weights in bfloat16, which need autocast beside them; "
+                    f"type --precision bf16-mixed, or leave bf16 out"
+                )
         self.guard = Guard()
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.

@@ -259,6 +259,30 @@ def test_a_rank_holds_what_theory_says_however_the_weights_are_sized(policy, sha
             assert 0.99 < found[kind] / expected < 1.01, kind
 
 
+def moved_in_groups():
+    """The groups' bytes of each collective are those of the weights of a group of two, among four ranks."""
+    strategy = WatchedStrategy("zero3+hybrid:2")
+    data = DataLoader([share(vectors(step), dist.get_rank(), 4) for step in range(3)], batch_size=None)
+    trainer(strategy, 4, 3).fit(Plain(), data)
+    return [(phase, trace.collectives) for *_, phase, trace in strategy.traces][-1]
+
+
+def test_hybrid_shares_within_its_groups(ranks):
+    for found, whole in ranks(4).run(held, "zero3+hybrid:2", 4):
+        for kind in ("weights", "gradients", "moments", "average"):
+            assert 0.99 < found[kind] / (whole / 2 * (2 if kind == "moments" else 1)) < 1.01, kind
+    _, collectives = ranks(4).run(moved_in_groups)[0]
+    whole, other = (buckets_of(getattr(Plain(), name), 2) for name in ("generator", "discriminator"))
+    norms = 8 * len(list(Plain().generator.parameters()))
+    assert collectives == [
+        ("_allgather_base_", whole + whole // 2),
+        ("_allgather_base_", other + other // 2),
+        ("_reduce_scatter_base_", whole + whole // 2),
+        ("allreduce_", whole // 2),  # with the copy in the other group
+        ("allreduce_", norms),
+    ]
+
+
 # ---- bucket by bucket ----
 
 
@@ -757,10 +781,10 @@ class Whole2d(Plain):
         yield replace(discriminator, optimizer=partial(torch.optim.Adafactor, lr=1e-2))
 
 
-def refused(policy):
-    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+def refused(policy, game=Whole2d, world=2):
+    data = DataLoader([share(vectors(0), dist.get_rank(), world)], batch_size=None)
     try:
-        trainer(PhaseStrategy(policy), 2, 1).fit(Whole2d(), data)
+        trainer(PhaseStrategy(policy), world, 1).fit(game(), data)
     except UserError as error:
         return str(error)
     return None
@@ -772,3 +796,15 @@ def test_an_optimizer_that_looks_at_whole_weights_is_refused_by_name(policy, ran
         assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
         assert f"type --strategy discriminator=ddp,*={policy}" in message
     assert ranks(2).run(refused, f"discriminator=ddp,*={policy}") == [None, None]
+
+
+def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):
+    for message in ranks(4).run(refused, "zero2+hybrid:3", Plain, 4):
+        assert "player 'generator': 4 ranks cannot be parted into groups of 3" in message
+        assert "type zero2+hybrid:N with an N that divides 4" in message
+
+
+def test_bfloat16_without_autocast_is_refused(ranks):
+    for message in ranks(2).run(refused, "generator=zero3+bf16,*=ddp", Plain):
+        assert message.startswith("player 'generator': option bf16")
+        assert "type --precision bf16-mixed" in message
