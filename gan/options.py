@@ -14,6 +14,8 @@ from jsonargparse.typing import PositiveInt
 from gan import folder
 from gan.errors import UserError
 from gan.runs import RUNS
+from strategies.base import POLICIES
+from strategies.choice import OPTIONS
 
 DEFAULT_RUN = "sean-faces"
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config")
@@ -111,7 +113,7 @@ def _parser(run: str) -> ArgumentParser:
         prog="python -m gan.fit",
         usage="python -m gan.fit [--run NAME] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
-        epilog=EXAMPLES,
+        epilog=f"{EXAMPLES}\n{_strategies()}",
         formatter_class=Help,
         print_config=None,
     )
@@ -119,7 +121,7 @@ def _parser(run: str) -> ArgumentParser:
     add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
     add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs")
     add("--list_runs", action="store_true", help="name the runs there are, and stop")
-    add("--strategy", type=str, default="ddp", help="ddp, zero1, zero2, zero3, dp or single; or generator=zero3,*=ddp")
+    add("--strategy", type=str, default="ddp", help="how players live on devices, see below")
     add(
         "--devices",
         type=PositiveInt | Literal["auto"],
@@ -154,6 +156,15 @@ def _parser(run: str) -> ArgumentParser:
     add("--debug", action="store_true", help="deterministic, anomaly detection, replicas compared after every phase")
     parser.add_function_arguments(RUNS[run], fail_untyped=True)
     return parser
+
+
+def _strategies() -> str:
+    """What can be typed for a strategy."""
+    options = (f"  +{name:10}{option.help}" for name, option in OPTIONS.items())
+    known = ", ".join(name if name == kind.name else f"{name} (= {kind.name})" for name, kind in POLICIES.items())
+    return "\n".join(
+        [f"strategies: auto, {known}", "  for all players, or for each: generator=zero3+offload,*=ddp", *options]
+    )
 
 
 def _parameters(run: str) -> set[str]:

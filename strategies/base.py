@@ -271,8 +271,13 @@ class PhaseStrategy(DDPStrategy):
         return output
 
     def _log(self, game: GanModule) -> None:
-        """Log the step's losses: the mean over ranks when a logger is due, this rank's own otherwise."""
-        if self.losses and game.trainer._logger_connector.should_update_logs:
+        """Log the means over ranks of the step's losses, where a logger is due or the epoch ends.
+
+        Not in every step: Lightning's bookkeeping for a handful of numbers takes milliseconds.
+        """
+        if not (game.trainer._logger_connector.should_update_logs or game.trainer.is_last_batch):
+            return
+        if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])
             self.losses = dict(zip(self.losses, self.reduce(values, reduce_op="mean"), strict=True))
         skipped = {f"{name}/skipped": float(policy.skipped) for name, policy in self.policies.items() if policy.skipped}
