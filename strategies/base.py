@@ -621,7 +621,7 @@ class PhaseStrategy(DDPStrategy):
 
 def _threaded(choice: Mapping[str, Choice]) -> bool:
     """Whether replicas in threads stand for ranks: for all players, as there is one backward for all."""
-    policies = {POLICIES[each.policy] for each in choice.values()}
+    policies = {POLICIES.get(each.policy) for each in choice.values()}
     if Threads not in policies:
         return False
     if len(policies) > 1:
