@@ -14,6 +14,7 @@ import torch
 
 from tests import opening
 from tests.hard_games import HARD
+from tests.journey import leg, travel
 from tests.parity import train
 from tests.ranks import Ranks
 
@@ -39,6 +40,25 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 def hard_alone() -> Callable[[str], dict[str, Any]]:
     """Each hard game trained by one process, once."""
     return cache(lambda name: train(HARD[name], policy="single"))
+
+
+@pytest.fixture(scope="session")
+def unbroken() -> dict[str, Any]:
+    """The journey of one device that never stopped."""
+    return leg("single", 1, 6)
+
+
+@pytest.fixture(scope="session")
+def saved(ranks: Callable[[int], Ranks], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """`saved(policy)`: the checkpoint of a journey's step 3 under a policy, made once."""
+
+    @cache
+    def get(policy: str) -> str:
+        path = str(tmp_path_factory.mktemp("travel") / "three.ckpt")
+        travel(ranks, policy, 3, save=path)
+        return path
+
+    return get
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -44,6 +44,27 @@ def share(batch: Any, rank: int, world: int) -> Any:
     """A rank's part of a global batch."""
     size = BATCH // world
     return {name: value[rank * size : (rank + 1) * size] for name, value in batch.items()}
+
+
+class Whole:
+    """A loader over a rank's parts of numbered global batches, that resumes where it was."""
+
+    def __init__(self, steps: int, rank: int = 0, world: int = 1) -> None:
+        self.steps, self.at, self.rank, self.world = steps, 0, rank, world
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.steps:
+            self.at += 1
+            yield share(vectors(self.at - 1), self.rank, self.world)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
 class Deaf(Replicated):

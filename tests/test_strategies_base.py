@@ -20,7 +20,7 @@ from gan import GanModule, Phase, Player
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from tests.hard_games import BatchNorms, Every, Plain, TwoPhases
-from tests.parity import distance, share, snapshot, trainer, vectors
+from tests.parity import Whole, distance, snapshot, trainer, vectors
 from tests.saved import read_checkpoint, write_checkpoint
 
 
@@ -133,27 +133,6 @@ class GlobalNoise(Plain):
 
     def fake(self, real):
         return self.generator(torch.randn(len(real), 4, dtype=real.dtype))
-
-
-class Whole:
-    """A loader over numbered steps that resumes where it was."""
-
-    def __init__(self, steps, rank=0, world=1):
-        self.steps, self.at, self.rank, self.world = steps, 0, rank, world
-
-    def __len__(self):
-        return self.steps
-
-    def __iter__(self):
-        while self.at < self.steps:
-            self.at += 1
-            yield share(vectors(self.at - 1), self.rank, self.world)
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 @pytest.mark.parametrize("game", [Plain, Every, TwoPhases, BatchNorms, GlobalNoise])

@@ -20,9 +20,8 @@ from strategies import PhaseStrategy
 from strategies.checkpoint import load
 from strategies.checkpoint_io import WholeCheckpointIO
 from tests.hard_games import Plain
-from tests.parity import BROKEN, distance, snapshot, trainer, vectors
+from tests.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
 from tests.saved import read_checkpoint, write_checkpoint
-from tests.test_strategies_base import Whole
 
 
 def names(folder):

@@ -24,11 +24,11 @@ from strategies.choice import choices
 from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3, package
 from tests.doubled import doubled
 from tests.hard_games import HARD, Plain, Teacher
+from tests.journey import Journey, travel
 from tests.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
 from tests.saved import read_checkpoint, write_checkpoint
-from tests.test_strategies_base import Whole
 from tests.test_strategies_guard import Once
-from tests.test_strategies_zero import Journey, Lopsided, Outdated, Validated, Whole2d
+from tests.test_strategies_zero import Lopsided, Outdated, Validated, Whole2d
 from tests.watch import WatchedStrategy
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
@@ -259,46 +259,7 @@ def test_a_rank_holds_its_share(policy, ranks):
 
 # ---- checkpoints that travel ----
 
-LEGS = {"single": 1, "ddp": 2, "zero2": 2, "zero3": 4, "deepspeed1": 2, "deepspeed2": 4, "deepspeed3": 2}
-OTHERS = [policy for policy in LEGS if policy not in STAGES]
-
-
-def leg(policy, world, steps, save=None, resume=None):
-    """Some steps of a journey under some policy at some number of ranks."""
-    rank = dist.get_rank() if world > 1 else 0
-    module, strategy = Journey(), PhaseStrategy(policy)
-    made = trainer(strategy, world, steps)
-    context = doubled() if "deepspeed" in policy else warnings.catch_warnings()
-    with context, quickly(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-        made.fit(module, Whole(8, rank, world), ckpt_path=resume)
-        if save is not None:
-            made.save_checkpoint(save)
-    return snapshot(module, strategy)
-
-
-def travel(ranks, policy, steps, **where):
-    world = LEGS[policy]
-    return leg(policy, 1, steps, **where) if world == 1 else ranks(world).run(leg, policy, world, steps, **where)[0]
-
-
-@pytest.fixture(scope="module")
-def unbroken():
-    """The journey of one device that never stopped."""
-    return leg("single", 1, 6)
-
-
-@pytest.fixture(scope="module")
-def saved(ranks, tmp_path_factory):
-    """A checkpoint of step 3 made under a policy, once."""
-    made = {}
-
-    def get(policy):
-        if policy not in made:
-            made[policy] = str(tmp_path_factory.mktemp("travel") / "three.ckpt")
-            travel(ranks, policy, 3, save=made[policy])
-        return made[policy]
-
-    return get
+OTHERS = ["single", "ddp", "zero2", "zero3"]
 
 
 @installed

@@ -20,9 +20,10 @@ from strategies.base import POLICIES
 from strategies.replica import Replica
 from strategies.threads import Meeting, Threads
 from tests.hard_games import HARD, BatchNorms, Plain, TwoForwards
+from tests.journey import leg
 from tests.parity import BATCH, BROKEN, EXACT, distance, train, trainer, vectors
 from tests.test_gan_games import GAMES, pictures
-from tests.test_strategies_zero import Journey, Lopsided, leg, unbroken  # noqa: F401 - a fixture
+from tests.test_strategies_zero import Lopsided
 
 
 def data(steps=1):
@@ -348,12 +349,11 @@ def test_the_first_device_holds_two_and_a_half_times_as_much_as_the_others():
 
 def dp_leg(devices, steps, save=None, resume=None):
     """As `leg`, of one process with replicas."""
-    with mock.patch("tests.test_strategies_zero.trainer", partial(trainer, devices=devices)):
-        return leg("dp", 1, steps, save=save, resume=resume)
+    return leg("dp", 1, steps, save=save, resume=resume, devices=devices)
 
 
 @pytest.mark.parametrize(("start", "devices"), [("single", 4), ("ddp", 2), ("zero3", 2)])
-def test_a_checkpoint_travels_to_and_fro(start, devices, ranks, tmp_path, unbroken):  # noqa: F811
+def test_a_checkpoint_travels_to_and_fro(start, devices, ranks, tmp_path, unbroken):
     two, four = str(tmp_path / "two.ckpt"), str(tmp_path / "four.ckpt")
 
     def other(steps, **where):

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player, noise
+from gan import GanModule, Phase, Player
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.base import POLICIES
@@ -25,10 +25,10 @@ from strategies.bucket import Bucket
 from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
-from tests.hard_games import HARD, Micro4, Penalty, Plain, SometimesReached, Synthesis, TwoForwards, by_shape
-from tests.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
+from tests.hard_games import HARD, Micro4, Penalty, Plain, TwoForwards
+from tests.journey import OURS, Journey, travel
+from tests.parity import BROKEN, EXACT, Whole, distance, share, snapshot, train, trainer, vectors, weights
 from tests.saved import read_checkpoint, write_checkpoint
-from tests.test_strategies_base import Whole
 from tests.test_strategies_guard import Once
 from tests.test_strategies_replicated import Wide
 from tests.watch import WatchedStrategy
@@ -550,72 +550,17 @@ def test_a_player_that_a_phase_does_not_use_moves_nothing(policy, ranks):
 
 # ---- checkpoints that travel ----
 
-LEGS = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 4, "generator=zero3,*=zero1": 2}
 
-
-def leg(policy, world, steps, save=None, resume=None):
-    """Some steps of a journey under some policy at some number of ranks."""
-    rank = dist.get_rank() if world > 1 else 0
-    module, strategy = Journey(), PhaseStrategy(policy)
-    made = trainer(strategy, world, steps)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-        made.fit(module, Whole(8, rank, world), ckpt_path=resume)
-    if save is not None:
-        made.save_checkpoint(save)
-    return snapshot(module, strategy)
-
-
-class Journey(SometimesReached):
-    """Weights out of reach, frozen weights, an average, a clip, a schedule, and groups of weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = Synthesis()
-
-    def fake(self, real):
-        return self.generator.synthesize(noise.randn((len(real), 4), like=real))
-
-    def configure_players(self):
-        generator, discriminator = super().configure_players()
-        yield generator
-        yield replace(discriminator, optimizer=by_shape, ema=0.7)
-
-
-def travel(ranks, policy, steps, **where):
-    world = LEGS[policy]
-    return leg(policy, 1, steps, **where) if world == 1 else ranks(world).run(leg, policy, world, steps, **where)[0]
-
-
-@pytest.mark.parametrize("onward", LEGS)
-@pytest.mark.parametrize("start", LEGS)
-def test_a_checkpoint_travels(start, onward, ranks, tmp_path_factory, saved, unbroken):
+@pytest.mark.parametrize("onward", OURS)
+@pytest.mark.parametrize("start", OURS)
+def test_a_checkpoint_travels(start, onward, ranks, saved, unbroken):
     arrived = travel(ranks, onward, 6, resume=saved(start))
     assert distance(arrived, unbroken) < EXACT
 
 
-@pytest.fixture(scope="module")
-def unbroken():
-    """The journey of one device that never stopped."""
-    return leg("single", 1, 6)
-
-
-@pytest.fixture(scope="module")
-def saved(ranks, tmp_path_factory):
-    """A checkpoint of step 3 made under a policy, once."""
-    made = {}
-
-    def get(policy):
-        if policy not in made:
-            made[policy] = str(tmp_path_factory.mktemp("travel") / "three.ckpt")
-            travel(ranks, policy, 3, save=made[policy])
-        return made[policy]
-
-    return get
-
-
 def test_a_checkpoint_holds_the_same_under_every_policy(saved):
     """The same tensors in the same places and sizes as one device's."""
-    trees = [read_checkpoint(saved(policy)) for policy in LEGS]
+    trees = [read_checkpoint(saved(policy)) for policy in OURS]
     alone, *others = [_shapes([tree[name] for name in ("state_dict", "players", "optimizer_states")]) for tree in trees]
     assert any("exp_avg_sq" in place for place in alone)
     for other in others:
