@@ -136,7 +136,7 @@ class Bucket:
         kind = kind or self.shown
         if self.whole is None or self.whole.dtype != kind:
             self.whole = torch.empty(self.share * self.sharing.size, dtype=kind, device=self.device)
-        own = self.own.to(self.device, kind, non_blocking=True)
+        own = self.own.to(self.device, kind)
         self.work = dist.all_gather_into_tensor(self.whole, own, group=self.sharing.group, async_op=True)
 
     def gather(self, kind: torch.dtype | None = None) -> None:
