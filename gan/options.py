@@ -160,10 +160,14 @@ def _parser(run: str) -> ArgumentParser:
 
 def _strategies() -> str:
     """What can be typed for a strategy."""
-    options = (f"  +{name:10}{option.help}" for name, option in OPTIONS.items())
-    known = ", ".join(name if name == kind.name else f"{name} (= {kind.name})" for name, kind in POLICIES.items())
+    known = ", ".join(dict.fromkeys(policy.name for policy in POLICIES.values()))
+    others = ", ".join(f"{name} = {policy.name}" for name, policy in POLICIES.items() if name != policy.name)
     return "\n".join(
-        [f"strategies: auto, {known}", "  for all players, or for each: generator=zero3+offload,*=ddp", *options]
+        [
+            f"strategies: auto, {known}",
+            f"  for all players, or for each: generator=zero3+offload,*=ddp ({others})",
+            *(f"  +{name:10}{option.help}" for name, option in OPTIONS.items()),
+        ]
     )
 
 

@@ -22,6 +22,7 @@ from strategies.threads import Meeting, Threads
 from tests.hard_games import HARD, BatchNorms, Plain, TwoForwards
 from tests.journey import leg
 from tests.parity import BATCH, BROKEN, EXACT, distance, train, trainer, vectors
+from tests.saved import read_checkpoint
 from tests.test_gan_games import GAMES, pictures
 from tests.test_strategies_zero import Lopsided
 
@@ -376,7 +377,7 @@ def test_a_checkpoint_holds_the_image_pools_of_all_replicas(tmp_path):
         made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saving(tmp_path / f"{policy}.ckpt")])
         with mock.patch.dict("os.environ", PL_GLOBAL_SEED="11"):
             made.fit(GAMES["cyclegan"](), DataLoader([pictures(step) for step in range(3)], batch_size=None))
-        state = torch.load(tmp_path / f"{policy}.ckpt", weights_only=True)["state_dict"]
+        state = read_checkpoint(tmp_path / f"{policy}.ckpt")["state_dict"]
         saved[policy] = state["past_a._extra_state"]
     assert set(saved["dp"]) == set(saved["single"]) == set(range(BATCH))
     for place, slots in saved["single"].items():
