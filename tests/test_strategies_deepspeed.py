@@ -28,7 +28,7 @@ from tests.journey import Journey, travel
 from tests.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
 from tests.saved import read_checkpoint, write_checkpoint
 from tests.test_strategies_guard import Once
-from tests.test_strategies_zero import Lopsided, Outdated, Validated, Whole2d
+from tests.test_strategies_zero import FEW, Lopsided, Outdated, Validated, Whole2d
 from tests.watch import WatchedStrategy
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
@@ -54,7 +54,13 @@ def train_doubled(game, policy, world):
 @installed
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [*((name, stage) for name in HARD for stage in STAGES[1:]), ("Plain", "deepspeed1"), ("TwoPhases", "deepspeed1")],
+    [
+        *(
+            (name, stage) for name in ("TwoPhases", "Micro4", *FEW) for stage in STAGES[1:]
+        ),  # `make matrix` has them all
+        ("Plain", "deepspeed1"),
+        ("TwoPhases", "deepspeed1"),
+    ],
 )
 def test_parity(name, policy, ranks, hard_alone):
     results = ranks(2).run(train_doubled, HARD[name], policy, 2)
@@ -260,14 +266,15 @@ def test_a_rank_holds_its_share(policy, ranks):
 # ---- checkpoints that travel ----
 
 OTHERS = ["single", "ddp", "zero2", "zero3"]
+SLOW = {other: [] if other in ("single", "zero3") else [pytest.mark.slow] for other in OTHERS}
 
 
 @installed
 @pytest.mark.parametrize(
     ("start", "onward"),
     [
-        *((other, stage) for stage in STAGES for other in OTHERS),
-        *((stage, other) for stage in STAGES for other in OTHERS),
+        *(pytest.param(other, stage, marks=SLOW[other]) for stage in STAGES for other in OTHERS),
+        *(pytest.param(stage, other, marks=SLOW[other]) for stage in STAGES for other in OTHERS),
         *zip(STAGES, (*STAGES[1:], STAGES[0]), strict=True),
     ],
 )

@@ -52,7 +52,12 @@ HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Tea
 
 
 @pytest.mark.parametrize(
-    ("policy", "name"), [*(("zero3", name) for name in HARD), *((p, n) for p in ("ddp", "zero2") for n in HARDEST)]
+    ("policy", "name"),
+    [
+        *(("zero3", name) for name in HARDEST),
+        *(pytest.param("zero3", name, marks=pytest.mark.slow) for name in HARD if name not in HARDEST),
+        *(pytest.param(p, n, marks=pytest.mark.slow) for p in ("ddp", "zero2") for n in HARDEST),
+    ],
 )
 def test_parity(policy, name, ranks, hard_alone):
     results = ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2)
