@@ -77,7 +77,7 @@ class Rich(TwoForwards):
         return loss * (1 + slope.norm().detach())
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_parity_with_random_numbers_and_several_backwards_of_a_graph(backend):
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("no C++ compiler")

@@ -68,6 +68,7 @@ def test_parity(name, policy, ranks, hard_alone):
     assert distance(weights(results[1]), weights(results[0])) == 0
 
 
+@pytest.mark.slow
 @installed
 @pytest.mark.parametrize("policy", STAGES)
 @pytest.mark.parametrize("name", ["SometimesReached", "BatchNormPenalty", "OwnMethods"])
@@ -78,6 +79,7 @@ def test_parity_on_four_ranks(name, policy, ranks, hard_alone):
         assert distance(weights(result), weights(results[0])) == 0
 
 
+@pytest.mark.slow
 @installed
 @pytest.mark.parametrize("policy", MIXES)
 @pytest.mark.parametrize("name", ["TwoPhases", "Teacher", "Penalty"])

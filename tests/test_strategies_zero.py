@@ -99,7 +99,7 @@ def test_parity_bucket_by_bucket(name, world, ranks, hard_alone):
     "policy",
     ["zero1+offload", "zero2+offload", "zero3+offload", "zero1+hybrid:2", "zero2+hybrid:2", "zero3+hybrid:2+offload"],
 )
-@pytest.mark.parametrize("name", ["Micro2", *FEW])
+@pytest.mark.parametrize("name", ["Micro2", "Teacher", "BatchNormPenalty"])
 def test_parity_with_options(name, policy, ranks, hard_alone):
     results = ranks(4).run(train, HARD[name], policy=policy, world=4)
     assert distance(results[0], hard_alone(name)) < EXACT
@@ -475,7 +475,7 @@ def mixed(policy):
 
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.bucket.SIZE", 2**20):
         trainer(strategy, 2, 4, precision="bf16-mixed", callbacks=[Kinds()]).fit(module, data)
-    moved = sum(size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_")
+    moved = {size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_"}
     return snapshot(module, strategy), moved, kinds
 
 
@@ -483,7 +483,9 @@ def mixed(policy):
 def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
     full, bytes_, _ = ranks(2).run(mixed, policy)[0]
     half, fewer, kinds = ranks(2).run(mixed, f"{policy}+bf16")[0]
-    assert fewer * 2 == bytes_
+    assert {
+        2 * size for size in fewer
+    } == bytes_  # of each gather; piece by piece, backward gathers anew with bf16 only
     assert kinds == {torch.float32}
     assert half.keys() == full.keys()
     assert all(value.dtype == full[name].dtype for name, value in half.items())
