@@ -16,10 +16,11 @@ from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.deepspeed_config import settings
 from strategies.owner import Owner
-from strategies.parameters import listen, unlisten
+from strategies.parameters import listen
 from strategies.policy import World
 from strategies.saved import kept_as_places
 from strategies.share import Share
+from strategies.visiting import Visiting
 from strategies.zero2 import Zero2
 
 KIND = torch.float32  # of the numbers that DeepSpeed computes with
@@ -165,7 +166,7 @@ class DeepSpeed1(DeepSpeed2):
     stage = 1
 
 
-class DeepSpeed3(DeepSpeed2):
+class DeepSpeed3(Visiting, DeepSpeed2):
     """As deepspeed2, by an engine of ZeRO stage 3: the weights are shared out too, also those of a frozen player.
 
     Communication, in order: before a phase the engine gathers each learner, one all-gather a weight, and another
@@ -215,15 +216,22 @@ class DeepSpeed3(DeepSpeed2):
         if self.learning and self.weights:
             self.gather()
         self.playing = True
-        with kept_as_places():
-            yield
-        self.playing = False
+        try:
+            with kept_as_places():
+                yield
+        finally:
+            self.playing = False  # who reads now, gathers nothing
         self.rest()
 
     def step(self) -> None:
         """What was gathered before is of no use."""
         super().step()
         self.rest()
+
+    @property
+    def there(self) -> bool:
+        """Whether the engine has gathered them."""
+        return self.engine is None or self.engine.gathered
 
     def rest(self) -> None:
         """Keep the shares alone."""
@@ -234,44 +242,11 @@ class DeepSpeed3(DeepSpeed2):
         """Gather for good."""
         self.gather()
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Swap the shares and gather."""
-        if self.ema is None or not self.buckets:
-            with self.gathered(), super().averaged():
-                yield
-            return
-        try:
-            with self.ema.swapped():
-                self.spread()
-                self.gather()
-                yield
-        finally:
-            self.spread()
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Whole for a while; afterwards as before."""
-        before = self.engine is None or self.engine.gathered
-        self.gather()
-        yield
-        if not before:
-            self.rest()
-
     def shares(self) -> dict[nn.Parameter, Share | None]:
         """Frozen parameters, too."""
         if self.engine is None:
             return {}
         return {weight: self.engine.share_of(name) for name, weight in self.engine.everything.items()}
-
-    def loaded(self) -> None:
-        """What was gathered from the old shares is of no use."""
-        self.spread()
-
-    def release(self) -> None:
-        """The author's modules are the author's again."""
-        unlisten(self.player.module)
-        super().release()
 
 
 class Engine:

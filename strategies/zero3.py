@@ -11,15 +11,16 @@ from torch import nn
 
 from gan.phase import Phase, Player
 from strategies.bucket import Bucket, buckets
-from strategies.parameters import listen, unlisten
+from strategies.parameters import listen
 from strategies.policy import World
 from strategies.saved import kept_as_places
+from strategies.visiting import Visiting
 from strategies.zero2 import Zero2
 
 FEW = 2  # buckets for which nothing is gained by gathering one at a time
 
 
-class Zero3(Zero2):
+class Zero3(Visiting, Zero2):
     """Each rank keeps its own equal share of the weights too, also those of a frozen player.
 
     Communication, in order: when a phase's loss first reads a weight one all-gather of its bucket, the next one of
@@ -50,7 +51,6 @@ class Zero3(Zero2):
 
     name = "zero3"
     takes = Zero2.takes | {"whole"}
-    keep = False
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(player, world, options)
@@ -93,10 +93,12 @@ class Zero3(Zero2):
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.everything)
         if self.learning and self.weights and not self.piecewise:
             self.gather()
-        with kept_as_places():
-            yield
+        try:
+            with kept_as_places():
+                yield
+        finally:
+            self.frames = []  # who reads now, gathers nothing
         self.before[phase.name] = self.order
-        self.frames = []
         self.rest()
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
@@ -167,6 +169,11 @@ class Zero3(Zero2):
             bucket.version += 1
             bucket.let_go()
 
+    @property
+    def there(self) -> bool:
+        """Whether all buckets are gathered."""
+        return all(bucket.gathered for bucket in self.everything)
+
     def rest(self) -> None:
         """Keep the shares alone."""
         for bucket in self.everything:
@@ -179,43 +186,12 @@ class Zero3(Zero2):
             bucket.gather(bucket.kind)
 
     def release(self) -> None:
-        """The author's modules are the author's again."""
-        unlisten(self.player.module)
+        """Frozen parameters, too, are whole in memory of their own."""
         for bucket in self.everything[len(self.buckets) :]:
             bucket.release()
         super().release()
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Swap the shares and gather."""
-        if self.ema is None or not self.buckets:
-            with self.gathered(), super().averaged():
-                yield
-            return
-        try:
-            with self.ema.swapped():
-                self.spread()
-                self.gather()
-                yield
-        finally:
-            self.rest()
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Whole for a while, in their own kind of numbers; afterwards as before."""
-        before = all(bucket.gathered for bucket in self.everything)
-        for bucket in self.everything:
-            if not bucket.gathered:
-                bucket.gather(bucket.kind)
-        yield
-        if not before:
-            self.rest()
 
     @property
     def dealt(self) -> list[Bucket]:
         """Frozen parameters, too."""
         return self.everything
-
-    def loaded(self) -> None:
-        """What was gathered from the old shares is of no use."""
-        self.rest()

@@ -27,3 +27,10 @@ def write_checkpoint(path: str | Path, tree: dict[str, Any]) -> None:
         tree[name] = walk(tree.get(name, {}))
     tree["optimizer_states"] = [walk(state) for state in tree.get("optimizer_states", ())]
     checkpoint.save(path, tree)
+
+
+def without_optimizers(path: str | Path, to: Path) -> str:
+    """A control: the same checkpoint, in which the optimizers have forgotten everything."""
+    tree = read_checkpoint(path)
+    write_checkpoint(to, {**tree, "optimizer_states": [{**state, "state": {}} for state in tree["optimizer_states"]]})
+    return str(to)

@@ -26,7 +26,7 @@ from tests.doubled import doubled
 from tests.hard_games import HARD, Plain, Teacher
 from tests.journey import Journey, travel
 from tests.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
-from tests.saved import read_checkpoint, write_checkpoint
+from tests.saved import without_optimizers
 from tests.test_strategies_guard import Once
 from tests.test_strategies_zero import FEW, Lopsided, Outdated, Validated, Whole2d
 from tests.watch import WatchedStrategy
@@ -53,49 +53,22 @@ def train_doubled(game, policy, world):
 
 @installed
 @pytest.mark.parametrize(
-    ("name", "policy"),
+    ("name", "policy", "world"),
     [
-        *(
-            (name, stage) for name in ("TwoPhases", "Micro4", *FEW) for stage in STAGES[1:]
-        ),  # `make matrix` has them all
-        ("Plain", "deepspeed1"),
-        ("TwoPhases", "deepspeed1"),
+        # `make matrix` has them all.
+        *((name, stage, 2) for name in ("TwoPhases", "Micro4", *FEW) for stage in STAGES[1:]),
+        *((name, "deepspeed1", 2) for name in ("Plain", "TwoPhases")),
+        *(pytest.param(name, stage, 4, marks=pytest.mark.slow) for name in FEW[:3] for stage in STAGES),
+        *(pytest.param(name, m, 2, marks=pytest.mark.slow) for name in ("TwoPhases", "Teacher") for m in MIXES),
+        *(("Penalty", mix, 2) for mix in MIXES),
+        *((name, f"{stage}+offload", 2) for name in ("Micro2", "SometimesReached") for stage in STAGES),
     ],
 )
-def test_parity(name, policy, ranks, hard_alone):
-    results = ranks(2).run(train_doubled, HARD[name], policy, 2)
-    assert distance(results[0], hard_alone(name)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
-
-
-@pytest.mark.slow
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-@pytest.mark.parametrize("name", ["SometimesReached", "BatchNormPenalty", "OwnMethods"])
-def test_parity_on_four_ranks(name, policy, ranks, hard_alone):
-    results = ranks(4).run(train_doubled, HARD[name], policy, 4)
+def test_parity(name, policy, world, ranks, hard_alone):
+    results = ranks(world).run(train_doubled, HARD[name], policy, world)
     assert distance(results[0], hard_alone(name)) < EXACT
     for result in results[1:]:
         assert distance(weights(result), weights(results[0])) == 0
-
-
-@pytest.mark.slow
-@installed
-@pytest.mark.parametrize("policy", MIXES)
-@pytest.mark.parametrize("name", ["TwoPhases", "Teacher", "Penalty"])
-def test_parity_of_mixes(name, policy, ranks, hard_alone):
-    results = ranks(2).run(train_doubled, HARD[name], policy, 2)
-    assert distance(results[0], hard_alone(name)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
-
-
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-@pytest.mark.parametrize("name", ["Micro2", "SometimesReached"])
-def test_parity_with_the_optimizer_in_the_cpu(name, policy, ranks, hard_alone):
-    results = ranks(2).run(train_doubled, HARD[name], f"{policy}+offload", 2)
-    assert distance(results[0], hard_alone(name)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
 
 
 @pytest.mark.parametrize("policy", STAGES)
@@ -286,10 +259,8 @@ def test_a_checkpoint_travels(start, onward, ranks, saved, unbroken):
 
 @installed
 def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, unbroken, ranks, tmp_path):
-    damaged = read_checkpoint(saved("deepspeed2"))
-    damaged["optimizer_states"] = [{**state, "state": {}} for state in damaged["optimizer_states"]]
-    write_checkpoint(tmp_path / "damaged.ckpt", damaged)
-    assert distance(travel(ranks, "deepspeed3", 6, resume=str(tmp_path / "damaged.ckpt")), unbroken) > BROKEN
+    damaged = without_optimizers(saved("deepspeed2"), tmp_path / "damaged.ckpt")
+    assert distance(travel(ranks, "deepspeed3", 6, resume=damaged), unbroken) > BROKEN
 
 
 # ---- averages, the guard, what plain torch would refuse, and what is left behind ----

@@ -28,7 +28,7 @@ from strategies.zero3 import Zero3
 from tests.hard_games import HARD, Micro4, Penalty, Plain, TwoForwards
 from tests.journey import OURS, Journey, travel
 from tests.parity import BROKEN, EXACT, Whole, distance, share, snapshot, train, trainer, vectors, weights
-from tests.saved import read_checkpoint, write_checkpoint
+from tests.saved import read_checkpoint, without_optimizers
 from tests.test_strategies_guard import Once
 from tests.test_strategies_replicated import Wide
 from tests.watch import WatchedStrategy
@@ -461,6 +461,37 @@ def test_ranks_that_read_other_weights_are_told(ranks):
     assert ranks(2).run(reads_otherwise, "zero3+whole") == [None, None]
 
 
+class Failing(Deep):
+    """Fails in the middle of a forward."""
+
+    def loss(self, batch):
+        super().loss(batch)
+        raise ValueError("in the middle")
+
+
+class Reads(Callback):
+    """Looks at all weights when something has failed, as a callback that saves does; counts the gathers."""
+
+    def on_exception(self, trainer, game, exception):
+        with mock.patch.object(Bucket, "start") as started:
+            assert game.net.last.weight.shape == (362, 362)
+            game.state_dict()
+            list(game.parameters())
+        self.started = started.call_count
+
+
+def read_after_a_failure():
+    reads = Reads()
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    with mock.patch("strategies.bucket.SIZE", 2**20), pytest.raises(ValueError, match="in the middle"):
+        trainer(PhaseStrategy("zero3"), 2, 1, callbacks=[reads]).fit(Failing(), data)
+    return reads.started
+
+
+def test_after_a_failure_reading_waits_for_nobody(ranks):
+    assert ranks(2).run(read_after_a_failure) == [0, 0]
+
+
 # ---- in bfloat16 ----
 
 
@@ -581,10 +612,8 @@ def _shapes(node, place=""):
 
 
 def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, unbroken, ranks, tmp_path):
-    damaged = read_checkpoint(saved("zero3"))
-    damaged["optimizer_states"] = [{**state, "state": {}} for state in damaged["optimizer_states"]]
-    write_checkpoint(tmp_path / "damaged.ckpt", damaged)
-    assert distance(travel(ranks, "zero2", 6, resume=str(tmp_path / "damaged.ckpt")), unbroken) > BROKEN
+    damaged = without_optimizers(saved("zero3"), tmp_path / "damaged.ckpt")
+    assert distance(travel(ranks, "zero2", 6, resume=damaged), unbroken) > BROKEN
 
 
 def saved_in_the_middle(policy, folder):
