@@ -134,7 +134,9 @@ class Bucket:
     def start(self, kind: torch.dtype | None = None) -> None:
         """Begin an all-gather of the weights as the ranks' shares have them now; `gather` waits for it."""
         kind = kind or self.shown
-        if self.whole is None or self.whole.dtype != kind:
+        if self.whole is not None and self.whole.dtype != kind:
+            self._drop()
+        if self.whole is None:
             self.whole = torch.empty(self.share * self.sharing.size, dtype=kind, device=self.device)
         own = self.own.to(self.device, kind)
         self.work = dist.all_gather_into_tensor(self.whole, own, group=self.sharing.group, async_op=True)
@@ -156,6 +158,8 @@ class Bucket:
 
     def let_go(self) -> None:
         """Keep the share alone."""
+        if self.whole is None:
+            return
         if self.work is not None:
             self.work.wait()
         self._drop()

@@ -75,6 +75,7 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
         "reduce_bucket_size": SIZE,
         "allgather_bucket_size": SIZE,
         "stage3_param_persistence_threshold": 0,  # a phase gathers everything anyway
+        "memory_efficient_linear": False,  # it would put a function of its own in torch's place, for good
     }
     if stage < 3 and "offload" not in options:
         ours["compute_grad_norm"] = False  # norms are known by then; elsewhere DeepSpeed has no such setting

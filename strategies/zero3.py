@@ -177,8 +177,7 @@ class Zero3(Visiting, Zero2):
     def rest(self) -> None:
         """Keep the shares alone."""
         for bucket in self.everything:
-            if bucket.whole is not None:
-                bucket.let_go()
+            bucket.let_go()
 
     def settle(self) -> None:
         """Gather for good."""

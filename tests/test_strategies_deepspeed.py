@@ -380,6 +380,28 @@ def test_modules_are_as_the_author_made_them(policy, ranks):
     assert ranks(2).run(what_it_leaves, policy) == [(True, ["generator.table"], True, [], 0, False, [None, None])] * 2
 
 
+def what_it_leaves_in_torch(policy):
+    """Names in torch that stand for something else after a run."""
+    places = (torch, torch.nn.functional, nn.Module, nn.Linear, torch.Tensor)
+    before = [dict(vars(place)) for place in places]
+    data = DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
+    with quickly():
+        trainer(PhaseStrategy(policy), 2, 1, precision="32-true").fit(Plain(), data)
+    return [
+        name
+        for place, names in zip(places, before, strict=True)
+        for name, value in vars(place).items()
+        if name in names and value is not names[name]
+    ]
+
+
+@installed
+@pytest.mark.parametrize("policy", STAGES)
+def test_torch_is_as_it_was(policy, ranks):
+    """DeepSpeed by itself replaces torch's linear function for the rest of the process."""
+    assert ranks(2).run(what_it_leaves_in_torch, policy) == [[], []]
+
+
 # ---- its own configuration ----
 
 

@@ -21,7 +21,7 @@ from gan import GanModule, Phase, Player
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.base import POLICIES
-from strategies.bucket import Bucket
+from strategies.bucket import SHOWN, Bucket, Sharing
 from strategies.zero1 import Zero1
 from strategies.zero2 import Zero2
 from strategies.zero3 import Zero3
@@ -514,14 +514,29 @@ def mixed(policy):
 def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
     full, bytes_, _ = ranks(2).run(mixed, policy)[0]
     half, fewer, kinds = ranks(2).run(mixed, f"{policy}+bf16")[0]
-    assert {
-        2 * size for size in fewer
-    } == bytes_  # of each gather; piece by piece, backward gathers anew with bf16 only
+    assert {2 * size for size in fewer} == bytes_  # of each gather; piece by piece, only with bf16 backward has some
     assert kinds == {torch.float32}
     assert half.keys() == full.keys()
     assert all(value.dtype == full[name].dtype for name, value in half.items())
     # The same roundings, by autocast or by the gather; but the sum of a weight's gradients in one backward is rounded.
     assert 0 < distance(half, full) < 1e-3
+
+
+def remembered_when_let_go():
+    """Addresses at which a bucket is looked for that is no longer there, after it was shown in two kinds of numbers."""
+    before = set(SHOWN)
+    weights = {"weight": nn.Parameter(torch.randn(1000))}
+    bucket = Bucket(weights, Sharing(2, dist.get_rank(), None, keep=False, shown=torch.bfloat16))
+    bucket.gather()
+    bucket.gather(torch.float32)
+    assert len(set(SHOWN) - before) == 1
+    bucket.let_go()
+    return len(set(SHOWN) - before)
+
+
+def test_no_bucket_is_found_where_its_memory_was(ranks):
+    """Else autograd would take what lies there now for a weight."""
+    assert ranks(2).run(remembered_when_let_go) == [0, 0]
 
 
 # ---- bytes ----
