@@ -98,7 +98,7 @@ def test_a_peer_that_is_not_installed_is_skipped():
 
 def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
-    assert peers.main([*sizes, "--only", "torch", "Lightning", "ours", "--games", "r1"]) == 0
+    assert peers.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0
     said = capsys.readouterr().out
     assert "2 gloo ranks of one thread, three hidden layers of 8, batch 8" in said
     lines = dict(re.findall(r"^(.{44})(.*)$", said, re.MULTILINE))

@@ -98,8 +98,8 @@ class Interrupts:
     ("name", "step", "number"),
     [
         ("sean-faces", 4, signal.SIGINT),
-        ("spade-faces", 3, signal.SIGTERM),
-        ("pix2pix-faces", 2, signal.SIGTERM),
+        pytest.param("spade-faces", 3, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("pix2pix-faces", 2, signal.SIGTERM, marks=pytest.mark.slow),
         ("cyclegan-faces", 5, signal.SIGINT),
         ("r3gan-faces", 3, signal.SIGTERM),
     ],

@@ -141,8 +141,13 @@ def alone() -> dict[str, dict]:
     return {name: train(game, pictures, "single") for name, game in GAMES.items()}
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", GAMES)
+SEANS = ("sean", "sean_once", "spade")  # the slowest; `make matrix` has them at 4 ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [pytest.param(n, w, marks=[pytest.mark.slow] * (n in SEANS and w == 4)) for n in GAMES for w in (2, 4)],
+)
 def test_every_world_size_trains_the_same(name, world, ranks, alone):
     for together in ranks(world).run(train, GAMES[name], pictures, "ddp", world=world):
         assert distance(alone[name], together) < 1e-10

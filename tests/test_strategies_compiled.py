@@ -50,7 +50,13 @@ def test_one_device_trains_the_same(name, hard_alone):
 
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [("ddp", "BatchNorms"), ("zero1", "Plain"), ("zero2", "TwoForwards"), ("zero3", "Teacher"), ("zero3", "Penalty")],
+    [
+        ("ddp", "BatchNorms"),
+        ("zero1", "Plain"),
+        ("zero2", "TwoForwards"),
+        pytest.param("zero3", "Teacher", marks=pytest.mark.slow),
+        ("zero3", "Penalty"),
+    ],
 )
 def test_parity(policy, name, ranks, hard_alone):
     results = ranks(2).run(without_cpp, train, HARD[name], policy=f"{policy}+compile", world=2)
