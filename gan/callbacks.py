@@ -18,6 +18,7 @@ from gan import pictures, record
 from gan.folder import RunFolder
 from strategies import random_state
 from strategies.batch import rows
+from strategies.ending import Ending
 
 SHOWN = 8
 
@@ -157,51 +158,39 @@ class Score(Callback):
         self.first, self.last = dict(state["first"]), dict(state["last"])
 
 
-class Stopped(Exception):
-    """The run was asked to end, has saved itself and ends: not a failure."""
-
-    agreed = True
-
-
 class Keep(Callback):
     """Saves every so many steps, at the end, on Ctrl-C or SIGTERM, and when the guard gives up.
 
     By hand, because ModelCheckpoint cannot be asked to save at a moment of ours. The newest checkpoint is
-    kept, and the one before until the new one is whole. A signal reaches one rank or all, at any moment; ranks
-    agree after every step whether one came, save together and end before the next step. A second Ctrl-C ends
-    at once. Lightning's own handler broadcasts from inside the signal handler, where it can meet another
-    collective; ours only takes note.
+    kept, and the one before until the new one is whole. A signal reaches one rank or all, at any moment; all save
+    together after the same step, and the strategy ends the run before the next: see strategies/ending.py. A second
+    Ctrl-C ends at once.
     """
 
     def __init__(self, folder: RunFolder, every: int) -> None:
         self.folder, self.every = folder, every
-        self.signal: int | None = None
-        self.stopping = False
+        self.ending: Ending | None = None
         self.before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning has set its handlers by now; put ours in their place."""
+        self.ending = trainer.strategy.ending
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.before[number] = signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self.ending.wished and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
+        self.ending.wish()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save between two steps, never inside one."""
         step = trainer.global_step
-        self.stopping = trainer.strategy.reduce_boolean_decision(self.signal is not None, all=False)
         due = step % self.every == 0 or step == trainer.max_steps
-        if due or self.stopping or trainer.strategy.guard.hopeless:
+        ends = self.ending.look() or trainer.strategy.guard.hopeless
+        if due or ends:
             self.save(trainer)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Stop here, when the last step has been logged as well."""
-        if self.stopping:
-            raise Stopped
 
     def save(self, trainer: Trainer) -> None:
         """Write this step's checkpoint, then remove the older ones."""

@@ -15,13 +15,14 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan import folder, options
-from gan.callbacks import Bar, Keep, Pictures, Score, Stopped
+from gan.callbacks import Bar, Keep, Pictures, Score
 from gan.describe import describe
 from gan.errors import UserError, refuse
 from gan.folder import RunFolder
 from gan.record import Record
 from gan.runs import RUNS, Run, build
 from strategies import PhaseStrategy
+from strategies.ending import Stopped
 
 
 @dataclass(frozen=True)

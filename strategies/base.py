@@ -1,6 +1,7 @@
 """PhaseStrategy: the Lightning strategy that plays a game's phases and asks each player's policy what differs."""
 
 import os
+import secrets
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
 from strategies.compiled import played
 from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
+from strategies.ending import Ending, Stopped
 from strategies.guard import Guard
 from strategies.launcher import launcher
 from strategies.loss_scale import LossScale
@@ -99,6 +101,7 @@ class PhaseStrategy(DDPStrategy):
         self.check_replicas = check_replicas
         self.policies: dict[str, Policy] = {}
         self.guard = Guard()
+        self.ending = Ending()
         self.losses: dict[str, Tensor] = {}
         self.seed = 0
         self._random_states: list[dict[str, Any]] | None = None
@@ -155,6 +158,7 @@ class PhaseStrategy(DDPStrategy):
                 self.guard.saw(phase, learner, finite, sums, self)
                 learner.drop_gradients()
         self.losses.update({f"{phase.name}/{name}": loss for name, loss in sums.items()})
+        self.ending.played += 1
         if self.check_replicas:
             self._compare_replicas(phase)
 
@@ -253,6 +257,11 @@ class PhaseStrategy(DDPStrategy):
                         )
 
     # ---- one step ----
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """End here if any rank was told to: the step before is over, logged, and saved by whoever saves."""
+        if self.ending.look():
+            raise Stopped
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases, which Lightning counts as one step whatever the number of optimizers."""
@@ -374,7 +383,13 @@ class PhaseStrategy(DDPStrategy):
         if self.world_size > 1:
             _sync_module_states(game)
         game.assemble()
-        self.seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
+        seed = int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32))
+        self.seed, run = self.broadcast((seed, secrets.token_hex(8)))
+        self.ending = Ending(run if self.world_size > 1 else "")
+        if training and self.world_size > 1:
+            # In place of Lightning's collectives for the same.
+            trainer._signal_connector._sigterm_notifier_fn = self.ending.wish
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._adopt_players(game, training)
         self.setup_precision_plugin()
 

@@ -9,10 +9,11 @@ import torch
 from lightning import Callback, LightningDataModule
 from torch.utils.data import DataLoader
 
-from gan.callbacks import Bar, Keep, Pictures, Score, Stopped, _losses
+from gan.callbacks import Bar, Keep, Pictures, Score, _losses
 from gan.folder import RunFolder
 from gan.record import Record
 from strategies import PhaseStrategy
+from strategies.ending import Stopped
 from tests.hard_games import Plain
 from tests.parity import distance, snapshot, trainer, vectors
 
