@@ -74,6 +74,16 @@ def test_auto_looks_for_the_run_that_was_named(here):
     assert options.parse(["--resume", "auto", "--run", "sean-faces"])[1] is None
 
 
+def test_who_reads_settings_while_they_are_saved_anew_reads_them_whole(here):
+    """As the other ranks of a run that is resumed do."""
+    run = saved(here, "--run", "r3gan-faces", "--latent", "7")
+    settings, before = options.parse(["--resume", str(run.path), "--max-steps", "99"])[0], run.settings.read_text()
+    with run.settings.open() as reading:
+        options.save(settings, settings.run, run.settings)
+        assert before and reading.read() == before
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples", "settings.yaml"]
+
+
 def test_saved_settings_are_plain_yaml_without_what_belongs_to_one_call(here):
     run = saved(here, "--run", "r3gan-faces", "--sample-every", "5", "--debug")
     settings = yaml.safe_load(run.settings.read_text())
