@@ -87,7 +87,7 @@ def world(size, **first):
 def vanish(rank):
     """As the kernel ends the connections of a killed process, which then does nothing more."""
     rank.lifeline._learned = rank.lifeline._tell = lambda _: None
-    for peer in rank.lifeline._peers:
+    for peer in list(rank.lifeline._peers):  # its thread takes them out meanwhile
         peer.socket.shutdown(socket.SHUT_RDWR)
 
 
