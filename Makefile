@@ -16,10 +16,10 @@ test: $(VENV)/installed-test  ## install what tests need, then run them all
 	$(RUN) -m pytest -q
 
 matrix: $(VENV)/installed-test  ## train every game under every policy, and write strategies/MATRIX.md
-	$(RUN) -m pytest -q -m slow --ignore tests/test_strategies_crashes.py
+	$(RUN) -m pytest -q -m slow --ignore tests/matrix/test_crashes.py
 
 crashes: $(VENV)/installed-test  ## kill a rank at a random moment, fifty times
-	$(RUN) -m pytest -q -s -m slow tests/test_strategies_crashes.py
+	$(RUN) -m pytest -q -s -m slow tests/matrix/test_crashes.py
 
 lint: $(VENV)/installed-test  ## check style
 	$(RUN) -m ruff check .

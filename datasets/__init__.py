@@ -3,17 +3,17 @@
 `datasets` is also the name of a well-known package: give this one an environment of its own.
 """
 
-from datasets.ade20k import ADE20K
 from datasets.augment import Augment
 from datasets.batches import GlobalBatches, ResumableLoader
-from datasets.celebamask import CelebAMask
-from datasets.cityscapes import Cityscapes
-from datasets.coco import CocoStuff
 from datasets.data import GanData
-from datasets.facades import Facades
-from datasets.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
-from datasets.folder import FolderPairs
-from datasets.pairs import Pairs
+from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
+from datasets.files.ade20k import ADE20K
+from datasets.files.celebamask import CelebAMask
+from datasets.files.cityscapes import Cityscapes
+from datasets.files.coco import CocoStuff
+from datasets.files.facades import Facades
+from datasets.files.folder import FolderPairs
+from datasets.files.pairs import Pairs
 
 __all__ = [
     "ADE20K",

@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gan import options
 from gan.errors import UserError, refuse
+from gan.fit import options
 from gan.games.sean import Sean
 from gan.module import GanModule
-from gan.opened import Opened, open_run
+from gan.painting.reopen import Opened, open_run
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
-from strategies.checkpoint import load, whole
+from strategies.checkpoint.directory import load, whole
 
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/

@@ -89,8 +89,8 @@ class GanModule(LightningModule):
 
         Here, because Lightning's own takes a checkpoint for one file.
         """
-        from strategies import checkpoint
-        from strategies.module_state import load_module_state
+        from strategies.checkpoint import directory as checkpoint
+        from strategies.checkpoint.module_state import load_module_state
 
         if hparams_file is not None:
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")

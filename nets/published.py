@@ -20,9 +20,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gan.errors import UserError
 from nets.discriminator import MultiScaleDiscriminator
-from nets.keys import Entry, State, discriminator_entries, encoder_entries, generator_entries, unread_entries
-from nets.sean import SeanGenerator
-from nets.style import StyleEncoder
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
+from nets.sean.keys import Entry, State, discriminator_entries, encoder_entries, generator_entries, unread_entries
 
 UPSAMPLINGS = {"normal": 5, "more": 6}
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gan import looking
 from gan.errors import UserError, refuse
-from gan.opened import Opened, open_run
-from gan.tables import Charts, Table
+from gan.painting import run_tables
+from gan.painting.reopen import Opened, open_run
+from gan.painting.table import Charts, Table
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,17 +33,17 @@ class Section:
 
 def between(run: Opened) -> Table:
     """The edit that the notebook offers, once: towards another picture where there is one."""
-    return looking.edit(run, other=1 if len(run.run.data.val) > 1 else None)
+    return run_tables.edit(run, other=1 if len(run.run.data.val) > 1 else None)
 
 
 SECTIONS = (
-    Section("training", "What it learned to make", (looking.over_time,)),
-    Section("masks", "Masks beside pictures", (looking.masks, looking.legend)),
-    Section("styles", "One region in another's style", (looking.exchange,)),
+    Section("training", "What it learned to make", (run_tables.over_time,)),
+    Section("masks", "Masks beside pictures", (run_tables.masks, run_tables.legend)),
+    Section("styles", "One region in another's style", (run_tables.exchange,)),
     Section("between", "From one style to another", (between,)),
-    Section("copies", "Are they copies?", (looking.nearest,)),
-    Section("curves", "Curves", (looking.curves,)),
-    Section("run", "The run", (looking.facts,), ("Every setting", looking.settings)),
+    Section("copies", "Are they copies?", (run_tables.nearest,)),
+    Section("curves", "Curves", (run_tables.curves,)),
+    Section("run", "The run", (run_tables.facts,), ("Every setting", run_tables.settings)),
 )
 
 
@@ -97,7 +97,7 @@ def page(run: Opened) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="description" content="{escape(looking.first_sentence(run))}">
+<meta name="description" content="{escape(run_tables.first_sentence(run))}">
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>
@@ -106,7 +106,7 @@ def page(run: Opened) -> str:
 <body>
 <header>
 <h1>{escape(title)}</h1>
-<p class="lede">{escape(looking.first_sentence(run))}</p>
+<p class="lede">{escape(run_tables.first_sentence(run))}</p>
 <p>{escape(_standing(run))}</p>
 <nav>{links}</nav>
 </header>
@@ -124,7 +124,7 @@ Click a picture to enlarge it; the arrow keys go on to its neighbours.</footer>
 
 def _standing(run: Opened) -> str:
     """How far the run is and how good, in the first of its scores."""
-    good = "".join(f" {score[0].upper()}{score[1:]} (lower is better)." for score in looking.scores(run)[:1])
+    good = "".join(f" {score[0].upper()}{score[1:]} (lower is better)." for score in run_tables.scores(run)[:1])
     return f"Step {run.step:,} of {run.run.max_steps:,}.{good}"
 
 

@@ -1,6 +1,6 @@
 """How the players of a game live on devices: a Lightning strategy and one policy a file."""
 
-from strategies.base import PhaseStrategy
-from strategies.policy import Policy
+from strategies.policies.policy import Policy
+from strategies.strategy import PhaseStrategy
 
 __all__ = ["PhaseStrategy", "Policy"]

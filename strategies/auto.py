@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from gan.phase import Player
-from strategies import bucket
 from strategies.choice import Choice
-from strategies.owner import ELEMENTWISE
-from strategies.policy import Policy
+from strategies.policies.policy import Policy
+from strategies.policies.sharded import ELEMENTWISE
+from strategies.sharding import bucket
 
 LEFT = 0.5  # of the free memory, for what phases compute: activations are not known before they are made
 AROUND = 6  # buckets that are whole while zero2's gradients or zero3's weights come and go

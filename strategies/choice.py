@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from gan.errors import UserError
-from strategies import deepspeed_config
-from strategies.policy import Policy
+from strategies.policies import deepspeed_config
+from strategies.policies.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gan.errors import UserError
 from gan.phase import Phase
-from strategies.policy import Policy
+from strategies.policies.policy import Policy
 
 if TYPE_CHECKING:
-    from strategies.base import PhaseStrategy
+    from strategies.strategy import PhaseStrategy
 
 PATIENCE = 10
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests import opening
-from tests.hard_games import HARD
-from tests.journey import leg, travel
-from tests.parity import train
-from tests.ranks import Ranks
+from tests.support import opening
+from tests.support.hard_games import HARD
+from tests.support.journey import leg, travel
+from tests.support.parity import train
+from tests.support.worlds import Ranks
 
 torch.set_num_threads(1)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from gan import noise
 from gan.games.spade import Spade
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean import SeanGenerator
-from nets.style import StyleEncoder
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
 from nets.vgg import Vgg19
 
 

@@ -13,7 +13,7 @@ from gan.games.decay import linear_decay
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator, perceptual
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean import SeanGenerator
+from nets.sean.generator import SeanGenerator
 from nets.vgg import Vgg19
 
 Scales = list[list[Tensor]]

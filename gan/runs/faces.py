@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from datasets.augment import to_tensors
 from datasets.data import GanData
-from datasets.faces import FaceDomains, Faces, FaceTransfers
+from datasets.drawn.faces import FaceDomains, Faces, FaceTransfers
 from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
 from gan.games.dmd2 import Dmd2
@@ -25,8 +25,8 @@ from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.r3 import R3Discriminator, R3Generator
 from nets.resnet import ResnetGenerator
-from nets.sean import SeanGenerator
-from nets.style import StyleEncoder
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.unet import UNet
 from nets.wgan import WganCritic, WganGenerator

@@ -1,0 +1,1 @@
+"""The built-in data set: faces that are drawn, with their masks."""

@@ -1,0 +1,170 @@
+"""Faces drawn from a seed: a data set with labels and with ground truth, and nothing to download.
+
+Where the regions of a face lie is drawn apart from how each of them looks, so the picture that a style
+transfer should give is known: the shape of one face, drawn in the style of another.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from datasets.drawn.portrait import FLIP_PAIRS, LABELS, Region, Tone, draw_portrait, supersampling
+from datasets.drawn.portrait.looks import LOOKS, Style, paint
+from gan.errors import UserError
+from gan.noise import seed_for
+
+MEMORY = 1 << 30  # bytes of drawn pictures that a data set keeps; what does not fit is drawn again
+
+
+class Faces(Dataset):
+    """Faces number `first` to `first + length - 1` of a seed, each a picture and its map of 19 labels.
+
+    Face k of a seed is the same face in every data set that holds it, whatever the length, the process or
+    the number of workers. Looks: "any" draws a style for every region of every face; "poster" and "neon"
+    paint all faces from one palette each.
+    """
+
+    num_labels = len(LABELS)
+    label_names = LABELS
+    flip_pairs = FLIP_PAIRS
+
+    def __init__(self, length: int, size: int = 64, seed: int = 0, first: int = 0, look: str = "any") -> None:
+        if size < 16:
+            raise UserError(f"faces of size {size} are too small to be seen; try size 16 or more")
+        if length < 1:
+            raise UserError(f"a set of {length} faces is empty; try a length of 1 or more")
+        if look not in LOOKS:
+            raise UserError(f"look {look!r} is not known; try one of {', '.join(LOOKS)}")
+        self.length, self.size, self.seed, self.first, self.look = length, size, seed, first, look
+        # Picture and labels are drawn from one portrait: the latest one is at hand.
+        self._latest: tuple[int | None, np.ndarray | None] = (None, None)
+        self._kept: dict[tuple, torch.Tensor] = {}
+        self._kept_bytes = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        face = self.face(index)
+        return {"image": self.image(face), "label": self.label_map(face)}
+
+    def face(self, index: int) -> int:
+        """The number of the face at an index."""
+        if not -self.length <= index < self.length:
+            raise IndexError(f"index {index} is outside of {self.length} faces")
+        return self.first + index % self.length
+
+    def image(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> tv_tensors.Image:
+        """The picture that `draw` gives, as bytes [3, H, W], drawn once and kept."""
+        key = shape, frozenset(style.items()) if isinstance(style, Mapping) else style
+        return tv_tensors.Image(self._keep(key, lambda: _bytes(self.draw(shape, style)).permute(2, 0, 1)))
+
+    def label_map(self, shape: int) -> tv_tensors.Mask:
+        """The labels that `label` gives, as bytes [H, W], drawn once and kept."""
+        return tv_tensors.Mask(self._keep((shape,), lambda: _bytes(self.label(shape))))
+
+    def draw(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> Image.Image:
+        """Draw the shape of one face in the style of another: the ground truth of a style transfer.
+
+        `style` is the number of the face to take all styles from, or for some of the regions (by name or
+        number) the face to take that region's style from; the other regions keep their own.
+        """
+        return paint(self._cells(shape), self._styles(shape, style), self.size)
+
+    def label(self, shape: int) -> Image.Image:
+        """Draw the labels of a face: of every pixel the region at its middle."""
+        fine = supersampling(self.size)
+        return Image.fromarray(self._cells(shape)[fine // 2 :: fine, fine // 2 :: fine] // len(Tone))
+
+    def _cells(self, shape: int) -> np.ndarray:
+        drawn, cells = self._latest
+        if drawn != shape:
+            cells = draw_portrait(seed_for("shape", self.seed, shape), self.size * supersampling(self.size))
+            self._latest = shape, cells
+        return cells
+
+    def _styles(self, shape: int, style: int | Mapping[str | int, int] | None) -> list[Style]:
+        if isinstance(style, Mapping):
+            chosen = {_region(name): face for name, face in style.items()}
+        else:
+            chosen = dict.fromkeys(Region, shape if style is None else style)
+        return [LOOKS[self.look](self.seed, chosen.get(region, shape), region) for region in Region]
+
+    def _keep(self, key: tuple, draw: Callable[[], torch.Tensor]) -> torch.Tensor:
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = draw().contiguous()
+            if self._kept_bytes + kept.numel() <= MEMORY:
+                self._kept[key] = kept
+                self._kept_bytes += kept.numel()
+        return kept.clone()  # the caller may write on it
+
+
+class FaceTransfers(Dataset):
+    """Pairs of faces for style transfer: A, B, and the truth, which is A's shape drawn in B's styles.
+
+    B is the face after A; the last face takes the first. "region_truth" is A with the style of one "region" taken
+    from B: the pairs take turns among the regions that both faces have and that fill a 64th of A or more.
+    """
+
+    def __init__(self, faces: Faces) -> None:
+        if len(faces) < 2:
+            raise UserError("a style transfer needs two faces; try Faces of length 2 or more")
+        self.faces = faces
+        self.num_labels, self.label_names, self.flip_pairs = faces.num_labels, faces.label_names, faces.flip_pairs
+
+    def __len__(self) -> int:
+        return len(self.faces)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        faces = self.faces
+        a, b = faces.face(index), faces.face((index + 1) % len(self))
+        item = {"image": faces.image(a), "label": faces.label_map(a), "truth": faces.image(a, style=b)}
+        item |= {"style_image": faces.image(b), "style_label": faces.label_map(b)}
+        region = self._region(index, item["label"], item["style_label"])
+        return item | {"region": region, "region_truth": faces.image(a, style={region: b})}
+
+    def _region(self, index: int, label: torch.Tensor, style_label: torch.Tensor) -> int:
+        sizes, theirs = (torch.bincount(part.flatten(), minlength=self.num_labels) for part in (label, style_label))
+        shared = ((sizes * 64 >= label.numel()) & (theirs > 0)).nonzero().flatten().tolist()
+        return shared[index % len(shared)]
+
+
+class FaceDomains(Dataset):
+    """Two unpaired domains: "a" holds posters of the even faces, "b" neon pictures of the odd ones.
+
+    With `truth`, also what a perfect translation gives: "truth_b" is the face of "a" in neon, "truth_a"
+    the face of "b" as a poster.
+    """
+
+    def __init__(self, length: int, size: int = 64, seed: int = 0, first: int = 0, truth: bool = False) -> None:
+        self.posters = Faces(2 * length, size, seed, 2 * first, look="poster")
+        self.neons = Faces(2 * length, size, seed, 2 * first, look="neon")
+        self.length, self.truth = length, truth
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        even = self.posters.face(2 * index)
+        item = {"a": self.posters.image(even), "b": self.neons.image(even + 1)}
+        if self.truth:
+            item |= {"truth_b": self.neons.image(even), "truth_a": self.posters.image(even + 1)}
+        return item
+
+
+def _bytes(picture: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(picture))
+
+
+def _region(name: str | int) -> Region:
+    """A region by its name or number."""
+    if name in LABELS:
+        return Region(LABELS.index(name))
+    if name in list(Region):
+        return Region(name)
+    raise UserError(f"region {name!r} is not known; try one of {', '.join(LABELS)}")

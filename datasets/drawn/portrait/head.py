@@ -1,0 +1,182 @@
+"""Face, ears, eyes, brows, nose, mouth, and what is worn on them."""
+
+import numpy as np
+
+from datasets.drawn.portrait.pen import Pen, arc, mirrored, oval, ribbon, smooth
+from datasets.drawn.portrait.plan import SHORT, Plan
+from datasets.drawn.portrait.regions import Region, Tone
+
+# By the side of the picture that a feature is on.
+EAR = {-1: Region.L_EAR, 1: Region.R_EAR}
+EYE = {-1: Region.L_EYE, 1: Region.R_EYE}
+BROW = {-1: Region.L_BROW, 1: Region.R_BROW}
+
+# Right lenses around (0, 0), within 1 to each side.
+LENSES = {
+    "square": [(-1, -0.8), (-0.4, -1), (0.6, -1), (1, -0.8), (0.95, 0.6), (0.6, 1), (-0.6, 1), (-0.95, 0.6)],
+    "cat": [(-1, -0.5), (0, -0.75), (1.15, -1.15), (0.95, 0.3), (0.2, 1), (-0.8, 0.6)],
+    "sun": [(-1, -0.8), (0, -1), (1.1, -0.8), (1, 0.4), (0.4, 1.15), (-0.6, 0.9)],
+}
+
+
+def draw_ears(pen: Pen, plan: Plan) -> None:
+    """Draw both ears; face and hair come over them."""
+    size = plan.between(0.85, 1.2)
+    for sign in (-1, 1):
+        x, y = sign * (plan.width + 0.03), plan.eye_y + 0.08
+        ear = np.array([(-0.1, -0.14), (0.04, -0.22), (0.12, -0.12), (0.09, 0.06), (0.02, 0.2), (-0.08, 0.18)])
+        pen.fill(EAR[sign], smooth(ear * (sign * size, size) + (x, y)))
+        pen.tone(EAR[sign], Tone.DEEP, smooth(ear * (sign * size * 0.55, size * 0.6) + (x, y - 0.01)))
+
+
+def draw_face(pen: Pen, plan: Plan) -> None:
+    """Draw the skin, its shadow on one side, and what life has left on it."""
+    wide, jaw, chin = plan.width, plan.width * plan.jaw, plan.width * plan.between(0.30, 0.46)
+    face = smooth(
+        mirrored(
+            [(wide * 0.45, -0.95), (wide * 0.88, -0.6), (wide, -0.1), (wide * 0.98, 0.24), (jaw, 0.62), (chin, 0.93)]
+        )
+    )
+    pen.fill(Region.SKIN, face, Tone.SHADOW)
+    pen.tone(Region.SKIN, Tone.PLAIN, np.where(plan.side * face[:, :1] > 0, face * (0.87, 0.98), face))
+
+    # Redden the cheeks, or sprinkle freckles, or let a beard grow.
+    if plan.chance(0.6):
+        for sign in (-1, 1):
+            pen.tone(Region.SKIN, Tone.BLUSH, oval(sign * wide * 0.58, plan.eye_y + 0.36, 0.15, 0.11))
+    if plan.chance(0.18):
+        for sign in (-1, 1):
+            for _ in range(6):
+                x, y = plan.between(0.22, 0.8) * wide, plan.eye_y + plan.between(0.24, 0.42)
+                pen.tone(Region.SKIN, Tone.SHADOW, oval(sign * x, y, 0.02, 0.02))
+    if plan.hair in SHORT and plan.chance(0.35):
+        line = arc([(-wide * 0.8, 0.36), (-wide * 0.4, 0.5), (0.0, 0.5), (wide * 0.4, 0.5), (wide * 0.8, 0.36)])
+        pen.tone(Region.SKIN, plan.pick(Tone.SHADOW, Tone.DEEP), np.concatenate([face[face[:, 1] > 0.12], line]))
+
+
+def draw_nose(pen: Pen, plan: Plan) -> None:
+    """Draw the nose, from between the eyes to under its tip."""
+    wing, low, bridge = plan.between(0.10, 0.17), plan.between(0.36, 0.46), plan.between(0.045, 0.07)
+    top = plan.eye_y - 0.03
+    pen.tone(Region.SKIN, Tone.SHADOW, oval(plan.side * 0.03, low + 0.03, wing * 0.9, 0.05))
+    pen.fill(
+        Region.NOSE,
+        smooth(mirrored([(bridge * 0.7, top), (bridge, low - 0.2), (wing, low - 0.06), (wing * 0.62, low + 0.02)])),
+    )
+    dark = np.array(
+        [(bridge * 0.6, top), (wing, low - 0.2), (wing + 0.03, low), (0.02, low + 0.04), (wing * 0.5, low - 0.1)]
+    )
+    pen.tone(Region.NOSE, Tone.SHADOW, smooth(dark * (plan.side, 1)))
+    pen.tone(Region.NOSE, Tone.LIGHT, oval(-plan.side * 0.025, low - 0.08, 0.035, 0.045))
+    for sign in (-1, 1):
+        pen.tone(Region.NOSE, Tone.DARK, oval(sign * wing * 0.48, low - 0.005, wing * 0.24, 0.022))
+
+
+def draw_glasses(pen: Pen, plan: Plan) -> None:
+    """Draw the glasses, if any: the label covers rims and lenses, and the eyes come over all but dark ones."""
+    if plan.glasses is None:
+        return
+    half, tall = min(plan.eye_x - 0.07, plan.between(0.24, 0.3)), plan.between(0.17, 0.23)
+    lens = (
+        oval(0, 0, half, half * 0.92)
+        if plan.glasses == "round"
+        else smooth(np.array(LENSES[plan.glasses]) * (half, tall))
+    )
+    x, y, end = plan.eye_x, plan.eye_y + 0.03, plan.width + 0.04
+
+    # Draw the frame: the bridge, and on each side a temple and a rim around the lens.
+    pen.fill(Region.EYE_G, ribbon([(-x, y - 0.04), (0, y - 0.08), (x, y - 0.04)], 0.05, 0.05), Tone.DARK)
+    for sign in (-1, 1):
+        pen.fill(Region.EYE_G, ribbon([(sign * x, y - 0.06), (sign * end, y - 0.04)], 0.055, 0.055), Tone.DARK)
+    for sign in (-1, 1):
+        pen.fill(Region.EYE_G, lens * (sign, 1) + (sign * x, y), Tone.DARK)
+        glass = lens * (sign * 0.83, 0.8) + (sign * x, y)
+        pen.tone(Region.EYE_G, Tone.DEEP if plan.glasses == "sun" else Tone.LIGHT, glass)
+        glint = [(sign * x - half * 0.5, y + tall * 0.1), (sign * x - half * 0.2, y - tall * 0.6)]
+        pen.tone(Region.EYE_G, Tone.SHINE, ribbon(glint, 0.04, 0.04))
+
+
+def draw_eyes(pen: Pen, plan: Plan) -> None:
+    """Draw eyes and brows."""
+    half, open_, slant = plan.between(0.15, 0.19), plan.between(0.08, 0.125), plan.between(-0.03, 0.04)
+    iris, look = plan.between(0.085, 0.105), plan.between(-0.04, 0.04)
+    arch, thick, rise = plan.between(0.0, 0.09), plan.between(0.05, 0.1), plan.between(0.2, 0.27)
+    frown = plan.between(-0.04, 0.05)
+    for sign in (-1, 1):
+        # Draw the eye, unless dark glasses are before it.
+        at = (sign * plan.eye_x, plan.eye_y)
+        lid = np.array([(-half, 0.02 + slant), (-half * 0.45, -open_ * 0.8), (half * 0.35, -open_), (half, -slant)])
+        if plan.glasses != "sun":
+            under = np.array([(half * 0.45, open_ * 0.62), (-half * 0.45, open_ * 0.68)])
+            around = Region.EYE_G if plan.glasses else Region.SKIN
+            pen.tone(around, Tone.DARK, ribbon(lid * (sign * 1.06, 1) + at + (0, -0.02), 0.03, 0.06, 0.05))
+            eye = smooth(np.concatenate([lid, under]) * (sign, 1) + at)
+            pen.fill(EYE[sign], eye)
+            x, y = at[0] + look, at[1] - 0.012
+            pen.tone(EYE[sign], Tone.DARK, oval(x, y, iris, iris))
+            pen.tone(EYE[sign], Tone.INK, oval(x, y, iris * 0.6, iris * 0.6))
+            pen.tone(EYE[sign], Tone.WHITE, oval(x - 0.03, y - 0.03, 0.028, 0.028))
+            pen.tone(EYE[sign], Tone.INK, ribbon(lid * (sign, 1) + at, 0.03, 0.05, 0.04))
+
+        # Draw the brow.
+        brow = np.array(
+            [(-half * 0.9, frown), (0.0, -0.03 - arch), (half * 0.75, -0.02 - arch * 0.6), (half * 1.25, 0.06)]
+        )
+        pen.fill(BROW[sign], ribbon(brow * (sign, 1) + at + (0, -rise), thick * 0.8, thick, thick * 0.8, 0.025))
+
+
+def draw_mouth(pen: Pen, plan: Plan) -> None:
+    """Draw the lips and, where the mouth is open, what is between them."""
+    y, half, smile = plan.between(0.62, 0.68), plan.between(0.19, 0.29), plan.between(-0.015, 0.085)
+    gap = plan.between(0.06, 0.17) if plan.chance(0.45) else 0.0
+    upper, lower = plan.between(0.05, 0.085), plan.between(0.065, 0.11)
+
+    # Compute the four lines from corner to corner, top to bottom.
+    t = np.linspace(-1, 1, 15)
+    x, round_ = t * half, 1 - t**2
+    middle = y + smile * (0.4 - t**2)
+    bow = 1 - 0.3 * np.exp(-((t / 0.2) ** 2))
+    top_in, low_in = middle - 0.35 * gap * round_, middle + 0.65 * gap * round_
+    top, low = top_in - upper * round_**0.6 * bow, low_in + lower * round_**0.7
+
+    # Draw the lips and the opening.
+    def between(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.stack([x, one], 1), np.stack([x, other], 1)[::-1]])
+
+    pen.tone(Region.SKIN, Tone.SHADOW, oval(plan.side * 0.02, low.max() + 0.04, half * 0.5, 0.035))
+    pen.fill(Region.L_LIP, between(low_in, low))
+    pen.fill(Region.U_LIP, between(top, top_in))
+    pen.tone(Region.U_LIP, Tone.SHADOW, between(top_in - upper * 0.45 * round_, low_in))
+    pen.tone(
+        Region.L_LIP,
+        Tone.LIGHT,
+        oval(-plan.side * half * 0.25, float(low_in[7]) + lower * 0.5, half * 0.28, lower * 0.2),
+    )
+    if gap:
+        pen.fill(Region.MOUTH, between(top_in, low_in), Tone.DARK)
+        pen.tone(Region.MOUTH, Tone.PLAIN, oval(0, float(low_in[7]), half * 0.5, gap * 0.35))
+        if gap > 0.09:
+            pen.tone(Region.MOUTH, Tone.WHITE, between(top_in, np.minimum(top_in + 0.055 * round_**0.5, low_in))[1:-1])
+    else:
+        pen.tone(Region.L_LIP, Tone.DARK, between(middle - 0.012, middle + 0.016))
+        pen.tone(Region.U_LIP, Tone.DARK, between(middle - 0.012, middle + 0.016))
+
+
+def draw_earrings(pen: Pen, plan: Plan) -> None:
+    """Hang something on the ears, if they show."""
+    if plan.ears_hidden or not plan.chance(0.35):
+        return
+    kind, size = plan.pick("stud", "drop", "hoop"), plan.between(0.8, 1.2)
+    for sign in (-1, 1):
+        x, y = sign * (plan.width + 0.04), plan.eye_y + 0.3
+        if kind == "stud":
+            pen.fill(Region.EAR_R, oval(x, y, 0.065 * size, 0.065 * size))
+        elif kind == "drop":
+            pen.fill(
+                Region.EAR_R, smooth(np.array([(0, -0.06), (0.07, 0.15), (0, 0.22), (-0.07, 0.15)]) * size + (x, y))
+            )
+        else:
+            turn = np.linspace(0, 2 * np.pi, 13)
+            ring = np.stack([np.sin(turn) * 0.1, 0.1 - np.cos(turn) * 0.12], 1)
+            pen.fill(Region.EAR_R, ribbon(ring * size + (x, y - 0.03), 0.055, 0.055))
+        pen.tone(Region.EAR_R, Tone.SHINE, oval(x - 0.02, y + (0.1 if kind == "drop" else 0), 0.025, 0.025))

@@ -1,0 +1,107 @@
+"""The look of a face: a colour and a texture for each of its regions."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from datasets.drawn.portrait.regions import TONES, Region, Tone
+from datasets.drawn.portrait.textures import LEVELS, TEXTURES, texture_levels
+from gan.noise import seed_for
+
+Colour = tuple[int, int, int]
+
+
+class Style(NamedTuple):
+    """How a region is painted: its texture runs from colour - swing to colour + swing."""
+
+    colour: Colour
+    swing: float
+    texture: str
+
+
+def _hex(colours: str) -> list[Colour]:
+    return [tuple(bytes.fromhex(colour)) for colour in colours.split()]
+
+
+_SKIN = _hex("f8dcc8 f0c3a2 dda57f bd8058 945f40 6a432e a8cfae a9b8e4 d8b0d8 efcf86")
+_HAIR = _hex("2f272b 5c3d2b 91603a cb9452 ead494 b84c31 8e929b e9e4de 4282b4 b44f90 4f9b78 7d62bf")
+_EYE = _hex("f5f7f8 dcecf5 fdf0cf d6f0df f7dde8 c9e3f0 e5dcf7 f9d9c4")
+_LIP = _hex("c25d66 da8a84 a33f57 e27f90 8f414d f0906f 7f5098 b9717c")
+_METAL = _hex("f1c453 dde1e6 e28465 a9dccb c58af0 f6a5c0 6fb7e8")
+_FABRIC = _hex("33658a 86bbd8 758e4f f6ae2d e4613b 2f4858 9a4c6b d8c99b 5f4bb6 3fa796 e8e2d6 c44536 f2a7b5 22333b")
+_WALL = _hex("c9d6df f4d9c6 d5e3c8 f6e7b4 dccdea b8d8d8 f2c6c2 8fa6b8 6b7f99 e9e4dc a3c4a8 40506b")
+
+# The colours to choose from, and how far a texture may swing: clothes are patterned more than skin.
+_WARDROBE: dict[Region, tuple[list[Colour], float]] = {
+    **dict.fromkeys((Region.SKIN, Region.NOSE, Region.NECK, Region.L_EAR, Region.R_EAR), (_SKIN, 12)),
+    **dict.fromkeys((Region.HAIR, Region.L_BROW, Region.R_BROW), (_HAIR, 22)),
+    **dict.fromkeys((Region.L_EYE, Region.R_EYE), (_EYE, 10)),
+    **dict.fromkeys((Region.U_LIP, Region.L_LIP, Region.MOUTH), (_LIP, 14)),
+    **dict.fromkeys((Region.EAR_R, Region.NECK_L), (_METAL, 14)),
+    **dict.fromkeys((Region.CLOTH, Region.HAT, Region.EYE_G), (_FABRIC, 30)),
+    Region.BACKGROUND: (_WALL, 18),
+}
+
+
+def any_style(seed: int, face: int, region: Region) -> Style:
+    """A style of its own for every region of every face."""
+    colours, swing = _WARDROBE[region]
+    dice = Random(seed_for("style", seed, face, int(region))).random
+    colour = colours[int(dice() * len(colours))]
+    colour = tuple(min(255, max(0, round(channel + 20 * dice() - 10))) for channel in colour)
+    return Style(colour, swing * (0.4 + 0.6 * dice()), list(TEXTURES)[int(dice() * len(TEXTURES))])
+
+
+def _fixed(swing: float, texture: str, colours: str) -> Callable[[int, int, Region], Style]:
+    styles = [Style(colour, swing, texture) for colour in _hex(colours)]
+    return lambda seed, face, region: styles[region]
+
+
+# Fixed palettes, in the order of the labels.
+LOOKS: dict[str, Callable[[int, int, Region], Style]] = {
+    "any": any_style,
+    "poster": _fixed(
+        3,
+        "small dots",
+        "bfd6dc edbd9b e6ae8c 3c5a73 f4f6f7 f4f6f7 5b3a2e 5b3a2e e5ac8a e5ac8a"
+        " a8434c c9625f d67a73 6e4433 c9493f e9bf57 e9bf57 e2ae8d 34618c",
+    ),
+    "neon": _fixed(
+        6,
+        "fine slants",
+        "15112e ff4fa3 ff7dbb 6d5cff f6ff7a f6ff7a 20e3ff 20e3ff e0348a e0348a"
+        " 6a1fb0 ff8a2b ffa44f 20d9ff ffd21f ffffff ffffff c92c86 7dff4a",
+    ),
+}
+
+
+def paint(cells: np.ndarray, styles: Sequence[Style], size: int) -> Image.Image:
+    """The picture of a portrait's cells, a style for every region, reduced to size x size."""
+    # Compute the colour of every cell at every level of its texture.
+    colour, swing = np.array([style.colour for style in styles]), np.array([style.swing for style in styles])
+    ramp = colour[:, None] + swing[:, None, None] * np.linspace(-1, 1, LEVELS)[:, None]
+    ramp = ramp[:, None] * _FACTOR[:, None]
+    ramp += (255 - ramp) * _WHITE[:, None, None]
+    table = np.zeros((*ramp.shape[:3], 4), np.uint8)
+    table[..., :3] = np.clip(ramp + 0.5, 0, 255)
+
+    # Look up every point.
+    textures = list(TEXTURES)
+    start = np.repeat([textures.index(style.texture) * size**2 for style in styles], len(Tone))
+    level = texture_levels(size).take(start.take(cells) + _pixels(size, len(cells)))
+    points = table.view(np.uint32).ravel().take(cells * np.intp(LEVELS) + level)
+    return Image.frombuffer("RGBX", points.shape, points).reduce(len(cells) // size).convert("RGB")
+
+
+_FACTOR = np.array([TONES[tone][:3] for tone in Tone])
+_WHITE = np.array([TONES[tone][3] for tone in Tone])
+
+
+@lru_cache(4)
+def _pixels(size: int, side: int) -> np.ndarray:
+    row = np.arange(side) // (side // size)
+    return row[:, None] * size + row

@@ -1,0 +1,29 @@
+"""`python -m gan.bench NAME`: measure on this machine, and print a table."""
+
+import sys
+from collections.abc import Callable
+
+from gan.bench import loading, peers, sean
+from gan.errors import UserError, refuse
+
+BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main, "peers": peers.main}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Hand over to the benchmark of that name; 2 where there is none."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m gan.bench NAME [options]\n\n" + _list())
+        return 0 if argv else 2
+    if argv[0] not in BENCHMARKS:
+        print(f"error: there is no benchmark '{argv[0]}'; there are\n{_list()}", file=sys.stderr)
+        return 2
+    try:
+        return BENCHMARKS[argv[0]](argv[1:])
+    except UserError as error:
+        return refuse(error)
+
+
+def _list() -> str:
+    lines = ((name, sys.modules[function.__module__].__doc__.splitlines()[0]) for name, function in BENCHMARKS.items())
+    return "\n".join(f"  {name:10}{line}" for name, line in lines)

@@ -1,0 +1,189 @@
+"""SEAN's generator, forward and backward, against the published way of computing it.
+
+The other side is the plain reference of the tests: loops over pictures and labels, whole style maps, nothing
+recomputed. Both have the same weights and see the same masks, turn by turn, and the fastest turn of each counts.
+`kept` are the bytes that a forward keeps for backward, weights not counted.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from datasets.drawn.faces import Faces
+from gan.errors import UserError
+from nets.blocks import onehot
+from nets.published import export_generator
+from nets.sean.ace import ACE
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
+
+MASKS = ("faces", "blocks", "random")
+LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blending_beta")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute the same picture from planes and codes, with its weights; `dtype` is autocast's."""
+
+    title: str
+    paint: Callable[[Tensor, Tensor], Tensor]
+    weights: Iterable[Tensor]
+    dtype: torch.dtype | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Build the published generator, run it in every way on every kind of mask, and print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gan.bench sean", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--size", type=int, default=256, help="height and width of the pictures (256)")
+    add("--batches", type=int, nargs="+", default=[1, 4], help="pictures at a time (1 4)")
+    add("--masks", nargs="+", choices=MASKS, default=MASKS, help="drawn faces, random blocks of 16 px, random pixels")
+    add("--repeats", type=int, default=3, help="turns of each, after one that does not count (3)")
+    add("--labels", type=int, default=19, help="labels of the random masks (19)")
+    add("--width", type=int, default=64, help="channels of the last block (64)")
+    add("--hidden", type=int, default=128, help="channels of the mask branch (128)")
+    add("--style", type=int, default=512, help="length of a style code (512)")
+    settings = parser.parse_args(argv)
+    if "faces" in settings.masks and settings.labels != Faces.num_labels:
+        raise UserError(f"the drawn faces have {Faces.num_labels} labels; type --masks blocks random")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    torch.manual_seed(0)
+    generator = SeanGenerator(settings.labels, settings.style, settings.width, settings.hidden).to(device)
+    weights = sum(parameter.numel() for parameter in generator.parameters())
+    place = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"generator of {weights / 1e6:.1f} M parameters, {settings.size} px, forward and backward, on {place}")
+    print(
+        f"{'':10}{'batch':>6}  {'':24}{'seconds':>9}{'times as fast':>15}{'kept MB':>10}{'share':>8}{'difference':>12}"
+    )
+    for kind in settings.masks:
+        for batch in settings.batches:
+            planes = masks(kind, batch, settings.size, settings.labels).to(device)
+            codes = torch.randn(batch, settings.labels, settings.style, device=device)
+            report(kind, planes, codes, list(ways(generator, settings.style, device)), settings.repeats)
+    return 0
+
+
+def masks(kind: str, batch: int, size: int, labels: int) -> Tensor:
+    """One-hot masks of drawn faces, of blocks of random labels, or of a random label a pixel."""
+    if kind == "faces":
+        faces = Faces(batch, size, seed=0)
+        label = torch.stack([faces.label_map(face).as_subclass(Tensor).long() for face in range(batch)])
+    else:
+        draw = torch.Generator().manual_seed(0)
+        cell = 16 if kind == "blocks" else 1
+        label = torch.randint(0, labels, (batch, -(-size // cell), -(-size // cell)), generator=draw)
+        label = label.repeat_interleave(cell, 1).repeat_interleave(cell, 2)[:, :size, :size]
+    return onehot(label, labels, like=torch.zeros(()))
+
+
+def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator[Way]:
+    """The plain reference first; then ours, and on a GPU ours in half precision and channels last."""
+    yield reference(generator, style)
+    weights = list(generator.parameters())
+    ours = partial(paint, generator, {name: buffer.clone() for name, buffer in generator.named_buffers()})
+    yield Way("ours", ours, weights)
+    yield Way("ours, nothing recomputed", partial(ours, recompute=False), weights)
+    if device.type == "cuda":
+        yield Way("ours, bf16", ours, weights, torch.bfloat16)
+        yield Way("ours, bf16 channels last", partial(ours, last=True), weights, torch.bfloat16)
+
+
+def reference(generator: SeanGenerator, style: int) -> Way:
+    """The published way, with this generator's weights."""
+    try:
+        from gan.bench import sean_reference
+    except ModuleNotFoundError as error:
+        raise UserError("the plain reference is a part of tests/; run this in a checkout of the project") from error
+    state = export_generator(StyleEncoder(style, 1).to(generator.paint.weight.device), generator)
+    weights = [tensor for key, tensor in state.items() if key.rpartition(".")[2] in LEARNED]
+
+    def paint(planes: Tensor, codes: Tensor) -> Tensor:
+        for tensor in weights:
+            tensor.requires_grad_().grad = None
+        return sean_reference.generator(state, planes, codes, training=True)
+
+    return Way("the plain reference", paint, weights)
+
+
+def paint(
+    generator: SeanGenerator,
+    buffers: dict[str, Tensor],
+    planes: Tensor,
+    codes: Tensor,
+    recompute: bool = True,
+    last: bool = False,
+) -> Tensor:
+    """A picture of the generator, from its first state on, made one way or the other."""
+    generator.load_state_dict(buffers, strict=False)
+    for module in generator.modules():
+        if isinstance(module, ACE):
+            module.recompute = recompute
+    generator.zero_grad()
+    form = torch.channels_last if last else torch.contiguous_format
+    return generator.to(memory_format=form)(planes.contiguous(memory_format=form), codes)
+
+
+def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeats: int) -> None:
+    """A line for each way; all but the first in relation to the first."""
+    seconds = {way.title: float("inf") for way in compared}
+    kept, pictures = {}, {}
+    for turn in range(repeats + 1):
+        for way in compared:
+            gc.collect()
+            torch.manual_seed(1)
+            began = _now(planes)
+            count = Kept(way.weights) if turn == 0 else nullcontext()
+            with count, torch.autocast(planes.device.type, way.dtype, enabled=way.dtype is not None):
+                picture = way.paint(planes, codes)
+            picture.float().square().mean().backward()
+            if turn == 0:
+                kept[way.title], pictures[way.title] = count.bytes, picture.detach().float()
+            else:
+                seconds[way.title] = min(seconds[way.title], _now(planes) - began)
+            del picture
+    first = compared[0].title
+    for way in compared:
+        faster, share = seconds[first] / seconds[way.title], kept[way.title] / kept[first]
+        apart = (pictures[way.title] - pictures[first]).abs().max().item()
+        relation = f"{faster:15.2f}{kept[way.title] / 2**20:10.0f}{share:8.2f}{apart:12.1e}"
+        print(f"{kind:10}{len(planes):6}  {way.title:24}{seconds[way.title]:9.2f}{relation}", flush=True)
+
+
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes of all memory that a forward keeps for backward, each once, without the weights'."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self.memory: dict[int, int] = {}
+        super().__init__(self._note, lambda tensor: tensor)
+
+    def __enter__(self) -> "Kept":
+        super().__enter__()
+        return self
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.weights:
+            self.memory[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        """So far."""
+        return sum(self.memory.values())
+
+
+def _now(like: Tensor) -> float:
+    if like.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,96 @@
+"""What there is to score of a game: pictures it made from held-out samples, beside what they should be.
+
+A game of your own is scored when you register a function for its class: `@makes.register`.
+"""
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from gan import GanModule
+from gan.errors import UserError
+from gan.games.cyclegan import CycleGan
+from gan.games.from_noise import FromNoise
+from gan.games.pix2pix import Pix2pix
+from gan.games.sean import Sean
+from gan.games.spade import Spade
+
+
+@dataclass(frozen=True)
+class Made:
+    """Pictures [B, 3, H, W] in [-1, 1] and what they should be; `label` is the map they were painted from.
+
+    Where they are not `paired`, the truth is only more pictures of the kind, and there is nothing to compare
+    pixel by pixel. `known` [B, H, W] is 1 where the truth can be known at all. `region` [B, H, W] is 1 where the
+    style was changed, of pictures that were `before` without that.
+    """
+
+    pictures: Tensor
+    truth: Tensor
+    paired: bool = True
+    label: Tensor | None = None
+    known: Tensor | None = None
+    region: Tensor | None = None
+    before: Tensor | None = None
+
+
+@singledispatch
+def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """What a game makes of a batch of held-out samples, by title; `numbers` are the samples' own."""
+    raise UserError(
+        f"what {type(game).__name__} makes is not known here; register a function for it, "
+        f"see gan/evaluate/scores/outputs.py"
+    )
+
+
+@makes.register
+def _spade(game: Spade, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Painted label maps."""
+    image, label = batch["image"], batch["label"]
+    return {"painted": Made(game.repaint(image, game.mask(label, batch.get("edges"))), image, label=label)}
+
+
+@makes.register
+def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Pictures made anew from their own masks and styles; where the truth is drawn, also in others' styles."""
+    image, label = batch["image"], batch["label"]
+    made = {"reconstruction": Made(game.repaint(image, game.mask(label, batch.get("edges"))), image, label=label)}
+    if "truth" in batch:
+        # What a region looks like is not known where the style's picture lacks it.
+        present = game.mask(batch["style_label"])[:, : game.labels].flatten(2).amax(2)
+        known = present.gather(1, label.flatten(1)).view_as(label)
+        made["transfer"] = Made(game.transfer(batch), batch["truth"], label=label, known=known)
+    if "region_truth" in batch:
+        # One by one, so that the grain of a sample does not depend on its place in the batch.
+        pairs = [
+            game.restyle({name: value[row : row + 1] for name, value in batch.items()}) for row in range(len(label))
+        ]
+        before, after = map(torch.cat, zip(*pairs, strict=True))
+        region = label == batch["region"].view(-1, 1, 1)
+        made["one region"] = Made(after, batch["region_truth"], label=label, region=region, before=before)
+    return made
+
+
+@makes.register
+def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Painted label maps."""
+    return {"painted": Made(game.generator(game.mask(batch)), batch["image"], label=batch["label"])}
+
+
+@makes.register
+def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Translations, both ways: beside their truth where it is drawn, else beside pictures of the other kind."""
+    fake_b, fake_a = game.translate(batch["a"], batch["b"])
+    drawn = "truth_b" in batch
+    return {
+        "a to b": Made(fake_b, batch["truth_b" if drawn else "b"], paired=drawn),
+        "b to a": Made(fake_a, batch["truth_a" if drawn else "a"], paired=drawn),
+    }
+
+
+@makes.register
+def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """As many pictures from noise as there are samples, each of its number's noise."""
+    return {"from noise": Made(game.numbered(numbers, like=batch["image"]), batch["image"], paired=False)}

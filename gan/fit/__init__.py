@@ -1,0 +1,5 @@
+"""`python -m gan.fit`."""
+
+from gan.fit.command import main
+
+__all__ = ["main"]

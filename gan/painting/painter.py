@@ -1,0 +1,166 @@
+"""A SEAN run put to use: it reads styles from pictures and paints label maps in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
+
+from datasets.augment import to_tensors
+from gan import noise
+from gan.errors import UserError
+from gan.painting import inputs as given
+from gan.painting.reopen import Opened
+from gan.painting.styles import Styles
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A label map [H, W] with its picture [3, H, W] in -1 to 1, and edges where its data have instances.
+
+    A label map that a person drew has neither picture nor edges.
+    """
+
+    title: str
+    label: Tensor
+    image: Tensor | None = None
+    edges: Tensor | None = None
+
+    @property
+    def regions(self) -> list[int]:
+        """The labels in the map."""
+        return self.label.unique().tolist()
+
+
+class Painter:
+    """The encoder and the generator of an opened run, for pictures one by one, on the run's device.
+
+    `seed` decides on the generator's noise, which is the same in every picture, so that pictures differ by label map
+    and styles alone. What comes out lies on the CPU.
+    """
+
+    def __init__(self, opened: Opened, seed: int = 0) -> None:
+        game = opened.run.game
+        if not has_styles(opened):
+            raise UserError(
+                f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} has no styles; "
+                f"type python -m gan.sample {opened.folder.path} show, or choose a run of SEAN"
+            )
+        self.opened, self.game, self.seed = opened, game, seed
+        self.train, self.val = opened.run.data.train, opened.run.data.val
+        self.label_names: tuple[str, ...] = tuple(self.val.label_names)
+        self.size: tuple[int, int] = tuple(self.val[0]["image"].shape[-2:])
+        self.device = next(game.generator.parameters()).device
+
+    def picture(self, which: str) -> Picture:
+        """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png."""
+        kind, colon, number = which.rpartition(":")
+        if number.isdecimal() and kind in ("", "train"):
+            data, what = (self.train, "training") if kind else (self.val, "held-out")
+            if int(number) >= len(data):
+                raise UserError(f"there is no {what} picture {number}; choose from 0 to {len(data) - 1}")
+            item = to_tensors(data[int(number)])
+            return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
+        rules = self.size, len(self.label_names), getattr(self.val, "void", {})
+        if colon:
+            image, label = given.read_pair(Path(kind), Path(number), *rules)
+            return Picture(Path(kind).stem, label, image)
+        if Path(which).suffix.lower() == ".png":
+            return Picture(Path(which).stem, given.read_labels(Path(which), *rules))
+        raise UserError(
+            f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
+            f"or files of your own as picture.jpg:labels.png"
+        )
+
+    def styles(self, picture: Picture) -> Styles:
+        """The styles of a picture's regions; a region too small for the encoder to see has none."""
+        if picture.image is None:
+            raise UserError(f"'{picture.title}' is a label map alone; give its picture too, as picture.jpg:labels.png")
+        codes = self._encode(picture.image.unsqueeze(0), picture.label.unsqueeze(0))[0]
+        source = f"picture {picture.title} of {self.opened.folder.path.name}, step {self.opened.step}"
+        return Styles(codes, codes.abs().amax(1) > 0, self.label_names, source)
+
+    def load(self, path: Path) -> Styles:
+        """Styles from a file, if they fit this run."""
+        styles = Styles.load(path)
+        length = self._encode(torch.zeros(1, 3, *self.size), torch.zeros(1, *self.size, dtype=torch.int64)).shape[-1]
+        styles.check(self.label_names, length, path)
+        return styles
+
+    @torch.no_grad()
+    def paint(self, picture: Picture, styles: Styles) -> Tensor:
+        """The label map painted in some styles: [3, H, W] in -1 to 1."""
+        planes = self._planes(picture.label.unsqueeze(0), picture.edges)
+        with noise.at(noise.Place(("sample", self.seed), 0, 1, 1)):
+            return self.game.generator(planes, styles.codes.unsqueeze(0).to(planes))[0].cpu()
+
+    def mean(self, among: int = 1000) -> Styles:
+        """The mean of each region's styles over training pictures that have it, `among` so many spread over the set.
+
+        It is kept in the run's folder, and made anew for a newer checkpoint.
+        """
+        count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
+        if path.is_file() and _written(path) >= _written(checkpoint):
+            return Styles.load(path)
+        numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
+        workers = self.opened.settings.get("workers", 0)
+        items = DataLoader(Subset(_Plain(self.train), numbers), batch_size=8, num_workers=workers)
+        total, seen = torch.zeros(1), torch.zeros(1)
+        with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
+            for batch in items:
+                codes = self._encode(batch["image"], batch["label"]).double()
+                total, seen = total + codes.sum(0), seen + (codes.abs().amax(2) > 0).sum(0)
+                bar.update(len(codes))
+        codes = (total / seen.clamp_min(1).unsqueeze(1)).float()
+        source = f"the mean of {count} training pictures of {self.opened.folder.path.name}, step {self.opened.step}"
+        styles = Styles(codes, seen > 0, self.label_names, source)
+        try:
+            styles.save(path)
+        except UserError as error:
+            tqdm.write(f"not kept: {error}")
+            return styles
+        for other in path.parent.glob("mean-of-*.pt"):
+            if not other.stem.endswith(f"-{checkpoint.stem}"):
+                other.unlink()
+        return styles
+
+    def mean_path(self, among: int = 1000) -> Path:
+        """Where the mean of so many is kept."""
+        count = min(among, len(self.train))
+        return self.opened.folder.path / "styles" / f"mean-of-{count}-{self.opened.checkpoint.stem}.pt"
+
+    @torch.no_grad()
+    def _encode(self, images: Tensor, labels: Tensor) -> Tensor:
+        planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
+        return self.game.encoder(images.to(planes), planes).cpu()
+
+    def _planes(self, labels: Tensor, edges: Tensor | None) -> Tensor:
+        more = () if edges is None else (edges.unsqueeze(0).to(self.device),)
+        return self.game.mask(labels.to(self.device), *more)
+
+
+def has_styles(opened: Opened) -> bool:
+    """Whether the run's game reads styles from pictures."""
+    return getattr(opened.run.game, "encoder", None) is not None
+
+
+def _written(path: Path) -> int:
+    """When; a checkpoint that training has replaced meanwhile was written before anything there is."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+class _Plain:
+    """Pictures and labels alone, as tensors."""
+
+    def __init__(self, dataset: Sequence[dict[str, Tensor]]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = to_tensors(self.dataset[index])
+        return {name: item[name] for name in ("image", "label")}

@@ -1,0 +1,125 @@
+"""A run opened again: its networks as they were saved last, and its data, to look at and to sample from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+
+from gan.errors import UserError
+from gan.fit import folder, options
+from gan.fit.folder import RunFolder
+from gan.runs import Run, build
+from strategies.checkpoint import directory
+from strategies.checkpoint.directory import read
+from strategies.checkpoint.module_state import load_module_state
+from strategies.sharding.share import Share
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run as one of its checkpoints has it; `step` is how far that had trained, `name` the run's in RUNS."""
+
+    name: str
+    folder: RunFolder
+    checkpoint: Path
+    step: int
+    settings: dict[str, Any]
+    run: Run
+
+
+def open_run(which: str = "auto", out: Path = Path("runs"), device: str = "cpu", **overrides: Any) -> Opened:
+    """Build a run anew from its settings and load a checkpoint's weights, averaged ones where a player has them.
+
+    `which` is a run's folder, a checkpoint inside one, or `auto`: the newest run below `out` that has a checkpoint.
+    `overrides` are settings that are other than in training, such as `data` where the pictures have moved. The
+    networks are in evaluation and require no gradients; the run may be in training meanwhile.
+    """
+    place = _device(device)
+    while True:
+        try:
+            where, checkpoint = _find(which, out)
+        except FileNotFoundError:
+            continue  # removed while it was looked at: there is a newer one
+        settings = options.load(where.settings, **overrides)
+        run = _build(settings, where)
+        try:
+            saved = directory.load(checkpoint)
+            _load(run, saved, checkpoint)
+        except UserError:
+            if checkpoint.exists() or str(checkpoint) == which:
+                raise
+            continue  # training has just replaced it by a newer one
+        run.game.eval().requires_grad_(False).to(place)
+        return Opened(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"unknown device '{device}'; type auto, cpu or cuda") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device '{device}' is not there: this machine has {torch.cuda.device_count()} GPUs; type cpu")
+    return place
+
+
+def _find(which: str, out: Path) -> tuple[RunFolder, Path]:
+    if which == "auto":
+        found = folder.find("auto", out, None)
+        if found is None:
+            raise UserError(
+                f"no run with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
+            )
+        return found
+    path = Path(which)
+    if not path.exists():
+        raise UserError(
+            f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
+        )
+    where = folder.holding(path)
+    if not where.settings.is_file():
+        raise UserError(f"'{which}' is not of a run: {where.settings} is missing; give a run's folder, or auto")
+    checkpoint = path if folder.is_checkpoint(path) else where.newest_checkpoint()
+    if checkpoint is None:
+        raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
+    return where, checkpoint
+
+
+def _build(settings: Namespace, where: RunFolder) -> Run:
+    chosen = options.run_settings(settings)
+    if "perceptual" in chosen:
+        chosen["perceptual"] = "off"  # a loss that only training needs, of weights that may be far away
+    try:
+        return build(settings.run, **chosen)
+    except UserError as error:
+        if "data" not in chosen:
+            raise
+        raise UserError(
+            f"{where.path} cannot be opened: {error}. If its data have moved, type --data and their folder"
+        ) from error
+
+
+def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
+    """Weights and averages, after a look whether they are of this game at all."""
+    game = run.game
+    game.assemble()
+    players = saved.get("players", {})
+    if saved.get("game") != type(game).__name__ or list(players) != list(game.players):
+        whose, who = saved.get("game", "another program"), ", ".join(players) or "unknown"
+        raise UserError(
+            f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
+            f"players {', '.join(game.players)}"
+        )
+    try:
+        load_module_state(game, saved["state_dict"], {})
+    except RuntimeError as error:
+        first = " ".join(" ".join(str(error).splitlines()[:2]).split())
+        raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
+    for name, player in game.players.items():
+        averages = players[name]["ema"] or {}
+        read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})

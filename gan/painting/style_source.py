@@ -1,0 +1,89 @@
+"""Where styles are taken from, and what stands in for those that are missing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gan.painting.painter import Painter, Picture
+from gan.painting.styles import Styles
+
+
+class Source:
+    """Where styles are taken from, as the command line names it: a picture, a file of styles, or `mean`.
+
+    `missing` says how regions that are wanted and have no style here are painted: in the `mean` styles of `among`
+    training pictures, in the painted picture's `own`, or in none, `zero`.
+    """
+
+    def __init__(self, painter: Painter, which: str, missing: str = "mean", among: int = 1000) -> None:
+        self.painter, self.missing, self.among = painter, missing, among
+        self._noted: dict[tuple[str, str], list[int]] = {}
+        self.picture: Picture | None = None
+        if which == "mean":
+            self.title, self.styles = "mean", painter.mean(self.among)
+        elif which.endswith(".pt"):
+            self.title, self.styles = Path(which).stem, painter.load(Path(which))
+        else:
+            self.picture = painter.picture(which)
+            self.title, self.styles = self.picture.title, painter.styles(self.picture)
+
+    @property
+    def image(self) -> Tensor | None:
+        """The picture, where there is one."""
+        return None if self.picture is None else self.picture.image
+
+    def spotlight(self, region: int) -> Tensor | None:
+        """The picture with all but a region faded to grey."""
+        if self.image is None:
+            return None
+        faded = 0.25 * self.image.mean(0, keepdim=True).expand_as(self.image) + 0.6
+        return torch.where(self.picture.label == region, self.image, faded)
+
+    def on(self, picture: Picture, chosen: list[int] | None = None, edited: bool = False) -> Styles:
+        """The styles to paint a label map in: all of these, or the picture's own with some regions in these.
+
+        What the label map needs and these lack is filled in as --missing says. A region of the styles' own picture is
+        not missing there, or on an `edited` map of it: it may be too small to have a style, and none is what it had.
+        """
+        same = self.picture is not None and (edited or _same(self.picture, picture))
+        known = self.picture.regions if same else ()
+        lacking = [region for region in self.styles.lacking(picture.regions) if region not in known]
+        if chosen is None:
+            return self._filled(lacking, picture)
+        absent = [region for region in chosen if region not in picture.regions]
+        self._note(f"picture {picture.title} lacks", absent, "nothing to change there")
+        filled = self._filled([region for region in lacking if region in chosen], picture)
+        return self.painter.styles(picture).taking(filled, chosen)
+
+    def _filled(self, lacking: list[int], picture: Picture) -> Styles:
+        """These styles with the missing ones from elsewhere."""
+        if not lacking or self.missing == "zero":
+            return self.styles
+        whose = f"styles of {self.title} lack"
+        if self.missing == "own":
+            self._note(whose, lacking, "painted in the picture's own")
+            return self.styles.taking(self.painter.styles(picture), lacking)
+        mean = self.painter.mean(self.among)
+        self._note(whose, [region for region in lacking if mean.present[region]], "painted in the mean styles")
+        self._note(whose, mean.lacking(lacking), "as do all pictures that the mean is of; painted without style")
+        return self.styles.taking(mean, lacking)
+
+    def notes(self) -> list[str]:
+        """What was to be filled in, in words."""
+        names = self.painter.label_names
+        return [
+            f"{who} {', '.join(names[k] for k in sorted(found))}: {what}" for (who, what), found in self._noted.items()
+        ]
+
+    def _note(self, who: str, which: Sequence[int], what: str) -> None:
+        if which:
+            noted = self._noted.setdefault((who, what), [])
+            noted += [region for region in which if region not in noted]
+
+
+def _same(one: Picture, other: Picture) -> bool:
+    if one.image is None or other.image is None:
+        return False
+    return torch.equal(one.image, other.image) and torch.equal(one.label, other.label)

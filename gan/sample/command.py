@@ -1,0 +1,218 @@
+"""`python -m gan.sample`: look at what a run's networks make: styles moved, mixed, repainted, saved."""
+
+import sys
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
+
+from gan.errors import UserError, refuse
+from gan.fit import options
+from gan.painting.painter import has_styles
+from gan.painting.reopen import open_run
+from gan.sample.subcommands import ACTIONS
+
+EXAMPLES = """actions:
+{actions}
+
+A picture is the number of a held-out one, train:NUMBER, or files of yours as picture.jpg:labels.png.
+Styles are those of a picture, a file of saved styles (.pt), or mean: the mean of each region over training pictures.
+
+examples:
+  python -m gan.sample                                           the newest run, its action by default
+  python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
+  python -m gan.sample auto transfer --from 3 --to 1 --region hair
+  python -m gan.sample auto transfer --from 3 --to 1 2 --each    a row for each region by itself
+  python -m gan.sample auto interpolate --between 3 5 --on 1 --frames 10
+  python -m gan.sample auto save-labels --picture 3 -o mine.png  then paint on it, and
+  python -m gan.sample auto repaint --picture 3 --label mine.png
+  python -m gan.sample auto save-styles --picture me.jpg:mine.png -o me.pt
+  python -m gan.sample auto transfer --from me.pt --to 0 1 2
+  python -m gan.sample runs/001-sean-faces transfer --help       the options of an action
+"""
+Frames = restricted_number_type("Frames", int, [(">=", 2)])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
+    try:
+        settings = parse(sys.argv[1:] if argv is None else argv)
+        opened = open_run(
+            settings.run, Path(settings.out), settings.device, **({"data": settings.data} if settings.data else {})
+        )
+        if settings.action is None:
+            settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
+        print(f"{opened.folder.path}, step {opened.step}", flush=True)
+        for path in ACTIONS[settings.action](opened, settings):
+            print(f"  {path}")
+    except UserError as error:
+        return refuse(error)
+    return 0
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The run, the action and its options; without an action, that of `show` and `reconstruct` which fits the game."""
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))[:2]
+    action = words[1] if len(words) > 1 else None
+    if action is not None and action not in ACTIONS:
+        raise UserError(f"unknown action '{action}'; known: {', '.join(ACTIONS)}")
+    if words and words[0] in ACTIONS and not Path(words[0]).exists():
+        raise UserError(f"say which run comes first: python -m gan.sample auto {' '.join(argv)}")
+    settings = _parser(action).parse_args(argv)
+    if settings.action != action:
+        raise UserError("the run and the action come first: python -m gan.sample RUN ACTION [options]")
+    return settings
+
+
+def _shown(add: Callable[..., Any]) -> None:
+    add("--count", metavar="N", type=PositiveInt, default=8, help="how many held-out pictures")
+
+
+def _reconstructed(add: Callable[..., Any]) -> None:
+    _shown(add)
+    add(
+        "--picture",
+        metavar="PICTURE...",
+        nargs="+",
+        type=str,
+        default=None,
+        help="these pictures; default the first --count held-out ones",
+    )
+
+
+def _regions(add: Callable[..., Any]) -> None:
+    what = "only these regions' styles, by name or number"
+    add("--region", metavar="NAME", nargs="+", type=str, default=None, help=what)
+
+
+def _transferred(add: Callable[..., Any]) -> None:
+    add(
+        "--from",
+        metavar="STYLES",
+        nargs="+",
+        type=str,
+        default=None,
+        help="the styles; default the first five held-out pictures",
+    )
+    add(
+        "--to",
+        metavar="PICTURE",
+        nargs="+",
+        type=str,
+        default=None,
+        help="the pictures to paint; default the first five held-out ones",
+    )
+    _regions(add)
+    add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
+    _missing(add, "own")
+
+
+def _interpolated(add: Callable[..., Any]) -> None:
+    add(
+        "--between",
+        metavar="STYLES",
+        nargs="+",
+        type=str,
+        default=None,
+        help="two styles; default those of held-out pictures 0 and 1",
+    )
+    add(
+        "--on",
+        metavar="PICTURE...",
+        nargs="+",
+        type=str,
+        default=None,
+        help="the pictures to paint; default the first of the two",
+    )
+    add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
+    _regions(add)
+    _missing(add, "own")
+
+
+def _repainted(add: Callable[..., Any]) -> None:
+    _saved(add)
+    add(
+        "--label",
+        metavar="FILE",
+        type=str,
+        default=None,
+        help="the edited label map: a PNG of numbers or of save-labels' colours",
+    )
+    _missing(add)
+
+
+def _saved(add: Callable[..., Any]) -> None:
+    add("--picture", type=str, default="0", help="the picture; default the first held-out one")
+
+
+def _missing(add: Callable[..., Any], *more: str) -> None:
+    own = ", the painted picture's own" if more else ""
+    add(
+        "--missing",
+        type=Literal[("mean", *more, "zero")],
+        default="mean",
+        help=f"styles of regions that a picture lacks: the mean of training pictures{own}, or none",
+    )
+
+
+_OPTIONS: dict[str | None, Callable[[Callable[..., Any]], None]] = {
+    None: _shown,
+    "show": _shown,
+    "reconstruct": _reconstructed,
+    "transfer": _transferred,
+    "interpolate": _interpolated,
+    "repaint": _repainted,
+    "mean-styles": _shown,
+    "save-styles": _saved,
+    "save-labels": _saved,
+}
+
+
+def _parser(action: str | None) -> ArgumentParser:
+    described = "\n".join(f"  {name:13}{function.__doc__.splitlines()[0]}" for name, function in ACTIONS.items())
+    parser = ArgumentParser(
+        prog="python -m gan.sample",
+        usage=f"python -m gan.sample [RUN [{action or 'ACTION'}]] [options]",
+        description=ACTIONS[action].__doc__ if action else "Look at what a run's networks make.",
+        epilog=EXAMPLES.format(actions=described),
+        formatter_class=options.Help,
+        print_config=None,
+    )
+    add = parser.add_argument
+    add("run", nargs="?", default="auto", help="a run's folder, a checkpoint in it, or auto: the newest run")
+    add("action", nargs="?", default=None, help="what to do, see below; by default a grid of held-out pictures")
+    _OPTIONS[action](add)
+    if action in ("transfer", "interpolate", "repaint", "mean-styles"):
+        add(
+            "--mean-of",
+            metavar="N",
+            type=PositiveInt,
+            default=1000,
+            help="how many training pictures the mean styles are of",
+        )
+    if action not in ("save-styles", "save-labels"):
+        add("--singles", action="store_true", help="also write each picture by itself, in its own size")
+        add(
+            "--seed", metavar="N", type=NonNegativeInt, default=0, help="decides on the noise, the same in all pictures"
+        )
+    add(
+        "-o",
+        "--file",
+        metavar="FILE",
+        type=str | None,
+        default=None,
+        help="where to write; default in the run's samples/",
+    )
+    add(
+        "--data",
+        metavar="FOLDER",
+        type=str | None,
+        default=None,
+        help="where the run's pictures are now, if they have moved",
+    )
+    add("--device", type=str, default="auto", help="what to compute on: auto, cpu or cuda")
+    add("--out", metavar="FOLDER", type=str, default="runs", help="where runs lie, for auto")
+    return parser

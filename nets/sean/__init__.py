@@ -1,0 +1,1 @@
+"""SEAN's generator and encoder, with the operations that make them fast."""

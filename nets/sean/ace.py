@@ -1,0 +1,123 @@
+"""SEAN's normalisation, with the convolution that follows it."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gan import noise
+from nets.blocks import bias_of, conv, xavier_
+from nets.norm import SyncBatchNorm
+from nets.sean.maskconv import mask_conv
+from nets.sean.neighbourhood import CELLS, View
+from nets.sean.normconv import Step, norm_conv
+
+
+class ACE(nn.Module):
+    """Region-adaptive normalisation: noise, a batch norm without weights, and a scale and shift for every pixel.
+
+    The scale and shift blend two branches: the mask's (SPADE, Park et al. 2019) and the styles' (SEAN, Zhu et al.
+    2020), the latter only where `style` is given. Nothing loops over pictures or labels. In every stack of scale
+    and shift the scale's channels come first. `planes` are the labels, and one more for edges where there are any;
+    styles belong to labels alone.
+
+    [Note: folding the style branch]
+    The style branch convolves a map that is constant within a region. So its kernel is applied to the codes first,
+    and what is left is a sum over the labels around a pixel. The result is the same, border included, because both
+    are padded with zeros. What is left is done for each kind of neighbourhood, see [Note: one row a neighbourhood],
+    or as a convolution of the one-hot mask with kernels of each picture's own:
+
+        codes [B,labels,S] * kernel [3,3,2C,S]  ->  kernels [B,2C,labels,3,3];  kernels * mask -> [B,2C,H,W]
+    """
+
+    def __init__(
+        self, channels: int, labels: int, planes: int, hidden: int, style: int | None, gain: float, recompute: bool
+    ) -> None:
+        super().__init__()
+        self.labels, self.recompute = labels, recompute
+        self.noise_scale = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.norm = SyncBatchNorm(channels, affine=False)
+        self.mask_features = conv(planes, hidden, 3, gain=gain)
+        self.mask_affine = Affine(hidden, channels, gain)
+        if style is None:
+            self.style_affine = None
+            return
+        self.region_weight = nn.Parameter(torch.empty(labels, style, style))
+        self.region_bias = nn.Parameter(torch.zeros(labels, 1, style))
+        for weight in self.region_weight.detach():
+            xavier_(weight, gain)
+        self.style_affine = Affine(style, channels, gain)
+        self.blend = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor, view: View, codes: Tensor | None, then: nn.Conv2d, slope: float = 1.0) -> Tensor:
+        """Normalise x [B,C,H,W] by masks of its own size and codes [B,labels,S]; leaky ReLU; then that convolution."""
+        grain = noise.randn((len(x), 1, *x.shape[2:]), like=x)
+        scale, shift = self.affine(view, codes)
+        pixels = view.neighbourhoods.pixels if view.neighbourhoods is not None else None
+        step = Step(self.norm, self.norm.training, pixels, slope, then.padding[0], keep=not self.recompute)
+        return norm_conv(step, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
+
+    def affine(self, view: View, codes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scale and shift: maps [B,C,H,W], or of every kind of neighbourhood [B,C,kinds]."""
+        together = self._tables(view, codes) if view.neighbourhoods is not None else self._maps(view, codes)
+        scale, shift = together.chunk(2, 1)
+        return scale, shift
+
+    def _tables(self, view: View, codes: Tensor | None) -> Tensor:
+        """See [Note: one row a neighbourhood]."""
+        near = view.neighbourhoods
+        first = self.mask_features
+        hidden = F.relu(F.linear(near.around, first.weight.permute(0, 2, 3, 1).flatten(1), first.bias))
+        table = near.mask(self.mask_affine.products(hidden).flatten(0, 1))
+        if self.style_affine is None:
+            table = table + self.mask_affine.bias
+        else:
+            share = self._share()
+            products = self.style_affine.products(self._regions(codes)) * share
+            table = table * (1 - share) + (near.style(products.flatten(0, 2)) + self._bias(share))
+        return table.unflatten(0, (-1, near.kinds)).mT.contiguous()
+
+    def _maps(self, view: View, codes: Tensor | None) -> Tensor:
+        """Two convolutions of the mask. See [Note: folding the style branch]."""
+        first = view.planes, self.mask_features.weight, self.mask_features.bias
+        if self.style_affine is None:
+            return mask_conv(*first, self.mask_affine.kernel(), self.mask_affine.bias)
+        share = self._share()
+        mask = mask_conv(*first, self.mask_affine.kernel(1 - share), self._bias(share))
+        kernels = self.style_affine.products(self._regions(codes)) * share
+        pictures, labels = kernels.shape[:2]
+        kernels = kernels.permute(0, 3, 1, 2).reshape(-1, labels, 3, 3)
+        onehot = view.planes[:, :labels].reshape(1, pictures * labels, *view.planes.shape[2:])
+        return mask.add_(F.conv2d(onehot, kernels, padding=1, groups=pictures).view_as(mask))
+
+    def _regions(self, codes: Tensor) -> Tensor:
+        """The codes [B,labels,S] as this layer sees them: each label's own linear layer and a ReLU."""
+        return F.relu(torch.baddbmm(self.region_bias, codes.transpose(0, 1), self.region_weight)).transpose(0, 1)
+
+    def _share(self) -> Tensor:
+        """The styles' part in each channel of scale and shift; the rest is the mask's."""
+        return torch.sigmoid(self.blend).repeat_interleave(len(self.mask_affine.bias) // 2)
+
+    def _bias(self, share: Tensor) -> Tensor:
+        return torch.lerp(self.mask_affine.bias, self.style_affine.bias, share)
+
+
+class Affine(nn.Module):
+    """A convolution 3x3 to `channels` scales and as many shifts, each with the starting values it has alone.
+
+    Its weight is [3,3,2C,inside], the layout in which its product with rows is one matrix product.
+    """
+
+    def __init__(self, inside: int, channels: int, gain: float) -> None:
+        super().__init__()
+        halves = [conv(inside, channels, 3, gain=gain).weight.detach() for _ in range(2)]
+        self.weight = nn.Parameter(torch.cat(halves).permute(2, 3, 0, 1).contiguous())
+        self.bias = nn.Parameter(torch.zeros(2 * channels))
+
+    def products(self, rows: Tensor) -> Tensor:
+        """What each row [...,inside] adds to a pixel from each of the cells around it: [...,9,2C]."""
+        return F.linear(rows, self.weight.flatten(0, 2)).unflatten(-1, (CELLS, -1))
+
+    def kernel(self, factor: Tensor | None = None) -> Tensor:
+        """The weight as a convolution takes it, each channel times a factor."""
+        weight = self.weight if factor is None else self.weight * factor.unsqueeze(1)
+        return weight.permute(2, 3, 0, 1)

@@ -1,0 +1,108 @@
+"""SEAN's generator: a mask and a style code a region in, a picture out."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gan.errors import UserError
+from nets.blocks import SLOPE, conv
+from nets.sean.ace import ACE
+from nets.sean.neighbourhood import Regions
+
+
+class Block(nn.Module):
+    """A residual block whose normalisations see mask and styles.
+
+    conv_0 and conv_1 have a bias because the published ones do. A batch norm cancels it, also where it arrives by
+    way of shortcuts; only the `last` block's output meets none any more. See [Note: biases that a norm cancels].
+    """
+
+    def __init__(self, inside: int, outside: int, ace: Callable[[int], ACE], gain: float, last: bool) -> None:
+        super().__init__()
+        middle = min(inside, outside)
+        self.ace_0 = ace(inside)
+        self.conv_0 = conv(inside, middle, 3, spectral=True, normed=True, gain=gain)
+        self.ace_1 = ace(middle)
+        self.conv_1 = conv(middle, outside, 3, spectral=True, normed=not last, gain=gain)
+        self.learned_shortcut = inside != outside
+        if self.learned_shortcut:
+            self.ace_s = ace(inside)
+            self.conv_s = conv(inside, outside, 1, spectral=True, bias=False, gain=gain)
+
+    def forward(self, x: Tensor, regions: Regions, codes: Tensor | None) -> Tensor:
+        """shortcut(x) + conv_1(act(ACE_1(conv_0(act(ACE_0(x))))))."""
+        view = regions.at(x.shape[-2:])
+        shortcut = self.ace_s(x, view, codes, then=self.conv_s) if self.learned_shortcut else x
+        inner = self.ace_0(x, view, codes, then=self.conv_0, slope=SLOPE)
+        return shortcut + self.ace_1(inner, view, codes, then=self.conv_1, slope=SLOPE)
+
+
+class SeanGenerator(nn.Module):
+    """The generator of Zhu et al. 2020 (SEAN), in any size.
+
+    `upsamplings` is how often the start, the mask at size / 2**upsamplings, is doubled: published are 5 and 6.
+    `width` is the last block's channels (64); each block before it has twice those of the next, 16 times at most.
+    `hidden` are the mask branch's channels (128), `style` the length of a code (512). The last block sees no styles;
+    with `style` None no block does, which is SPADE (Park et al. 2019) with SEAN's noise. With `edges` the masks have
+    one plane more than labels, for the edges of instances. `recompute` keeps less for backward and makes it anew.
+    """
+
+    def __init__(
+        self,
+        labels: int = 19,
+        style: int | None = 512,
+        width: int = 64,
+        hidden: int = 128,
+        upsamplings: int = 5,
+        gain: float = 0.02,
+        edges: bool = False,
+        recompute: bool = True,
+    ) -> None:
+        super().__init__()
+        if not 2 <= upsamplings <= 6:
+            raise UserError(f"SeanGenerator: upsamplings={upsamplings} is not in 2 to 6; try 5")
+        self.labels, self.upsamplings = labels, upsamplings
+        planes = labels + edges
+        shrinking = min(upsamplings, 5) - 1
+        wide = width * 2**shrinking
+
+        def block(inside: int, outside: int, last: bool = False) -> Block:
+            seen = None if last else style
+            ace = partial(ACE, labels=labels, planes=planes, hidden=hidden, style=seen, gain=gain, recompute=recompute)
+            return Block(inside, outside, ace, gain, last)
+
+        # The mask at its smallest, the three widest blocks, then one block a halving of the width.
+        self.start = conv(planes, wide, 3, normed=True, gain=gain)
+        self.head = block(wide, wide)
+        self.middle_0, self.middle_1 = block(wide, wide), block(wide, wide)
+        widths = [wide // 2**k for k in range(shrinking + 1)]
+        self.ups = nn.ModuleList(block(inside, outside, last=outside == width) for inside, outside in pairwise(widths))
+        self.paint = conv(width, 3, 3, gain=gain)
+
+    def forward(self, onehot: Tensor, codes: Tensor | None = None) -> Tensor:
+        """A picture [B,3,H,W] in -1 to 1 for masks [B,labels,H,W] and codes [B,labels,style]."""
+        height, width = onehot.shape[-2:]
+        shrink = 2**self.upsamplings
+        if height % shrink or width % shrink:
+            raise UserError(
+                f"SeanGenerator: a mask of {height} x {width} cannot be halved {self.upsamplings} times; "
+                f"choose a size divisible by {shrink}, e.g. {-(-height // shrink) * shrink}, or fewer upsamplings"
+            )
+        regions = Regions(onehot, self.labels)
+        x = self.start(regions.at((height // shrink, width // shrink)).planes)
+        x = self.head(x, regions, codes)
+        x = self.middle_0(double(x), regions, codes)
+        x = double(x) if self.upsamplings == 6 else x
+        x = self.middle_1(x, regions, codes)
+        for up in self.ups:
+            x = up(double(x), regions, codes)
+        return torch.tanh(self.paint(F.leaky_relu(x, SLOPE)))
+
+
+def double(x: Tensor) -> Tensor:
+    """Twice the size, every pixel four times."""
+    return F.interpolate(x, scale_factor=2, mode="nearest")

@@ -1,0 +1,1 @@
+"""Checkpoints: directories to which every rank writes what it owns."""

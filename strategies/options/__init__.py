@@ -1,0 +1,1 @@
+"""What a policy can be asked for besides: torch.compile, recomputation."""

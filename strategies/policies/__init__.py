@@ -1,0 +1,1 @@
+"""One policy a file: how one player lives on the devices."""

@@ -1,0 +1,1 @@
+"""Starting ranks, stopping them together, and noticing a lost one."""

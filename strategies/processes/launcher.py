@@ -1,0 +1,68 @@
+"""Lightning's launchers, under which every rank trains as a `Survivor`: if one ends, the others do, and say which."""
+
+import atexit
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from lightning.pytorch.strategies.launchers.launcher import _Launcher
+
+from strategies.processes.lost_ranks import Survivor
+
+if TYPE_CHECKING:
+    from strategies.strategy import PhaseStrategy
+
+PARENT = "GAN_FIRST_PROCESS"  # tells the ranks that a process starts which one it is
+_parent = os.environ.pop(PARENT, None)
+
+
+def launcher(strategy: "PhaseStrategy", start_method: str) -> _Launcher:
+    """The one for Lightning's `start_method`."""
+    if start_method == "popen":
+        return Scripts(strategy)
+    return Functions(strategy, start_method=start_method)
+
+
+class Scripts(_SubprocessScriptLauncher):
+    """Starts the command once more for every other device; under torchrun or srun only itself."""
+
+    def __init__(self, strategy: "PhaseStrategy") -> None:
+        super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
+        self.strategy = strategy
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """As Lightning does, without its observer: see `Survivor`."""
+        environment = self.cluster_environment
+        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not environment.creates_processes_externally:
+            os.environ[PARENT] = str(os.getpid())
+            try:
+                self._call_children_scripts()
+            finally:
+                del os.environ[PARENT]
+        first = environment.node_rank() * self.num_processes
+        rank = first + environment.local_rank()
+        children = {rank + number: process for number, process in enumerate(self.procs, 1)}
+        parent = (first, int(_parent)) if _parent and environment.local_rank() else None
+        self.strategy.survivor = survivor = Survivor(rank, children, parent)
+        if children:
+            atexit.register(survivor.at_exit)
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return survivor.run(function, *args, **kwargs)
+
+
+class Functions(_MultiProcessingLauncher):
+    """Starts processes that call the function, as notebooks need it; who starts them names the one that failed."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """As Lightning does."""
+        return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
+
+
+def _survive(strategy: "PhaseStrategy", function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    environment = strategy.cluster_environment
+    strategy.survivor = Survivor(environment.node_rank() * strategy.num_processes + environment.local_rank())
+    return strategy.survivor.run(function, *args, **kwargs)

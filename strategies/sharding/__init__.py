@@ -1,0 +1,1 @@
+"""Weights in buckets, of which each rank owns a shard."""

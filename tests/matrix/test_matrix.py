@@ -1,0 +1,270 @@
+"""The matrix: every game under every policy equals one device. `make matrix` runs it and writes its table."""
+
+import math
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from gan import GanModule
+from gan.errors import UserError
+from strategies.policies.dp import Threads
+from strategies.sharding import bucket
+from strategies.strategy import POLICIES
+from tests.ranks.test_games import GAMES, pictures
+from tests.ranks.test_zero import MIXES
+from tests.support.doubled import doubled
+from tests.support.hard_games import HARD
+from tests.support.parity import BROKEN, EXACT, distance, train, vectors, weights
+
+WRITTEN = Path(__file__).parents[2] / "strategies" / "MATRIX.md"
+
+PLAYED: dict[str, tuple[Any, Any]] = {
+    **{name: (game, pictures) for name, game in GAMES.items()},
+    **{name: (game, vectors) for name, game in HARD.items()},
+}
+CHOICES = {  # fsdp is another word for zero3
+    policy.name: policy.name
+    for policy in POLICIES.values()
+    if policy.package is None or find_spec(policy.package) is not None
+}
+CHOICES |= {"zero3+offload": "zero3+offload", "zero3 in pieces": "zero3"}
+PIECE = 4096  # bytes of a bucket there: players of many buckets are gathered one by one
+CHOICES |= {f"mix {number}": mix for number, mix in enumerate(MIXES, 1)}
+COLUMNS = [("single", 1), *((name, world) for name in CHOICES for world in (2, 4)), ("deaf", 2)]
+
+Found = float | str  # the largest deviation, or the words of a refusal
+Table = dict[tuple[str, tuple[str, int]], Found]
+
+
+def title(column: tuple[str, int]) -> str:
+    return f"{column[0]}@{column[1]}"
+
+
+# ---- a cell ----
+
+
+def attempt(
+    game: Callable[[], GanModule], batches: Any, policy: Any, world: int, size: int = bucket.SIZE, **kwargs: Any
+) -> Any:
+    """What training makes, or the words in which it is refused."""
+    try:
+        with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.object(bucket, "SIZE", size):
+            return train(game, batches, policy, world, **kwargs)
+    except UserError as error:
+        return str(error)
+
+
+def fitted(choice: str, players: list[str]) -> str:
+    """A mix for a game whose players have other names: its generator is their first, its discriminator their second."""
+    if "=" not in choice:
+        return choice
+    pairs = [pair.split("=") for pair in choice.split(",")]
+    own = {"generator": players[0], "discriminator": players[1]}
+    return ",".join(f"{name if name in (*players, '*') else own[name]}={policy}" for name, policy in pairs)
+
+
+def deviation(alone: dict[str, Any], results: list[dict[str, Any]]) -> float:
+    """The largest difference of any rank from one device; infinite where a number is none."""
+    if any(value.isnan().any() for result in results for value in result.values()):
+        return math.inf
+    apart = [distance(weights(alone), weights(result)) for result in results[1:]]
+    return max(distance(alone, results[0]), *apart, 0.0)
+
+
+def measure(name: str, column: tuple[str, int], ranks: Any, alone: dict[str, Any]) -> Found:
+    (game, batches), (label, world) = PLAYED[name], column
+    policy = fitted(CHOICES.get(label, label), [player.name for player in game().configure_players()])
+    arguments = (attempt, game, batches, policy, world)
+    if label == "zero3 in pieces":
+        whole = "+whole" if name == "SometimesReached" else ""  # whose ranks read different weights
+        arguments = (attempt, game, batches, policy + whole, world, PIECE)
+    if policy == Threads.name:
+        results = [attempt(game, batches, policy, 1, devices=world)]  # replicas in one process
+    else:
+        results = ranks(world).run(*arguments) if world > 1 else [attempt(*arguments[1:])]
+    return results[0] if isinstance(results[0], str) else deviation(alone, results)
+
+
+def verdict(column: tuple[str, int], found: Found) -> str:
+    """What stands in the table."""
+    if column in (("single", 2), ("single", 4)):
+        passes = isinstance(found, str) and "trains on one device" in found
+    elif isinstance(found, str):
+        passes = False
+    else:
+        passes = BROKEN < found < math.inf if column[0] == "deaf" else found < EXACT
+    if isinstance(found, str):
+        return "refused" if passes else "FAILS (refused)"
+    number = f"{found:.0e}" if found else "0"
+    return number if passes else f"FAILS ({number})"
+
+
+# ---- the table ----
+
+
+PAGE = """# The matrix
+
+`make matrix` writes this file; do not edit it.
+
+Each row is a game of `tests/ranks/test_games.py` or `tests/support/hard_games.py`, each column a policy at a number of
+ranks. A cell trains the game for ten steps in float64 on the CPU and gives the largest difference of any weight,
+average or optimizer state from the same training on one device, over all ranks (of ranks other than the first, the
+weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed computes in float32, and there the
+rounding of ten steps is up to 1e+00 under any policy, for Adam divides it by itself; so for this table its engines are
+told to compute in float64 (`tests/support/doubled.py`).
+
+`zero3 in pieces` has buckets of 4 kB, so that weights are gathered when they are read, let go and gathered again as
+those of large players are; `SometimesReached`, whose ranks read different weights, has the option `whole` there.
+
+{mixes}
+
+In a game with other players, a mix's generator is the first of them and its discriminator the second.
+
+{rows}
+
+{cells} cells, of which {failing} fail.
+
+**Control**: `deaf` is `ddp` with its synchronisation taken out, and passes where it differs by more than {broken:.0e}:
+in {heard} of {games} games.
+
+**Refused** at start-up, in these words:
+
+{refusals}
+
+Python {python}, torch {torch}, lightning {lightning}, gloo.
+"""
+
+
+def text(table: Table) -> str:
+    """strategies/MATRIX.md."""
+    verdicts = {place: verdict(place[1], found) for place, found in table.items()}
+    rows = [["game", *map(title, COLUMNS)], ["---"] * (len(COLUMNS) + 1)]
+    rows += [[f"`{name}`", *(verdicts[name, column] for column in COLUMNS)] for name in PLAYED]
+    refusals: dict[str, list[str]] = {}
+    for column in COLUMNS:
+        for words in {found: None for (_, other), found in table.items() if other == column and isinstance(found, str)}:
+            refusals.setdefault(words, []).append(title(column))
+    return PAGE.format(
+        exact=EXACT,
+        broken=BROKEN,
+        mixes="\n".join(f"- **{name}**: `{choice}`" for name, choice in CHOICES.items() if name != choice),
+        rows="\n".join("| " + " | ".join(row) + " |" for row in rows),
+        cells=len(table),
+        failing=sum(each.startswith("FAILS") for each in verdicts.values()),
+        heard=sum(not verdicts[name, ("deaf", 2)].startswith("FAILS") for name in PLAYED),
+        games=len(PLAYED),
+        refusals="\n".join(f"- {', '.join(columns)}: {words}" for words, columns in refusals.items()),
+        python=platform.python_version(),
+        torch=version("torch"),
+        lightning=version("lightning"),
+    )
+
+
+def write(table: Table, path: Path) -> None:
+    """Write the table, if every cell ran: a part of it never takes the place of the whole."""
+    if table.keys() == {(name, column) for name in PLAYED for column in COLUMNS}:
+        path.write_text(text(table))
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    """What the cells found, written once all have."""
+    found: Table = {}
+    yield found
+    write(found, WRITTEN)
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[[str], dict[str, Any]]:
+    """Each game trained by one process, once."""
+    trained: dict[str, dict[str, Any]] = {}
+
+    def get(name: str) -> dict[str, Any]:
+        if name not in trained:
+            game, batches = PLAYED[name]
+            trained[name] = train(game, batches, "single")
+        return trained[name]
+
+    return get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", COLUMNS, ids=title)
+@pytest.mark.parametrize("name", PLAYED)
+def test_every_game_under_every_policy_equals_one_device(name, column, ranks, alone, table):
+    table[name, column] = math.inf  # what a crash leaves
+    table[name, column] = measure(name, column, ranks, alone(name))
+    assert not verdict(column, table[name, column]).startswith("FAILS"), table[name, column]
+
+
+# ---- the table itself ----
+
+
+def complete() -> Table:
+    """As if every cell had passed."""
+    found: Table = {(name, column): 3e-14 for name in PLAYED for column in COLUMNS}
+    for name in PLAYED:
+        found[name, ("deaf", 2)] = 0.02
+        for world in (2, 4):
+            found[name, ("single", world)] = f"policy 'single' trains on one device and there are {world} ranks"
+    return found
+
+
+def test_a_table_of_passing_cells_says_so(tmp_path):
+    write(complete(), tmp_path / "MATRIX.md")
+    written = (tmp_path / "MATRIX.md").read_text()
+    assert "FAILS" not in written
+    assert ", of which 0 fail." in written
+    rows = [line for line in written.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(PLAYED)
+    assert {tuple(row.split(" | ")[1:4]) for row in rows} == {("3e-14", "refused", "refused")}
+
+
+@pytest.mark.parametrize(
+    ("column", "found"),
+    [
+        (("zero3", 4), 2e-10),
+        (("zero3", 4), math.inf),
+        (("zero3", 4), "some refusal"),
+        (("single", 2), 0.0),
+        (("single", 2), "another refusal"),
+        (("deaf", 2), 1e-7),
+        (("deaf", 2), math.inf),
+    ],
+)
+def test_a_failing_cell_stands_in_the_table(column, found, tmp_path):
+    write(complete() | {("sean", column): found}, tmp_path / "MATRIX.md")
+    (row,) = (line for line in (tmp_path / "MATRIX.md").read_text().splitlines() if line.startswith("| `sean` |"))
+    assert [cell.startswith("FAILS") for cell in row.split(" | ")[1:]] == [each == column for each in COLUMNS]
+
+
+def test_a_partial_run_writes_nothing(tmp_path):
+    partial = complete()
+    partial.pop(("sean", ("zero3", 4)))
+    write(partial, tmp_path / "MATRIX.md")
+    assert not (tmp_path / "MATRIX.md").exists()
+
+
+def test_a_cell_sees_every_rank_and_what_is_not_a_number(alone):
+    one = alone("Plain")
+    wrong = {name: value.clone() for name, value in one.items()}
+    first = next(iter(wrong))
+    wrong[first] += 1.0
+    assert deviation(one, [one, weights(one)]) == 0
+    assert deviation(one, [one, weights(one), weights(wrong)]) == pytest.approx(1.0)
+    for place in wrong:
+        nothing = {**one, place: one[place] * math.nan}
+        assert deviation(one, [nothing]) == math.inf
+
+
+def test_mixes_are_fitted_to_the_players():
+    assert fitted("zero1", ["net"]) == "zero1"
+    assert fitted(MIXES[2], ["encoder", "generator", "discriminator"]) == MIXES[2]
+    assert fitted(MIXES[2], ["student", "fake_score", "head"]) == "student=ddp,fake_score=zero2,*=zero3"

@@ -1,0 +1,166 @@
+"""auto: what it takes a player to need, what it chooses, and that it trains as one device does."""
+
+from functools import partial
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adafactor, Adam
+
+from gan import Player
+from strategies import PhaseStrategy
+from strategies.auto import LEVELS, Size, decide, memory, size_of, told
+from strategies.choice import Choice
+from strategies.sharding import bucket
+from tests.support.hard_games import HARD
+from tests.support.parity import EXACT, distance, train
+
+GB = 10**9
+LARGE = Size(10 * GB, 10 * GB, 30 * GB, cuttable=True)
+SMALL = Size(GB, GB, 2 * GB, cuttable=True)
+TEACHER = Size(20 * GB, 0, 0, cuttable=True)
+WHOLE = Size(10 * GB, 10 * GB, GB, cuttable=False)
+
+
+def chosen(players, free, ranks=8, taken=0):
+    return {each.player: each.level for each in decide(players, taken, free, ranks)}
+
+
+# ---- what a player needs ----
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema", "kept"),
+    [
+        (partial(Adam, lr=0.1), None, 2),
+        (partial(Adam, lr=0.1), 0.9, 3),
+        (partial(SGD, lr=0.1), None, 0),
+        (partial(SGD, lr=0.1, momentum=0.5), 0.5, 2),
+    ],
+)
+def test_an_optimizer_is_asked_what_it_keeps(optimizer, ema, kept):
+    net = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10))
+    net[1].requires_grad_(False)
+    size = size_of(Player("net", net, optimizer, ema=ema))
+    assert size == Size(4 * 2060, 4 * 1550, kept * 4 * 1550, cuttable=True)
+
+
+def test_a_frozen_player_has_weights_alone():
+    assert size_of(Player("teacher", nn.Linear(10, 10))) == Size(440, 0, 0, cuttable=True)
+
+
+def test_an_optimizer_that_cannot_be_cut_leaves_ddp_alone():
+    size = size_of(Player("net", nn.Linear(10, 10), partial(Adafactor, lr=0.1)))
+    assert not size.cuttable
+    assert size.levels == ["ddp"]
+
+
+def test_each_level_needs_less_than_the_one_before():
+    needs = [LARGE.on_a_rank(level, 8) for level in LEVELS]
+    assert needs[0] == 50 * GB
+    assert needs[1] == 20 * GB + 30 * GB // 8
+    assert needs[3] == 50 * GB // 8 + 6 * bucket.SIZE
+    assert needs[4] == 10 * GB // 8 + 6 * bucket.SIZE
+    assert all(more > less for more, less in pairwise(needs))
+    assert TEACHER.on_a_rank("ddp", 8) == TEACHER.on_a_rank("zero2", 8) == 20 * GB
+
+
+def test_memory_is_what_there_is():
+    free = memory(torch.device("cpu"), 1)
+    assert 10**8 < free < 10**14
+    assert memory(torch.device("cpu"), 4) == pytest.approx(free / 4, rel=0.3)
+
+
+# ---- what is chosen ----
+
+
+@pytest.mark.parametrize(
+    ("free", "levels"),
+    [
+        (200 * GB, ["ddp", "ddp"]),
+        (108 * GB, ["ddp", "ddp"]),
+        (107 * GB, ["zero1", "ddp"]),
+        (50 * GB, ["zero2", "ddp"]),
+        (30 * GB, ["zero3", "ddp"]),
+        (19 * GB, ["zero3", "zero1"]),
+        (5 * GB, ["zero3+offload", "zero3"]),
+        (15 * GB, ["zero3", "zero3"]),
+        (1 * GB, ["zero3+offload", "zero3+offload"]),
+    ],
+)
+def test_the_least_communication_that_fits(free, levels):
+    found = chosen({"large": LARGE, "small": SMALL}, free)
+    assert list(found.values()) == levels
+
+
+def test_more_memory_never_shares_out_more():
+    order = list(LEVELS)
+    before = None
+    for free in range(1, 220):
+        levels = [
+            order.index(level)
+            for level in chosen({"large": LARGE, "small": SMALL, "teacher": TEACHER}, free * GB).values()
+        ]
+        total = sum(levels)
+        assert before is None or total <= before
+        before = total
+
+
+def test_a_teacher_is_shared_out_at_once_and_what_cannot_be_cut_never():
+    assert chosen({"teacher": TEACHER}, 20 * GB) == {"teacher": "zero3"}
+    assert chosen({"whole": WHOLE, "small": SMALL}, 2 * GB) == {"whole": "ddp", "small": "zero3+offload"}
+
+
+def test_what_the_user_has_chosen_counts():
+    assert chosen({"small": SMALL}, 40 * GB) == {"small": "ddp"}
+    assert chosen({"small": SMALL}, 40 * GB, taken=17 * GB) == {"small": "zero1"}
+
+
+def test_one_rank_has_nobody_to_share_with():
+    assert chosen({"large": LARGE}, GB, ranks=1) == {"large": "ddp"}
+
+
+def test_the_table_says_what_and_why():
+    lines = told(decide({"large": LARGE, "small": SMALL}, 0, 50 * GB, 8), 50 * GB).splitlines()
+    assert lines[0].startswith("auto: ddp would need 54 GB a rank; shared out so it is 19.2 GB, of 25 GB (50 GB free")
+    assert " ".join(lines[1].split()) == "player chosen weights gradients optimizer, average on a rank as ddp"
+    assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15.2 GB 50 GB"
+    assert told(decide({"small": SMALL}, 0, 50 * GB, 8), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
+    assert "it may not fit: 21 GB a rank; use more ranks" in told(decide({"whole": WHOLE}, 0, GB, 8), GB)
+
+
+# ---- and it trains ----
+
+
+def told_and_trained(policy, free):
+    with mock.patch("strategies.auto.memory", lambda *_: free), mock.patch("builtins.print") as said:
+        found = train(HARD["Teacher"], policy=policy, world=2, steps=4)
+    return found, [call.args[0] for call in said.call_args_list if "auto:" in str(call.args[0])]
+
+
+@pytest.mark.parametrize(
+    ("policy", "free", "levels"),
+    [
+        ("auto", 10**12, {"generator": "ddp", "discriminator": "ddp", "teacher": "ddp"}),
+        ("auto", 0, {"generator": "zero3+offload", "discriminator": "zero3+offload", "teacher": "ddp"}),
+        ("generator=zero2,*=auto", 10**12, {"discriminator": "ddp", "teacher": "ddp"}),
+    ],
+)
+def test_what_it_chooses_trains_as_one_device(policy, free, levels, ranks):
+    alone = train(HARD["Teacher"], policy="single", steps=4)
+    results = ranks(2).run(told_and_trained, policy, free)
+    assert distance(results[0][0], alone) < EXACT
+    ((table,), nothing) = (said for _, said in results)
+    assert nothing == []
+    assert {line.split()[0]: line.split()[1] for line in table.splitlines()[2:]} == levels
+
+
+def test_options_that_all_policies_take_are_handed_on():
+    (decision,) = decide({"large": LARGE}, 0, GB, 8)
+    assert decision.choice(Choice("auto", {"more": 3})) == Choice("zero3", {"offload": None, "more": 3})
+
+
+def test_it_is_typed_like_a_policy():
+    assert PhaseStrategy("auto").choice == {"*": Choice("auto")}

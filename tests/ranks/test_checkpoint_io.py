@@ -1,0 +1,238 @@
+"""Checkpoints as Lightning's users make them: their own callbacks, hooks and loggers, with directories."""
+
+import os
+import warnings
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import AsyncCheckpointIO
+from torch import nn
+from torch.optim import Adafactor
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.checkpoint.directory import load
+from strategies.checkpoint.lightning_io import WholeCheckpointIO
+from tests.support.hard_games import Plain
+from tests.support.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
+from tests.support.saved import read_checkpoint, write_checkpoint
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fit(game, steps, strategy="single", world=1, resume=None, **kwargs):
+    rank = dist.get_rank() if world > 1 else 0
+    made = trainer(PhaseStrategy(strategy), world, steps, **kwargs)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.fit(game, Whole(steps, rank, world), ckpt_path=resume)
+    return made
+
+
+# ---- ModelCheckpoint ----
+
+
+class Scored(Plain):
+    """A score for ModelCheckpoint to choose by."""
+
+    SCORES = (5.0, 1.0, 4.0, 2.0, 3.0)
+
+    def training_step(self, batch):
+        self.log("score", torch.tensor(self.SCORES[self.step]))
+        super().training_step(batch)
+
+
+def keeping(folder, world, policy, **options):
+    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, **options)
+    made = fit(Scored(), 5, policy, world, callbacks=[keep], enable_checkpointing=True)
+    return made, keep
+
+
+def test_the_best_are_kept_and_the_others_removed(tmp_path):
+    _, keep = keeping(tmp_path, 1, "single", monitor="score", save_top_k=2)
+    assert names(tmp_path) == ["step=2.ckpt", "step=4.ckpt"]
+    assert keep.best_model_path == str(tmp_path / "step=2.ckpt")
+    assert read_checkpoint(keep.best_model_path)["global_step"] == 2
+
+
+@pytest.mark.parametrize("last", [True, "link"])
+def test_the_last_is_kept_whole_or_as_a_link(last, tmp_path):
+    made, _ = keeping(tmp_path, 1, "single", monitor="score", save_top_k=2, save_last=last)
+    if last == "link":  # Lightning links to what it saved last, which is one of the best
+        assert (tmp_path / "last.ckpt").is_symlink()
+    assert names(tmp_path) == ["last.ckpt", "step=2.ckpt", "step=4.ckpt"]
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == (4 if last == "link" else 5)
+    again = ModelCheckpoint(tmp_path, "{step}", save_last=last)
+    resumed = fit(Scored(), 5, resume="last", callbacks=[again], enable_checkpointing=True)
+    assert distance(*(snapshot(each.lightning_module, each.strategy) for each in (resumed, made))) == 0
+
+
+def keeping_on_ranks(folder, policy):
+    keeping(folder, 2, policy, monitor="score", save_top_k=1, save_last=True)
+    dist.barrier()
+    return names(folder)
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
+def test_the_best_and_the_last_are_kept_on_ranks(policy, ranks, tmp_path):
+    assert ranks(2).run(keeping_on_ranks, tmp_path, policy) == [["last.ckpt", "step=2.ckpt"]] * 2
+    assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
+
+
+def saved_under_paths_of_their_own(folder):
+    made = fit(Plain(), 1, "ddp", 2)
+    made.save_checkpoint(folder / str(dist.get_rank()) / "x.ckpt")
+
+
+def test_the_first_rank_says_where_to(ranks, tmp_path):
+    ranks(2).run(saved_under_paths_of_their_own, tmp_path)
+    assert names(tmp_path) == ["0"] and names(tmp_path / "0") == ["x.ckpt"]
+
+
+# ---- what an author adds and changes ----
+
+
+class Author(Plain):
+    """Keeps something of his own, renames a network's keys, and shares one layer under two names."""
+
+    def __init__(self, old_name=None):
+        super().__init__()
+        self.same = self.generator
+        self.register_buffer("noted", torch.zeros(3))
+        self.old_name, self.found = old_name, None
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = {"tensor": torch.arange(4), "words": ["a", "b"]}
+
+    def on_load_checkpoint(self, checkpoint):
+        self.found = checkpoint["mine"]
+        if self.old_name is not None:
+            state = checkpoint["state_dict"]
+            for key in [key for key in state if key.startswith(self.old_name)]:
+                state[f"generator.{key.removeprefix(self.old_name)}"] = state.pop(key)
+
+
+def test_what_an_author_adds_travels_and_what_is_renamed_is_found(tmp_path):
+    made = fit(Author(), 2)
+    made.save_checkpoint(tmp_path / "x.ckpt")
+    tree = read_checkpoint(tmp_path / "x.ckpt")
+    assert "generator.0.weight" in tree["state_dict"] and "same.0.weight" not in tree["state_dict"]  # once
+    tree["state_dict"] = {key.replace("generator.", "painter."): value for key, value in tree["state_dict"].items()}
+    write_checkpoint(tmp_path / "renamed.ckpt", tree)
+    results = []
+    for path, game in (("x.ckpt", Author()), ("renamed.ckpt", Author("painter."))):
+        resumed = fit(game, 4, resume=str(tmp_path / path))
+        assert torch.equal(game.found["tensor"], torch.arange(4)) and game.found["words"] == ["a", "b"]
+        results.append(snapshot(game, resumed.strategy))
+    assert distance(*results) == 0
+    with pytest.raises(UserError, match=r"missing: generator.0.weight.*unexpected: painter.0.weight"):
+        fit(Author(), 4, resume=str(tmp_path / "renamed.ckpt"))
+
+
+class Checked(Plain):
+    """Notes what it validates with."""
+
+    def validation_step(self, batch, batch_idx):
+        self.seen = {name: weight.detach().clone() for name, weight in self.discriminator.state_dict().items()}
+
+
+def test_weights_alone_are_saved_and_validated(tmp_path):
+    made, game = fit(Checked(), 2), Checked()
+    made.save_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    assert "optimizer_states" not in load(tmp_path / "x.ckpt")
+    data = DataLoader([vectors(0)], batch_size=None)
+    engine = trainer(PhaseStrategy("zero3"), 1, 1)
+    engine.validate(game, data, ckpt_path=tmp_path / "x.ckpt", verbose=False)
+    assert distance(game.seen, made.lightning_module.discriminator.state_dict()) == 0
+
+
+class Sized(Plain):
+    """A game with hyper-parameters, as Lightning keeps them."""
+
+    def __init__(self, width, depth=1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.generator = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 6)).double()
+        self.discriminator.double()
+
+
+def test_a_game_is_loaded_from_a_checkpoint_as_lightnings_users_do(tmp_path):
+    made = fit(Sized(3), 2)
+    made.save_checkpoint(tmp_path / "x.ckpt")
+    found = Sized.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert (found.hparams.width, found.hparams.depth) == (3, 1)
+    assert distance(found.state_dict(), made.lightning_module.state_dict()) == 0
+    with pytest.raises(UserError, match=r"(?s)x.ckpt has other networks than Sized makes: .*size mismatch"):
+        Sized.load_from_checkpoint(tmp_path / "x.ckpt", width=4)
+    with pytest.raises(UserError, match="leave hparams_file out"):
+        Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file="x.yaml")
+
+
+class Factored(GanModule):
+    """An optimizer whose state has shapes of its own: numbers for rows and columns."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adafactor, lr=1e-2))
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
+
+
+def test_an_optimizer_with_shapes_of_its_own_resumes_bit_for_bit(tmp_path):
+    unbroken = fit(Factored(), 4)
+    fit(Factored(), 2).save_checkpoint(tmp_path / "x.ckpt")
+    kinds = read_checkpoint(tmp_path / "x.ckpt")["optimizer_states"][0]["state"]["0.weight"]
+    assert {key: tuple(value.shape) for key, value in kinds.items()}["row_var"] == (5, 1)
+    resumed = fit(Factored(), 4, resume=tmp_path / "x.ckpt")
+    assert distance(*(snapshot(each.lightning_module, each.strategy) for each in (resumed, unbroken))) == 0
+    tree = read_checkpoint(tmp_path / "x.ckpt")
+    tree["optimizer_states"][0]["state"]["0.weight"]["row_var"] *= 2
+    write_checkpoint(tmp_path / "other.ckpt", tree)
+    control = fit(Factored(), 4, resume=tmp_path / "other.ckpt")
+    assert distance(*(snapshot(each.lightning_module, each.strategy) for each in (control, unbroken))) > BROKEN
+
+
+class Grouped(Factored):
+    def configure_players(self):
+        yield Player("net", self.net, lambda weights: torch.optim.Adam([{"params": [w]} for w in weights]))
+
+
+class Grouping(Factored):
+    def configure_players(self):
+        yield Player("net", self.net, torch.optim.Adam)
+
+
+def test_an_optimizer_with_other_groups_is_refused(tmp_path):
+    Grouped.__name__ = Grouping.__name__ = "Factored"
+    fit(Grouped(), 2).save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(UserError, match="player 'net': the checkpoint's optimizer has its weights in other groups"):
+        fit(Grouping(), 4, resume=str(tmp_path / "x.ckpt"))
+
+
+# ---- refusals ----
+
+
+def test_another_way_to_write_checkpoints_is_refused(tmp_path):
+    with pytest.raises(UserError, match="AsyncCheckpointIO cannot write what ranks hold in shares"):
+        trainer(PhaseStrategy("single"), 1, 1, plugins=[AsyncCheckpointIO()])
+    with pytest.raises(UserError, match="leave AsyncCheckpointIO out"):
+        PhaseStrategy("single", checkpoint_io=AsyncCheckpointIO())
+    PhaseStrategy("single", checkpoint_io=WholeCheckpointIO())
+
+
+def test_storage_options_are_refused_rather_than_ignored(tmp_path):
+    with pytest.raises(UserError, match="leave storage_options out"):
+        WholeCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", storage_options={"key": 1})

@@ -1,0 +1,524 @@
+"""A checkpoint is one directory, there whole or not at all, to which every rank writes its share and no more."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.checkpoint import directory as checkpoint
+from strategies.checkpoint.directory import ALONE, Ranks, load, read, remove, save, whole
+from strategies.sharding.share import Share
+from tests.ranks.test_zero import Lopsided
+from tests.support.parity import share, trainer, vectors
+from tests.support.worlds import Ranks as Processes
+
+KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+def numbered(number, size=1000):
+    """A checkpoint that says in each of its parts which it is."""
+    tensor = torch.full((size,), float(number))
+    return {"number": number, "state": {"a": Share.whole(tensor), "b": Share.whole(-tensor)}}
+
+
+def number_of(path):
+    """Which it is; all of its parts must say the same."""
+    tree = whole(load(path))
+    assert torch.equal(tree["state"]["a"], torch.full_like(tree["state"]["a"], float(tree["number"])))
+    assert torch.equal(tree["state"]["b"], -tree["state"]["a"])
+    return tree["number"]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- what goes in comes out ----
+
+
+def test_tensors_of_every_kind_and_shape_come_back_bit_for_bit(tmp_path):
+    tensors = {str(kind): (torch.randn(3, 4) * 5).to(kind) for kind in KINDS}
+    tensors["a number"], tensors["nothing"] = torch.tensor(2.5), torch.zeros(0, 3)
+    tensors["scattered"] = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    tensors["a/b.c"], tensors["transposed"] = torch.randn(5), torch.randn(3, 7).t()
+    both = torch.randn(6)
+    tensors["tied"], tensors["tied too"], tensors["part of it"] = both, both.view(2, 3), both[2:4]
+    values = {"list": [1, "two", None, {"x": (3.0,)}], "own tensor": torch.arange(3)}
+    save(tmp_path / "x.ckpt", {**values, "tensors": {name: Share.whole(value) for name, value in tensors.items()}})
+    tree = whole(load(tmp_path / "x.ckpt"))
+    assert tree["list"] == values["list"] and torch.equal(tree["own tensor"], values["own tensor"])
+    assert tree["tensors"].keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert tree["tensors"][name].dtype == tensor.dtype
+        assert torch.equal(tree["tensors"][name], tensor), name
+
+
+def test_a_tensor_is_read_into_memory_that_is_not_in_order(tmp_path):
+    tensor = torch.randn(2, 3, 4, 5)
+    save(tmp_path / "x.ckpt", {"t": Share.whole(tensor)})
+    there = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    read({load(tmp_path / "x.ckpt")["t"]: Share.whole(there)})
+    assert torch.equal(there, tensor) and there.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_rank_writes_files_of_bounded_size(tmp_path):
+    tensors = {str(number): Share.whole(torch.full((100,), float(number))) for number in range(7)}
+    with mock.patch.object(checkpoint, "FILE", 800):
+        save(tmp_path / "x.ckpt", tensors)
+    assert len(list((tmp_path / "x.ckpt").glob("*.safetensors"))) == 4
+    for name, tensor in whole(load(tmp_path / "x.ckpt")).items():
+        assert torch.equal(tensor, tensors[name].tensor)
+
+
+CUTS = {1: [0, 103], 2: [0, 41, 103], 4: [0, 7, 7, 90, 103]}  # where each rank's share of 103 elements begins
+WHOLE = torch.arange(103.0).view(103, 1)
+
+
+def save_shares(path):
+    """A tensor in uneven shares, one of them empty; one that all have; one that each has of its own."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    first, last = CUTS[size][rank : rank + 2]
+    tree = {"values": rank, "all": {"w": Share.whole(torch.arange(50.0))}, "own": {rank: Share.whole(WHOLE[:rank])}}
+    tree["all"] |= {f"more {n}": Share.whole(torch.full((1000,), float(n))) for n in range(8)}
+    if first < last:
+        tree["dealt"] = {"out": Share(WHOLE[first:last], WHOLE.shape, first)}
+    save(path, tree, Ranks(rank, size))
+
+
+def read_shares(path):
+    """What a rank reads of it, and how many elements of it that took."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    first, last = CUTS[size][rank : rank + 2]
+    mine = torch.zeros(last - first)
+    with seen_reads() as seen:
+        read({load(path)["dealt"]["out"]: Share(mine, WHOLE.shape, first)})
+    assert torch.equal(mine, WHOLE[first:last, 0])
+    return sum(seen)
+
+
+class seen_reads:
+    """Notes the elements of every range that is read from a file."""
+
+    def __enter__(self):
+        real, self.seen = checkpoint._LoadPlanner.create_local_plan, []
+
+        def plan(planner):
+            made = real(planner)
+            self.seen += [item.lengths.numel() for item in made.items]
+            return made
+
+        self.patch = mock.patch.object(checkpoint._LoadPlanner, "create_local_plan", plan)
+        self.patch.start()
+        return self.seen
+
+    def __exit__(self, *_):
+        self.patch.stop()
+
+
+def test_shares_are_cut_anew_for_another_number_of_ranks(ranks, tmp_path):
+    for size in (2, 4):
+        path = tmp_path / f"{size}.ckpt"
+        ranks(size).run(save_shares, path)
+        tree = whole(load(path))
+        assert tree["values"] == 0  # the first rank's
+        assert torch.equal(tree["dealt"]["out"], WHOLE) and torch.equal(tree["all"]["w"], torch.arange(50.0))
+        assert all(torch.equal(tree["own"][rank], WHOLE[:rank]) for rank in range(size))
+        for other in (2, 4):
+            assert sum(ranks(other).run(read_shares, path)) == 103
+
+
+def test_what_all_ranks_have_is_written_once_and_by_all_in_turn(ranks, tmp_path):
+    ranks(4).run(save_shares, tmp_path / "x.ckpt")
+    sizes = [path.stat().st_size for path in (tmp_path / "x.ckpt").glob("shard-*")]
+    assert len(sizes) == 4
+    content = 4 * (8 * 1000 + 50 + 103 + 6)
+    assert content < sum(sizes) < content + 4 * 2000  # headers
+    assert max(sizes) < 1.2 * sum(sizes) / 4
+
+
+# ---- complete or absent ----
+
+
+def killed_in(point, path, number):
+    """Whether a process that saves comes to a point of the save; there it is killed."""
+
+    def save_and_die():
+        def die(*rest):
+            if point == "in the middle of the values":
+                rest[1].write(b"half of it")
+                rest[1].flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        place, name = {
+            "before anything is written": (checkpoint, "_save_shares"),
+            "between the tensors and the values": (checkpoint, "_complete"),
+            "in the middle of the tensors": (os, "fsync"),
+            "in the middle of the values": (torch, "save"),
+            "before it gets its name": (checkpoint, "_put"),
+            "before the older one is gone": (checkpoint, "_discard"),
+        }[point]
+        with mock.patch.object(place, name, die):
+            save(path, numbered(number))
+
+    # A fork, so that nothing has to be imported; it may not return into pytest.
+    process = multiprocessing.get_context("fork").Process(target=save_and_die)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+POINTS = {
+    "before anything is written": 1,
+    "in the middle of the tensors": 1,
+    "between the tensors and the values": 1,
+    "in the middle of the values": 1,
+    "before it gets its name": 1,
+    "before the older one is gone": 2,
+}
+
+
+@pytest.mark.parametrize(("point", "there"), POINTS.items())
+def test_a_kill_while_saving_leaves_a_whole_checkpoint_under_its_name(point, there, tmp_path):
+    path = tmp_path / "last.ckpt"
+    save(path, numbered(1))
+    assert killed_in(point, path, 2)
+    assert names(tmp_path) == ["last.ckpt", "last.ckpt.part"]
+    assert number_of(path) == there
+    with pytest.raises(UserError, match=r"last.ckpt.part is not complete"):
+        load(tmp_path / "last.ckpt.part")
+    save(tmp_path / "another.ckpt", numbered(3))  # the next save removes what was left
+    assert names(tmp_path) == ["another.ckpt", "last.ckpt"]
+    assert (number_of(path), number_of(tmp_path / "another.ckpt")) == (there, 3)
+
+
+@pytest.mark.parametrize("point", list(POINTS)[:-1])
+def test_a_kill_in_the_first_save_leaves_none(point, tmp_path):
+    assert killed_in(point, tmp_path / "first.ckpt", 1)
+    assert names(tmp_path) == ["first.ckpt.part"]
+    with pytest.raises(UserError, match="no checkpoint at"):
+        load(tmp_path / "first.ckpt")
+    save(tmp_path / "first.ckpt", numbered(2))
+    assert names(tmp_path) == ["first.ckpt"] and number_of(tmp_path / "first.ckpt") == 2
+
+
+def test_a_file_system_that_cannot_exchange_names_has_a_whole_one_all_the_same(tmp_path):
+    path, cannot = tmp_path / "last.ckpt", OSError(errno.EINVAL, "Invalid argument")
+    with mock.patch.object(checkpoint, "_exchange", side_effect=cannot):
+        save(path, numbered(1))
+        save(path, numbered(2))
+        assert number_of(path) == 2 and names(tmp_path) == ["last.ckpt"]
+        real, renames = os.rename, []
+
+        def die(self, target):
+            renames.append(target)
+            if len(renames) == 2:
+                raise KeyboardInterrupt  # between the two renames
+            return real(self, target)
+
+        with mock.patch("pathlib.Path.rename", die), pytest.raises(KeyboardInterrupt):
+            save(path, numbered(3))
+        assert number_of(tmp_path / "last.old.ckpt") == 2
+        with pytest.raises(UserError, match=r"no checkpoint at .*last.ckpt; last.old.ckpt is there"):
+            load(path)
+        save(path, numbered(4))
+    assert number_of(path) == 4
+
+
+def test_a_checkpoint_that_is_removed_is_never_half_there(tmp_path):
+    path = tmp_path / "x.ckpt"
+    save(path, numbered(1))
+    with mock.patch("shutil.rmtree", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        remove(path)
+    assert names(tmp_path) == ["x.ckpt.part"]
+    save(tmp_path / "y.ckpt", numbered(2))
+    remove(tmp_path / "absent.ckpt")
+    assert names(tmp_path) == ["y.ckpt"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path):
+    (tmp_path / "theirs.ckpt.part").mkdir()
+    handle = os.open(tmp_path / "theirs.ckpt.part", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    save(tmp_path / "ours.ckpt", numbered(1))
+    assert names(tmp_path) == ["ours.ckpt", "theirs.ckpt.part"]
+    with pytest.raises(UserError, match=r"cannot write checkpoint .*theirs.ckpt: .* is in the way"):
+        save(tmp_path / "theirs.ckpt", numbered(1))
+    os.close(handle)
+    save(tmp_path / "theirs.ckpt", numbered(2))
+    assert names(tmp_path) == ["ours.ckpt", "theirs.ckpt"]
+
+
+def test_a_folder_of_other_things_is_neither_replaced_nor_removed(tmp_path):
+    for name in ("results", "results.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="there is a folder of this name that is no checkpoint"):
+        save(tmp_path / "results", numbered(1))
+    with pytest.raises(UserError, match="there is a folder of this name that is no checkpoint"):
+        remove(tmp_path / "results")
+    save(tmp_path / "x", numbered(1))
+    with pytest.raises(UserError, match="it is no checkpoint; remove it"):
+        shutil.rmtree(tmp_path / "results")
+        save(tmp_path / "results", numbered(1))
+    assert names(tmp_path) == ["results.part", "x"] and names(tmp_path / "results.part") == ["thesis.tex"]
+
+
+# ---- what is damaged, foreign or hostile ----
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(tmp_path / "x.ckpt", numbered(1))
+    return tmp_path / "x.ckpt"
+
+
+def test_a_file_that_is_gone_or_torn_is_noticed(path):
+    (shard,) = path.glob("shard-*")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"x.ckpt cannot be read as a checkpoint"):
+        number_of(path)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"'state/a' is missing or not whole; has a file been removed\?"):
+        number_of(path)
+    shard.write_bytes(content)
+    assert number_of(path) == 1
+    (path / "values.pt").unlink()
+    with pytest.raises(UserError, match=r"it has no values.pt; is it a run's folder\?"):
+        number_of(path)
+
+
+def test_a_share_that_is_missing_is_noticed(ranks, tmp_path):
+    ranks(4).run(save_shares, tmp_path / "x.ckpt")
+    next((tmp_path / "x.ckpt").glob("shard-00001-*")).unlink()
+    with pytest.raises(UserError, match="is missing or not whole"):
+        whole(load(tmp_path / "x.ckpt"))
+
+
+def test_one_that_is_replaced_while_it_is_read_is_noticed(path):
+    tree = load(path)
+    save(path, numbered(2))
+    with pytest.raises(UserError, match="it was replaced by a newer one meanwhile; try again"):
+        whole(tree)
+    assert number_of(path) == 2
+
+
+def test_a_later_format_is_named(path):
+    saved = torch.load(path / "values.pt", weights_only=True)
+    torch.save({**saved, "format": 2}, path / "values.pt")
+    with pytest.raises(UserError, match="it has format 2, and this version reads 1"):
+        load(path)
+
+
+def test_a_checkpoint_with_a_note_in_it_is_still_one(path):
+    (path / "note.txt").write_text("the good one")
+    assert number_of(path) == 1
+    save(path, numbered(2))
+    assert number_of(path) == 2 and not (path / "note.txt").exists()
+    (path / "note.txt").write_text("the good one")
+    remove(path)
+    assert not path.exists()
+
+
+class Malice:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "name", ["values.pt", ".metadata", "__0_0.distcp", "shard-00002-model-00001-of-00001.safetensors"]
+)
+def test_code_in_a_checkpoint_is_not_run(name, path, tmp_path):
+    malice = Malice(str(tmp_path / "ran"))
+    if name == "values.pt":
+        torch.save({"format": 1, "values": malice, "tensors": {}}, path / name)
+    else:
+        (path / name).write_bytes(pickle.dumps(malice))
+    if name[0] in "._":
+        assert number_of(path) == 1
+    else:
+        with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+            number_of(path)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(pickle.dumps(malice))  # the control: it would have been
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
+    torch.save({"state_dict": {}}, tmp_path / "old.ckpt")
+    with pytest.raises(UserError, match=r"old.ckpt cannot be read .*: it is one file, and checkpoints are directories"):
+        load(tmp_path / "old.ckpt")
+
+
+# ---- a rank that cannot ----
+
+
+def failing(path, who, what):
+    """What the ranks say when one of them cannot write."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    save(path, numbered(1), Ranks(rank, size))
+    error = {"disk": OSError(errno.ENOSPC, "No space left on device"), "ours": ZeroDivisionError("a mistake")}
+    where = (checkpoint._Writer, "write_data") if what != "values" else (torch, "save")
+    cause = error.get(what, pickle.PicklingError("cannot pickle this"))
+    with mock.patch.object(*where, side_effect=cause if rank == who else getattr(*where), autospec=True):
+        try:
+            save(path, numbered(2), Ranks(rank, size))
+        except Exception as failure:  # noqa: BLE001 - whatever it is
+            return type(failure).__name__, str(failure).partition(": ")[2], number_of(path)
+    return None
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_cannot_write_is_named_on_all_and_the_old_checkpoint_stays(who, ranks, tmp_path):
+    said = ranks(2).run(failing, tmp_path / "x.ckpt", who, "disk")
+    assert said == [("UserError", f"rank {who}: No space left on device", 1)] * 2
+    assert names(tmp_path) == ["x.ckpt"]
+
+
+def test_a_mistake_of_ours_is_not_called_the_users(ranks, tmp_path):
+    assert [each[0] for each in ranks(2).run(failing, tmp_path / "x.ckpt", 1, "ours")] == ["ZeroDivisionError"] * 2
+
+
+def test_values_that_cannot_be_written_keep_no_rank_waiting(ranks, tmp_path):
+    first, second = ranks(2).run(failing, tmp_path / "x.ckpt", 0, "values")
+    assert first[0] == "PicklingError"
+    assert second == ("UserError", "rank 0: PicklingError: cannot pickle this", 1)
+    assert names(tmp_path) == ["x.ckpt"]
+
+
+def on_disks_of_their_own(folder):
+    try:
+        save(folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), Ranks(dist.get_rank(), 2))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_a_disk_that_the_machines_do_not_share_is_refused(ranks, tmp_path):
+    (tmp_path / "disk1").mkdir()
+    for said in ranks(2).run(on_disks_of_their_own, tmp_path):
+        assert "rank 1" in said or "disk1" in said
+        assert said.endswith("it is not there; save to a disk that all machines share")
+    assert names(tmp_path / "disk0") == names(tmp_path / "disk1") == []
+
+
+def dies_while_saving(path, who):
+    rank = dist.get_rank()
+    save(path, numbered(1), Ranks(rank, 2))
+    real = checkpoint._Writer.write_data
+
+    def die(writer, *rest):
+        if rank == who:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(writer, *rest)
+
+    with mock.patch.object(checkpoint._Writer, "write_data", die):
+        save(path, numbered(2), Ranks(rank, 2))
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_old_checkpoint(who, tmp_path):
+    processes = Processes(2)
+    try:
+        with pytest.raises((RuntimeError, EOFError, ConnectionError)):
+            processes.run(dies_while_saving, tmp_path / "x.ckpt", who)
+    finally:
+        processes.close()
+    assert number_of(tmp_path / "x.ckpt") == 1
+    save(tmp_path / "y.ckpt", numbered(2))
+    assert names(tmp_path) == ["x.ckpt", "y.ckpt"]
+
+
+# ---- nothing of a sharded player is gathered ----
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operation made, and of the largest that a collective moved."""
+
+    made = moved = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        out = [leaf.nbytes for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.made = max([self.made, *out])
+        if str(function).startswith("c10d"):
+            sizes = [leaf.nbytes for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            self.moved = max([self.moved, *sizes])
+        return result
+
+
+class Huge(Lopsided):
+    """One weight is nearly all of it. It is watched while it is saved, and while it is loaded."""
+
+    def __init__(self, folder, gathering):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 30), nn.Linear(30, 4001), nn.Linear(4001, 1))
+        self.folder, self.gathering = folder, gathering
+        self.saving, self.loading = Largest(), Largest()
+
+    def on_train_batch_end(self, *_):
+        if self.step == 1:
+            with self.saving:
+                if self.gathering:
+                    self.trainer.strategy.policies["net"].spread()
+                self.trainer.save_checkpoint(self.folder / "x.ckpt")
+
+    def on_load_checkpoint(self, _):
+        self.loading.__enter__()
+
+    def on_train_start(self):
+        if self.trainer.ckpt_path is not None:
+            self.loading.__exit__(None, None, None)
+
+
+def weighed(policy, folder, gathering):
+    """What was made, moved and read while a game was saved and loaded, and the bytes of its weight and of its state."""
+    world = dist.get_world_size()
+    data = DataLoader([share(vectors(0), dist.get_rank(), world)] * 2, batch_size=None)
+    saved, loaded = Huge(folder, gathering), Huge(folder, gathering)
+    trainer(PhaseStrategy(policy), world, 2).fit(saved, data)
+    with seen_reads() as seen:
+        trainer(PhaseStrategy(policy), world, 2).fit(loaded, data, ckpt_path=folder / "x.ckpt")
+    sizes = 8 * saved.net[1].weight.numel(), 8 * 4 * sum(p.numel() for p in saved.net.parameters())
+    return saved.saving, loaded.loading, 8 * sum(seen), *sizes
+
+
+@pytest.mark.parametrize("policy", ["zero2", "zero3"])
+def test_no_rank_makes_or_moves_a_players_tensors_to_save_or_load_it(policy, ranks, tmp_path):
+    """Weights, average and two moments are dealt out among four ranks; zero2 shows the weights on all of them."""
+    for saving, loading, seen, weight, state in ranks(4).run(weighed, policy, tmp_path, False):
+        assert 0.1 * weight < saving.made < 0.3 * weight
+        assert saving.moved < 0.1 * weight  # random states, 15 KB a rank, and what torch says of its plans
+        if policy == "zero3":  # zero2 gathers weights in place, as after each of its updates
+            assert loading.made < 0.3 * weight
+            assert loading.moved < 0.01 * weight
+        assert seen < 0.3 * state
+
+
+def test_the_control_gathering_is_seen(ranks, tmp_path):
+    for saving, *_, weight, _ in ranks(4).run(weighed, "zero2", tmp_path, True):
+        assert saving.moved > weight
+
+
+def test_one_process_needs_no_process_group(tmp_path):
+    assert Ranks(0, 1) == ALONE and not dist.is_initialized()
+    save(tmp_path / "x.ckpt", numbered(5))
+    assert number_of(tmp_path / "x.ckpt") == 5

@@ -1,0 +1,305 @@
+"""The option compile: the same training, with networks that torch.compile has compiled.
+
+Compiled by the backend "aot_eager", which makes the graphs and their backwards and runs them as they are; by the one
+that writes C++ in one test, where there is a C++ compiler.
+"""
+
+import shutil
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.data import DataLoader
+
+from gan import Player
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.options import compile as compiled
+from strategies.options.compile import Compiled
+from tests.ranks.test_games import GAMES, pictures
+from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
+from tests.support.parity import EXACT, distance, share, train, trainer, vectors, weights
+from tests.support.watch import WatchedStrategy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def graphs_alone():
+    """No C++."""
+    with mock.patch.object(compiled, "BACKEND", "aot_eager"):
+        yield
+
+
+def without_cpp(function, *args, **kwargs):
+    """The same on a rank."""
+    with mock.patch.object(compiled, "BACKEND", "aot_eager"):
+        return function(*args, **kwargs)
+
+
+# ---- parity ----
+
+
+@pytest.mark.parametrize("name", ["TwoForwards", "BatchNorms", "SometimesReached", "TwoPhases", "Teacher"])
+def test_one_device_trains_the_same(name, hard_alone):
+    assert distance(train(HARD[name], policy="single+compile"), hard_alone(name)) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        ("ddp", "BatchNorms"),
+        ("zero1", "Plain"),
+        ("zero2", "TwoForwards"),
+        pytest.param("zero3", "Teacher", marks=pytest.mark.slow),
+        ("zero3", "Penalty"),
+    ],
+)
+def test_parity(policy, name, ranks, hard_alone):
+    results = ranks(2).run(without_cpp, train, HARD[name], policy=f"{policy}+compile", world=2)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    assert distance(weights(results[1]), weights(results[0])) == 0
+
+
+def test_parity_of_a_real_game():
+    """With penalties in two of its phases. Two steps: every phase is due in the first."""
+    expected = train(GAMES["stylegan"], pictures, "single", steps=2)
+    assert distance(train(GAMES["stylegan"], pictures, "single+compile", steps=2), expected) < EXACT
+
+
+class Rich(TwoForwards):
+    """Spectral norm, dropout, and a gradient in a loss that leaves the graph for the backward to come."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator.insert(1, nn.Dropout(0.5))
+
+    def fool(self, batch):
+        loss = super().fool(batch)
+        (slope,) = torch.autograd.grad(loss, self.generator[3].weight, retain_graph=True)
+        return loss * (1 + slope.norm().detach())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_parity_with_random_numbers_and_several_backwards_of_a_graph(backend):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    expected = train(Rich, policy="single", steps=4)
+    with mock.patch.object(compiled, "BACKEND", backend):
+        assert distance(train(Rich, policy="single+compile", steps=4), expected) < EXACT
+
+
+class Numb(Compiled):
+    """The control: a compiled network whose weights nobody gathers."""
+
+    def __init__(self, player, device, gather):
+        super().__init__(player, device, lambda: None)
+
+
+def ungathered(game):
+    with mock.patch("strategies.policies.policy.Compiled", Numb):
+        try:
+            return without_cpp(train, game, policy="zero3+compile", world=2, steps=3)
+        except UserError as error:
+            return str(error)
+
+
+def test_the_control_weights_that_are_not_gathered_before_the_call_are_no_numbers(ranks):
+    """The player that learns is gathered by its phase; the other one is not."""
+    for found in ranks(2).run(ungathered, Plain):
+        assert "is nan, 1 update" in found
+
+
+def moved(policy):
+    """The collectives of every phase."""
+    strategy = WatchedStrategy(policy)
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(3)], batch_size=None)
+    trainer(strategy, 2, 3).fit(Plain(), data)
+    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces if step == 2]
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
+def test_the_same_bytes_are_moved(policy, ranks):
+    expected = ranks(2).run(moved, policy)
+    assert ranks(2).run(without_cpp, moved, f"{policy}+compile") == expected
+
+
+# ---- what is compiled, and when ----
+
+
+class Calls(Callback):
+    """Counts the graphs that have been compiled after every step."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def on_train_batch_end(self, *_):
+        self.graphs.append(counters["stats"]["unique_graphs"])
+
+
+class Long(TwoForwards):
+    """Validated with averages, every other batch shorter."""
+
+    def validation_step(self, batch, batch_idx):
+        self.generator(batch["x"][:, :4])
+
+
+def graphs(game, policy, steps=6):
+    torch._dynamo.reset()
+    counters.clear()
+    calls = Calls()
+    batches = [{"x": vectors(step)["x"][: 16 if step % 2 else 12]} for step in range(steps)]
+    data = [DataLoader(batches, batch_size=None) for _ in range(2)]
+    trainer(PhaseStrategy(policy), 1, steps, callbacks=[calls], val_check_interval=2).fit(game(), *data)
+    return calls.graphs
+
+
+def test_after_the_first_steps_nothing_is_compiled_any_more():
+    found = graphs(Long, "single+compile")
+    assert 0 < found[0] <= 6  # two players, with and without learning
+    assert found[-1] == found[3] <= 14
+
+
+def test_the_control_without_the_option_nothing_is_compiled():
+    assert graphs(Long, "single", 2) == [0, 0]
+
+
+def test_in_a_phase_of_second_order_players_run_as_they_are_written():
+    game, strategy = Penalised(), PhaseStrategy("single+compile")
+    game.seen = []
+    judge, fool = game.judge, game.fool
+    game.judge = lambda batch: game.seen.append(called_compiled(game)) or judge(batch)
+    game.fool = lambda batch: game.seen.append(called_compiled(game)) or fool(batch)
+    trainer(strategy, 1, 2).fit(game, DataLoader([vectors(0), vectors(1)], batch_size=None))
+    assert game.seen == [(False, False), (True, True)] * 2
+
+
+def called_compiled(game):
+    return tuple(net._compiled_call_impl is not None for net in (game.generator, game.discriminator))
+
+
+class Unsaid(Penalised):
+    """A gradient penalty in a phase that does not speak of it."""
+
+    def configure_phases(self):
+        discriminator, generator = super().configure_phases()
+        object.__setattr__(discriminator, "second_order", False)
+        yield discriminator
+        yield generator
+
+
+def test_a_phase_that_does_not_say_second_order_is_told_to():
+    data = DataLoader([vectors(0)], batch_size=None)
+    trainer(PhaseStrategy("single"), 1, 1).fit(Unsaid(), data)
+    words = r"phase 'discriminator' differentiates a gradient.*\(generator, discriminator\); say .*second_order=True"
+    with pytest.raises(UserError, match=words):
+        trainer(PhaseStrategy("single+compile"), 1, 1).fit(Unsaid(), data)
+
+
+class SharedPenalty(Penalised):
+    """A score that was made in a phase of first order, differentiated twice in another."""
+
+    def configure_phases(self):
+        discriminator, generator = super().configure_phases()
+        yield generator
+        yield discriminator
+
+    def score(self, x):
+        return self.discriminator(x)
+
+    def fool(self, batch):
+        self.real = batch["x"].detach().requires_grad_()
+        return super().fool(batch) + 0 * self.shared("score", self.score, self.real).mean().detach()
+
+    def penalise(self, batch):
+        score = self.shared("score", self.score, self.real)
+        (slope,) = torch.autograd.grad(score.sum(), self.real, create_graph=True)
+        return {**self.judge(batch), "r1": slope.square().sum(1).mean()}
+
+
+def test_what_phases_share_may_be_differentiated_twice():
+    assert distance(train(SharedPenalty, policy="single+compile"), train(SharedPenalty, policy="single")) < EXACT
+
+
+# ---- the author's modules stay what they are ----
+
+
+def test_modules_stay_what_they_are_and_are_called_as_before():
+    class Looking(Plain):
+        def judge(self, batch):
+            self.seen = list(self.state_dict()), [id(m) for m in self.modules()], called_compiled(self)
+            return super().judge(batch)
+
+    game = Looking()
+    keys, modules = list(game.state_dict()), [id(m) for m in game.modules()]
+    trainer(PhaseStrategy("single+compile"), 1, 1).fit(game, DataLoader([vectors(0)], batch_size=None))
+    assert game.seen == (keys, modules, (True, True))
+    assert not any("_compiled_call_impl" in vars(module) for module in game.modules())
+
+
+def test_what_an_author_has_compiled_stays_compiled():
+    net = mlp(2, 2)
+    net.compile(backend="eager")
+    own = net._compiled_call_impl
+    option = Compiled(Player("net", net), CPU, lambda: None)
+    assert net._compiled_call_impl is not own
+    option.release()
+    assert net._compiled_call_impl is own
+
+
+def test_of_a_network_without_a_forward_the_modules_inside_are_compiled():
+    net = TwoHeads()
+    Compiled(Player("net", net), CPU, lambda: None)
+    assert net._compiled_call_impl is None
+    assert all(part._compiled_call_impl is not None for part in (net.trunk, net.left, net.right))
+
+
+# ---- refusals ----
+
+
+class Bare(nn.Module):
+    """Weights and a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def score(self, x):
+        return x @ self.weight
+
+
+def test_a_network_without_any_forward_is_refused():
+    words = r"player 'net': no module of its Bare has a forward to compile; .*--strategy net=ddp,\*=ddp\+compile"
+    with pytest.raises(UserError, match=words):
+        Compiled(Player("net", Bare()), CPU, lambda: None)
+
+
+def broken(graph, inputs):
+    raise RuntimeError("no compiler is to be found.\nAnd more.")
+
+
+def test_a_machine_that_cannot_compile_is_told_so_at_the_start():
+    data = DataLoader([vectors(0)], batch_size=None)
+    words = r"player 'generator': torch.compile does not work here: .*no compiler is to be found.*apt-get install g\+\+"
+    with mock.patch.object(compiled, "BACKEND", broken), pytest.raises(UserError, match=words):
+        trainer(PhaseStrategy("generator=single+compile,*=single"), 1, 1).fit(Plain(), data)
+
+
+def test_a_network_that_cannot_be_compiled_is_named():
+    with mock.patch.object(compiled, "_trouble", lambda *_: None), mock.patch.object(compiled, "BACKEND", broken):
+        Compiled(Player("net", net := mlp(2, 2)), CPU, lambda: None)
+        with pytest.raises(UserError, match=r"player 'net': torch.compile fails on its Sequential: .*no compiler is"):
+            net(torch.ones(2))
+
+
+def test_compile_and_recompute_exclude_each_other():
+    data = DataLoader([vectors(0)], batch_size=None)
+    words = (
+        r"player 'generator': options compile and recompute exclude each other.*single\+compile or single\+recompute"
+    )
+    with pytest.raises(UserError, match=words):
+        trainer(PhaseStrategy("single+compile+recompute"), 1, 1).fit(Plain(), data)

@@ -1,0 +1,197 @@
+"""ddp: the same training as one device, only the learners' bytes, and reduction during backward."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player
+from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
+from tests.support.parity import BROKEN, EXACT, STEPS, distance, share, train, trainer, vectors
+from tests.support.watch import WatchedStrategy
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", HARD)
+def test_parity(name, world, ranks, hard_alone):
+    results = ranks(world).run(train, HARD[name], world=world)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(result, results[0]) == 0  # replicas do not drift
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_control_without_synchronisation_differs(name, ranks, hard_alone):
+    result = ranks(2).run(train, HARD[name], policy="deaf", world=2)[0]
+    assert distance(result, hard_alone(name)) > BROKEN
+
+
+@pytest.mark.parametrize("name", ["BatchNorms", "BatchNormPenalty"])
+def test_control_with_batch_norm_of_each_rank_differs(name, ranks, hard_alone):
+    result = ranks(2).run(train, HARD[name], world=2, sync_batchnorm=False)[0]
+    assert distance(result, hard_alone(name)) > BROKEN
+
+
+def test_micro_batches_change_nothing_where_the_loss_is_a_mean_over_samples(hard_alone):
+    assert distance(hard_alone("Micro2"), hard_alone("Plain")) < EXACT
+    assert distance(hard_alone("Micro4"), hard_alone("Plain")) < EXACT
+
+
+def test_one_device_equals_a_loop_in_plain_torch(hard_alone):
+    game = Plain().double()
+    generator = Adam(game.generator.parameters(), lr=1e-2, betas=(0.5, 0.9))
+    discriminator = Adam(game.discriminator.parameters(), lr=2e-2)
+    decay = torch.optim.lr_scheduler.LambdaLR(generator, lambda update: 0.9**update)
+    average = [weight.detach().clone() for weight in game.generator.parameters()]
+    noises = iter(_recorded_noise())
+    for step in range(STEPS):
+        real = vectors(step)["x"]
+        fake = game.generator(next(noises)).detach()
+        loss = nn.functional.softplus(game.discriminator(fake)).mean()
+        loss = loss + nn.functional.softplus(-game.discriminator(real)).mean()
+        discriminator.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(game.discriminator.parameters(), Plain.clip)
+        discriminator.step()
+        generator.zero_grad()
+        nn.functional.softplus(-game.discriminator(game.generator(next(noises)))).mean().backward()
+        nn.utils.clip_grad_norm_(game.generator.parameters(), Plain.clip)
+        generator.step()
+        decay.step()
+        for mean, weight in zip(average, game.generator.parameters(), strict=True):
+            mean.mul_(0.8).add_(weight.detach(), alpha=0.2)
+    ours = hard_alone("Plain")
+    for name, weight in game.named_parameters():
+        assert (ours[f"weight {name}"] - weight).abs().max() < EXACT
+    for (name, _), mean in zip(game.generator.named_parameters(), average, strict=True):
+        assert (ours[f"ema generator.{name}"] - mean).abs().max() < EXACT
+
+
+def _recorded_noise():
+    """The noise that the strategy's training draws, by listening in."""
+    drawn = []
+
+    class Listening(Plain):
+        def fake(self, real):
+            hook = self.generator.register_forward_pre_hook(lambda _, inputs: drawn.append(inputs[0].clone()))
+            try:
+                return super().fake(real)
+            finally:
+                hook.remove()
+
+    train(Listening, policy="single")
+    return drawn
+
+
+# ---- bytes ----
+
+
+def bytes_moved(game, world, steps=4):
+    """The collectives of every phase on this rank, and the bytes of each player's weights."""
+    module, strategy = game(), WatchedStrategy("ddp")
+    rank = torch.distributed.get_rank()
+    data = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
+    sizes = {name: 8 * sum(p.numel() for p in player.module.parameters()) for name, player in module.players.items()}
+    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces], sizes
+
+
+@pytest.mark.parametrize("game", [Plain, Micro2, Micro4, Teacher])
+def test_a_phase_moves_exactly_its_learners_gradients(game, ranks):
+    moved, sizes = ranks(2).run(bytes_moved, game, 2)[0]
+    assert [phase for _, phase, _ in moved] == ["discriminator", "generator"] * 4
+    for step, phase, collectives in moved:
+        if step == 1:
+            continue  # the reducer agrees once, in its second backward, on the order in which it saw gradients
+        assert collectives == [("allreduce_", sizes[phase])]
+
+
+def test_a_phase_with_two_learners_moves_both_and_asks_once_for_what_was_not_reached(ranks):
+    moved, sizes = ranks(2).run(bytes_moved, TwoPhases, 2)[0]
+    for step, phase, collectives in moved:
+        if step == 2:
+            gradients = [size for name, size in collectives if size > 8 * 7]
+            questions = [size for name, size in collectives if size <= 8 * 7]
+            everything = sizes["discriminator"] + (sizes["generator"] if phase == "both" else 0)
+            assert sum(gradients) == everything
+            # One head of the discriminator, a weight and a bias, is out of reach in the phases of the other.
+            assert questions == ([] if phase == "both" else [2])
+
+
+# ---- reduction during backward ----
+
+
+class Wide(GanModule):
+    """Enough layers for several buckets."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh())])
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-3))
+
+    def configure_phases(self):
+        yield Phase("net", self.loss, "net", micro_batches=2)
+
+    def loss(self, batch):
+        return self.net(batch["x"].repeat(1, 43)[:, :256]).square().mean()
+
+
+def operations(world, steps=3):
+    module, strategy = Wide(), WatchedStrategy("ddp")
+    rank = torch.distributed.get_rank()
+    data = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps).fit(module, data)
+    return [name for name, _ in strategy.traces[-1][2].operations]
+
+
+def test_reduction_starts_before_backward_has_ended(ranks):
+    names = ranks(2).run(operations, 2)[0]
+    reductions = [number for number, name in enumerate(names) if name.startswith("c10d.allreduce")]
+    slopes = [number for number, name in enumerate(names) if name.startswith("aten.tanh_backward")]
+    assert len(reductions) > 1
+    assert reductions[0] < slopes[-1]  # gradients are still computed after the first bucket has left
+    assert reductions[0] > slopes[len(slopes) // 2 - 1]  # and none leaves in the first micro-batch
+
+
+# ---- weights that the loss did not reach ----
+
+
+def gradients_after(world):
+    """Which weights of SometimesReached were updated how often."""
+    module, strategy = SometimesReached(), WatchedStrategy("ddp")
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    data = DataLoader([share(vectors(step), rank, world) for step in range(STEPS)], batch_size=None)
+    trainer(strategy, world, STEPS).fit(module, data)
+    state = strategy.policies["discriminator"].optimizer.state_dict()["state"]
+    return {number: int(entry["step"]) for number, entry in state.items()}
+
+
+def test_a_weight_out_of_reach_is_skipped_as_in_plain_torch(ranks):
+    expected = gradients_after(1)
+    assert set(expected.values()) != {STEPS}  # some were reached in some steps only
+    assert len(expected) < len(list(SometimesReached().discriminator.parameters()))  # and some never
+    for counts in ranks(4).run(gradients_after, 4):
+        assert counts == expected
+
+
+# ---- the author's modules stay what they are ----
+
+
+def what_it_leaves(world):
+    module = Plain()
+    before = [id(child) for child in module.modules()], list(module.state_dict()), [id(p) for p in module.parameters()]
+    strategy = WatchedStrategy("ddp")
+    data = DataLoader([share(vectors(0), torch.distributed.get_rank(), world)], batch_size=None)
+    trainer(strategy, world, 1).fit(module, data)
+    after = [id(child) for child in module.modules()], list(module.state_dict()), [id(p) for p in module.parameters()]
+    hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
+    return before == after, all(p.requires_grad and p.grad is None for p in module.parameters()), hooks
+
+
+def test_modules_keys_and_flags_are_as_the_author_made_them(ranks):
+    assert ranks(2).run(what_it_leaves, 2) == [(True, True, 0)] * 2

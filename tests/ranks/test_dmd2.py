@@ -1,0 +1,137 @@
+"""What is particular to DMD2; that it learns, shows, scores and is the same on all ranks: test_gan_games.py."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gan import losses, noise
+from gan.games.dmd2 import Dmd2
+from nets.denoiser import Denoiser, ExactDenoiser, Head
+from strategies import PhaseStrategy
+from tests.ranks.test_games import dmd2, pictures
+from tests.support.parity import BATCH, trainer
+
+
+def test_three_learners_at_their_own_pace_and_a_teacher_at_none():
+    game, strategy = dmd2(), PhaseStrategy("ddp")
+    trainer(strategy, 1, 7).fit(game, DataLoader([pictures(step) for step in range(7)], batch_size=None))
+    updates = {
+        name: max(int(state["step"]) for state in policy.optimizer.state_dict()["state"].values())
+        for name, policy in strategy.policies.items()
+        if policy.optimizer is not None
+    }
+    assert updates == {"student": 3, "fake_score": 7, "head": 7}
+    assert game.players["teacher"].frozen
+    assert [(phase.name, phase.learners, phase.every) for phase in game.phases] == [
+        ("guidance", ("fake_score", "head"), 1),
+        ("student", ("student",), 3),
+    ]
+
+
+def at_rows() -> noise.at:
+    return noise.at(noise.Place(("test",), 0, BATCH, BATCH))
+
+
+def reached(game: Dmd2) -> set[str]:
+    return {name.split(".")[0] for name, parameter in game.named_parameters() if parameter.grad is not None}
+
+
+def test_guidance_denoises_fakes_and_tells_them_from_pictures():
+    game, batch = dmd2().double(), pictures(0)
+    with at_rows():
+        found = game.follow(batch)
+    with at_rows():
+        fake = game.student(noise.randn((BATCH, 4), like=batch["image"])).detach()
+        noisy, sigma = game.diffuse(fake)
+        both = game.diffuse(torch.cat([batch["image"], fake]))
+    torch.testing.assert_close(found["denoising"], losses.denoising(game.fake_score(noisy, sigma), fake, sigma, 0.5))
+    real_score, fake_score = game.head(game.fake_score.features(*both)).chunk(2)
+    torch.testing.assert_close(found["adversarial"], 0.1 * losses.non_saturating_discriminator(real_score, fake_score))
+    sum(found.values()).backward()
+    assert reached(game) == {"fake_score", "head"}
+
+
+def test_the_head_teaches_the_fake_scores_trunk():
+    game = dmd2().double()
+    game.follow(pictures(0))["adversarial"].backward()
+    assert game.fake_score.see.weight.grad.abs().sum() > 0
+    assert game.fake_score.paint.weight.grad is None
+
+
+def test_the_students_loss_is_that_of_both_scores_and_the_head():
+    game, batch = dmd2().double(), pictures(0)
+    with at_rows():
+        found = game.distil(batch)
+    with at_rows():
+        fake = game.draw(batch["image"])
+        noisy, sigma = game.diffuse(fake)
+        again = game.diffuse(fake)
+    with torch.no_grad():
+        scores = game.teacher(noisy, sigma), game.fake_score(noisy, sigma)
+    torch.testing.assert_close(found["matching"], losses.distribution_matching(fake, *scores))
+    torch.testing.assert_close(
+        found["adversarial"], 0.1 * losses.non_saturating_generator(game.head(game.fake_score.features(*again)))
+    )
+    found["matching"].backward()
+    assert reached(game) == {"student"}  # no score is differentiated
+
+
+def test_the_noise_is_between_its_bounds_and_often_small():
+    game = dmd2()
+    game.sigmas = (0.1, 10.0)
+    clean = torch.zeros(4000, 3, 8, 8)
+    torch.manual_seed(0)
+    noisy, sigma = game.diffuse(clean)
+    assert sigma.min() >= 0.1 - 1e-6
+    assert sigma.max() <= 10 + 1e-4
+    # Half of the way of sigma ** (1/7), by EDM's equation 5.
+    assert sigma.median().item() == pytest.approx(((0.1 ** (1 / 7) + 10 ** (1 / 7)) / 2) ** 7, rel=0.1)
+    ratio = noisy.flatten(1).std(1) / sigma
+    assert ratio.mean().item() == pytest.approx(1, rel=0.02)
+
+
+class Constant(nn.Module):
+    """A student that draws a picture it has learned, whatever the noise."""
+
+    latent = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.picture = nn.Parameter(torch.zeros(3, 8, 8))
+
+    def forward(self, z):
+        return self.picture + 0.1 * z[:, :, None, None]
+
+
+def test_a_student_learns_the_one_picture_that_the_teacher_knows():
+    """By distribution matching alone; with the scores exchanged it would run away from it."""
+    torch.manual_seed(0)
+    target = torch.rand(1, 3, 8, 8) * 2 - 1
+    game = Dmd2(
+        Constant(), Denoiser((8, 8), 8), Head(8), ExactDenoiser(target.double()),
+        student_rate=2e-2, rate=1e-2, student_every=2, adversarial=0.0, head_weight=0.0,
+    )  # fmt: skip
+    batches = [{"image": target.double().expand(8, -1, -1, -1)}] * 160
+    trainer(PhaseStrategy("ddp"), 1, 160).fit(game, DataLoader(batches, batch_size=None))
+    assert (game.student.picture - target).abs().mean() < 0.3 * target.abs().mean()
+
+
+def test_the_grid_shows_what_the_student_copied():
+    game = dmd2().eval()
+    columns = game.show(pictures(0, torch.float32))
+    nearest = columns["nearest of teacher's"]
+    assert list(columns)[:2] == ["output", "nearest of teacher's"]
+    for fake, shown in zip(columns["output"], nearest, strict=True):
+        gaps = (game.teacher.pictures - fake).flatten(1).norm(dim=1)
+        assert torch.equal(shown, game.teacher.pictures[gaps.argmin()])
+
+
+def test_any_module_can_teach():
+    class Blank(nn.Module):
+        def forward(self, noisy, sigma):
+            return torch.zeros_like(noisy)
+
+    game = dmd2()
+    game.teacher = Blank()
+    assert list(game.eval().show(pictures(0, torch.float32))) == ["output", "more", "and more", "pictures"]

@@ -1,0 +1,543 @@
+"""Every game: it learns, shows and scores, and its training is the same at every world size."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from lightning import seed_everything
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gan import GanModule, noise
+from gan.errors import UserError
+from gan.games.cyclegan import CycleGan
+from gan.games.decay import half_then_down
+from gan.games.dmd2 import Dmd2
+from gan.games.from_noise import projections, wasserstein
+from gan.games.pix2pix import Pix2pix
+from gan.games.r3gan import R3Gan
+from gan.games.sean import Sean, mean_where
+from gan.games.spade import Spade, edges_of
+from gan.games.stylegan import StyleGan
+from gan.games.wgan_gp import WganGp
+from nets.blocks import onehot
+from nets.denoiser import Denoiser, ExactDenoiser, Head
+from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.r3 import R3Discriminator, R3Generator
+from nets.resnet import ResnetGenerator
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+from nets.unet import UNet
+from nets.vgg import Vgg19
+from nets.wgan import WganCritic, WganGenerator
+from strategies import PhaseStrategy
+from tests.support import narrow_vgg
+from tests.support.parity import BATCH, distance, share, snapshot, train, trainer, weights
+from tests.support.saved import read_checkpoint
+from tests.support.watch import WatchedStrategy
+
+LABELS, SIZE = 4, 16
+
+
+def judge(edges: bool) -> MultiScaleDiscriminator:
+    return MultiScaleDiscriminator(LABELS + edges + 3, 2, 2, gain=1.0)
+
+
+def painter(style: int | None, edges: bool) -> SeanGenerator:
+    return SeanGenerator(LABELS, style, 2, 3, upsamplings=2, gain=1.0, edges=edges)
+
+
+RATES = dict(labels=LABELS, steps=12, generator_rate=1e-3, discriminator_rate=4e-3)
+
+
+def sean(**settings) -> Sean:
+    """As published, with the edges of instances."""
+    torch.manual_seed(0)
+    networks = StyleEncoder(4, 2, gain=1.0), painter(4, True), judge(True)
+    return Sean(*networks, Vgg19(narrow_vgg.state()), **RATES, **settings)
+
+
+def sean_once() -> Sean:
+    """The same with one fake a step, and with pixels."""
+    return sean(fake_once=True, pixels=10.0)
+
+
+def spade() -> Spade:
+    """Without edges."""
+    torch.manual_seed(0)
+    return Spade(painter(None, False), judge(False), Vgg19(narrow_vgg.state()), **RATES)
+
+
+def pix2pix() -> Pix2pix:
+    torch.manual_seed(0)
+    net = UNet(LABELS, 3, 2, depth=3, dropouts=1)
+    return Pix2pix(net, PatchDiscriminator(LABELS + 3, 2, 2), labels=LABELS, steps=12, rate=1e-3)
+
+
+def cyclegan() -> CycleGan:
+    torch.manual_seed(0)
+    make = partial(ResnetGenerator, width=2, blocks=1), partial(PatchDiscriminator, 3, 2, 2)
+    return CycleGan(*make, steps=12, rate=1e-3, pool=2 * BATCH)
+
+
+def r3gan() -> R3Gan:
+    torch.manual_seed(0)
+    return R3Gan(R3Generator(4, (4, 4, 2)), R3Discriminator((4, 4, 2)), rate=1e-3, ema=0.9)
+
+
+def wgan_gp() -> WganGp:
+    torch.manual_seed(0)
+    return WganGp(WganGenerator(4, (4, 4, 2)), WganCritic((4, 4, 2)), rate=1e-3, critic_steps=3, ema=0.9)
+
+
+def stylegan() -> StyleGan:
+    """With both lazy penalties more than once in ten steps; wide enough that no style turns all channels off.
+
+    (Demodulation would divide by that, and gradients of 1e5 have rounding to match.)
+    """
+    torch.manual_seed(0)
+    networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2))
+    return StyleGan(*networks, r1_every=4, path_every=3, ema=0.9)
+
+
+def dmd2() -> Dmd2:
+    torch.manual_seed(0)
+    teacher = ExactDenoiser(torch.rand(8, 3, SIZE, SIZE) * 2 - 1)
+    student, fake_score = R3Generator(4, (4, 4, 2)), Denoiser((4, 4), embedding=4)
+    return Dmd2(student, fake_score, Head(4), teacher, student_every=3, adversarial=0.1, head_weight=0.1, ema=0.9)
+
+
+GAMES = {game.__name__: game for game in (sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, dmd2)}
+FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2")
+
+
+def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    """A batch with everything that any game asks for; label 3 is in few pictures."""
+    generator = torch.Generator().manual_seed(2000 + step)
+
+    def picture() -> torch.Tensor:
+        return torch.rand(BATCH, 3, SIZE, SIZE, generator=generator, dtype=torch.float64).to(dtype) * 2 - 1
+
+    def label() -> torch.Tensor:
+        coarse = torch.randint(0, 3, (BATCH, 4, 4), generator=generator)
+        coarse[step % BATCH, 0] = 3
+        return coarse.repeat_interleave(4, 1).repeat_interleave(4, 2)
+
+    names = ("image", "style_image", "truth", "region_truth", "a", "b", "truth_a", "truth_b")
+    batch = {name: picture() for name in names} | {"label": label(), "style_label": label()}
+    batch["edges"] = torch.randint(0, 2, (BATCH, SIZE, SIZE), generator=generator)
+    return batch | {"region": torch.randint(0, 3, (BATCH,), generator=generator)}
+
+
+# ---- parity ----
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict]:
+    """Each game trained in one process."""
+    return {name: train(game, pictures, "single") for name, game in GAMES.items()}
+
+
+SEANS = ("sean", "sean_once", "spade")  # the slowest; `make matrix` has them at 4 ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [pytest.param(n, w, marks=[pytest.mark.slow] * (n in SEANS and w == 4)) for n in GAMES for w in (2, 4)],
+)
+def test_every_world_size_trains_the_same(name, world, ranks, alone):
+    for together in ranks(world).run(train, GAMES[name], pictures, "ddp", world=world):
+        assert distance(alone[name], together) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "policy", ["zero2", {"discriminator": "zero1", "*": "zero3"}], ids=["zero2", "zero1 and zero3"]
+)
+@pytest.mark.parametrize("name", GAMES)
+def test_every_policy_trains_the_same(name, policy, ranks, alone):
+    """Here each policy on some players; `make matrix` tries all on all."""
+    if isinstance(policy, dict):
+        policy = {player: kind for player, kind in policy.items() if player in (*players(name), "*")}
+    first, second = ranks(2).run(train, GAMES[name], pictures, policy, world=2)
+    assert distance(alone[name], first) < 1e-10
+    assert distance(weights(alone[name]), weights(second)) < 1e-10
+
+
+def players(name: str) -> list[str]:
+    return [player.name for player in GAMES[name]().configure_players()]
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_without_synchronisation_training_differs(name, ranks, alone):
+    apart = ranks(2).run(train, GAMES[name], pictures, "deaf", world=2)
+    assert min(distance(alone[name], one) for one in apart) > 1e-6
+
+
+def _moved(game, world: int, steps: int) -> tuple[list[tuple[int, str, list]], dict[str, int]]:
+    """The collectives of every phase on this rank, and the bytes of each player's weights."""
+    rank, strategy, module = torch.distributed.get_rank(), WatchedStrategy("ddp"), game()
+    data = DataLoader([share(pictures(step), rank, world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
+    sizes = {name: 8 * sum(p.numel() for p in player.module.parameters()) for name, player in module.players.items()}
+    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces], sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "learners", "asked"),
+    [
+        ("dmd2", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
+        # Slopes depend on no bias behind the last activation, of which pictures have three, and in a discriminator
+        # that is linear in pieces on none of its eight.
+        (
+            "stylegan",
+            {
+                "generator": ["generator"],
+                "path": ["generator"],
+                "discriminator": ["discriminator"],
+                "r1": ["discriminator"],
+            },
+            {"path": 3, "r1": 8},
+        ),
+    ],
+)
+def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
+    """Once each, and a byte for each weight out of its reach."""
+    moved, sizes = ranks(2).run(_moved, GAMES[name], 2, 14)[0]
+    last = {phase: collectives for _, phase, collectives in moved}  # where the reducers have agreed on their order
+    for phase, names in learners.items():
+        expected = sorted(sizes[learner] for learner in names) + ([asked[phase]] if phase in asked else [])
+        assert sorted(size for _, size in last[phase]) == sorted(expected)
+        assert {kind for kind, _ in last[phase]} == {"allreduce_"}
+
+
+def _score(game, world: int) -> float:
+    """The validation score of an untrained game on two batches."""
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    size = BATCH // world
+    batches = [{k: v[rank * size : (rank + 1) * size] for k, v in pictures(step).items()} for step in range(2)]
+    module = game()
+    (result,) = trainer(PhaseStrategy("ddp"), world, 1).validate(
+        module, DataLoader(batches, batch_size=None), verbose=False
+    )
+    return result["val/distance"]
+
+
+@pytest.mark.parametrize("name", FROM_NOISE)
+def test_the_distance_of_fakes_is_the_same_on_two_ranks(name, ranks):
+    one = _score(GAMES[name], 1)
+    assert ranks(2).run(_score, GAMES[name], 2) == pytest.approx([one, one], rel=1e-6)
+
+
+# ---- one step, a score, a grid ----
+
+
+def fitted(game, steps: int = 1, **kwargs) -> GanModule:
+    batches = [pictures(step) for step in range(steps)]
+    module = game()
+    trainer(PhaseStrategy("ddp"), 1, steps, **kwargs).fit(
+        module, DataLoader(batches, batch_size=None), DataLoader(batches[:1], batch_size=None)
+    )
+    return module
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_every_player_learns_and_the_score_is_logged(name):
+    before = GAMES[name]().state_dict()
+    module = GAMES[name]()
+    batches = DataLoader([pictures(0)], batch_size=None)
+    run = trainer(PhaseStrategy("ddp"), 1, 1)
+    run.fit(module, batches, batches)
+    scores = {key: value for key, value in run.callback_metrics.items() if key.startswith("val/")}
+    assert scores
+    assert all(math.isfinite(value) and value > 0 for value in scores.values())
+    moved = {key.split(".")[0] for key, value in module.state_dict().items() if not _same(value, before[key])}
+    frozen = {name for name, player in module.players.items() if player.frozen}
+    assert moved >= set(module.players) - frozen
+    assert not moved & frozen
+
+
+def _same(one, other) -> bool:
+    return not isinstance(one, torch.Tensor) or torch.equal(one.double(), other.double())
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_show_gives_titled_pictures(name):
+    columns = GAMES[name]().eval().show(pictures(0, torch.float32))
+    assert len(columns) >= 3
+    for column in columns.values():
+        assert not column.requires_grad
+        maps = column.dtype == torch.int64
+        assert column.shape == ((BATCH, SIZE, SIZE) if maps else (BATCH, 3, SIZE, SIZE))
+
+
+# ---- what is particular to a game ----
+
+
+def painted(game: GanModule, monkeypatch, colour: float) -> None:
+    """Let a generator paint everything in one grey."""
+    monkeypatch.setattr(
+        game.generator, "forward", lambda mask, *rest: torch.full((len(mask), 3, *mask.shape[2:]), colour)
+    )
+
+
+def logged(game: GanModule, batch: dict[str, torch.Tensor], monkeypatch) -> dict[str, float]:
+    """What a game's validation says of a batch."""
+    found = {}
+    monkeypatch.setattr(game, "log", lambda name, value, **_: found.update({name: value.item()}))
+    game.validation_step(batch)
+    return found
+
+
+def halves(left: int, right: int) -> torch.Tensor:
+    """Label maps with one label on either side."""
+    label = torch.full((BATCH, SIZE, SIZE), left)
+    label[:, :, SIZE // 2 :] = right
+    return label
+
+
+def test_sean_scores_only_regions_that_the_style_picture_has(monkeypatch):
+    game = sean_once()
+    painted(game, monkeypatch, 0.0)
+    truth = torch.full((BATCH, 3, SIZE, SIZE), 0.5)
+    truth[:, :, :, SIZE // 2 :] = 1.0  # label 1, of which the styles say nothing
+    batch = {"image": truth, "style_image": truth, "truth": truth, "label": halves(0, 1), "style_label": halves(0, 0)}
+    assert logged(game, batch, monkeypatch) == {"val/transfer_error": pytest.approx(0.25)}
+
+
+def test_sean_scores_one_region_on_its_pixels_and_its_change_on_all(monkeypatch):
+    """A generator by hand: every pixel has its region's first code, and a tenth of label 1's spills over label 0."""
+    game = sean_once()
+    style = torch.zeros(BATCH, LABELS, 4)
+    style[:, :, 0] = torch.tensor([0.25, 0.75, 0.5, 0.5])
+    monkeypatch.setattr(game, "styles", lambda image, mask: style * image.mean((1, 2, 3)).view(-1, 1, 1))
+
+    def paint(mask, codes):
+        own = (mask[:, :LABELS] * codes[:, :, :1, None]).sum(1)
+        spilt = mask[:, 0] * codes[:, 1, 0].view(-1, 1, 1) / 10
+        return (own + spilt + noise.randn((len(mask), 1, 1), like=own)).unsqueeze(1).expand(-1, 3, -1, -1)
+
+    monkeypatch.setattr(game.generator, "forward", paint)
+    ones = torch.ones(BATCH, 3, SIZE, SIZE)
+    batch = {"image": ones, "style_image": -ones, "label": halves(0, 1), "style_label": halves(1, 0)}
+    batch |= {"region": torch.ones(BATCH, dtype=torch.int64)}
+    before, after = game.restyle(batch)
+    batch |= {"region_truth": after.clone(), "truth": ones}
+    batch["region_truth"][:, :, :, SIZE // 2 :] += 0.5
+    batch["region_truth"][:, :, :, : SIZE // 2] += 9.0  # outside of the region: not looked at
+    scores = logged(game, batch, monkeypatch)
+    assert scores["val/region_error"] == pytest.approx(0.25)
+    assert scores["val/region_spill"] == pytest.approx(0.1, rel=1e-4)
+    # The grain is there, the same before and after, so what was measured is the style's doing.
+    assert before[:, 0, 0, 0].std() > 0.1
+    wanted = torch.where(halves(0, 1) == 1, -1.5, -0.15).unsqueeze(1).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(after - before, wanted)
+
+
+def test_a_mean_over_nothing_is_zero():
+    assert mean_where(torch.zeros(1, 2, 2, dtype=torch.bool), torch.ones(1, 2, 2)).tolist() == [0.0]
+
+
+def test_sean_takes_styles_from_the_other_picture():
+    game = sean().eval()
+    batch = pictures(0, torch.float32)
+    torch.manual_seed(0)
+    one = game.transfer(batch)
+    torch.manual_seed(0)
+    same = game.transfer(batch | {"image": torch.zeros_like(batch["image"])})
+    torch.manual_seed(0)
+    other = game.transfer(batch | {"style_image": torch.zeros_like(batch["image"])})
+    assert torch.equal(one, same)
+    assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_sean_without_another_picture_repaints_its_own():
+    game = sean().eval()
+    batch = pictures(0, torch.float32)
+    alone = {name: batch[name] for name in ("image", "label", "edges")}
+    same = alone | {"style_image": batch["image"], "style_label": batch["label"]}
+    torch.testing.assert_close(game.transfer(alone), game.transfer(same))
+    assert list(game.show(alone)) == ["shape", "style", "output", "truth"]
+
+
+def test_the_losses_are_the_published_ones():
+    """Written out: hinge and matching are means over two scales, and the real side follows the fake in one forward."""
+    game, batch = sean().eval(), pictures(0, torch.float32)
+    fake = torch.rand(BATCH, 3, SIZE, SIZE)
+    game.repaint = lambda *_: fake
+    planes = torch.cat([onehot(batch["label"], LABELS, fake), batch["edges"].float()[:, None]], 1)
+    on_fake, on_real = (game.discriminator(torch.cat([planes, image], 1)) for image in (fake, batch["image"]))
+    hinge = matching = judged = 0.0
+    for ours, theirs in zip(on_fake, on_real, strict=True):
+        hinge -= ours[-1].mean().item() / 2
+        judged += ((1 - theirs[-1]).clamp_min(0).mean() + (1 + ours[-1]).clamp_min(0).mean()).item() / 2
+        matching += 10 / 2 * sum((a - b).abs().mean().item() for a, b in zip(ours[:-1], theirs[:-1], strict=True))
+    losses = game.fool(batch)
+    assert losses.keys() == {"hinge", "matching", "perceptual"}
+    assert losses["hinge"].item() == pytest.approx(hinge, rel=1e-5)
+    assert losses["matching"].item() == pytest.approx(matching, rel=1e-5)
+    assert game.judge(batch)["hinge"].item() == pytest.approx(judged, rel=1e-5)
+
+
+def test_the_perceptual_loss_is_ten_times_the_weighted_distance_of_features():
+    game, batch = sean().eval(), pictures(0, torch.float32)
+    fake = torch.rand(BATCH, 3, SIZE, SIZE)
+    game.repaint = lambda *_: fake
+    pairs = zip((1 / 32, 1 / 16, 1 / 8, 1 / 4, 1), game.vgg(fake), game.vgg(batch["image"]), strict=True)
+    wanted = 10 * sum(weight * (one - other).abs().mean().item() for weight, one, other in pairs)
+    assert game.fool(batch)["perceptual"].item() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("game", [sean, spade])
+def test_the_published_settings_are_the_defaults(game):
+    made = game()
+    other = type(made)(*([made.encoder] if game is sean else []), made.generator, made.discriminator)
+    assert (other.matching, other.perceptual, other.pixels, other.fake_once) == (10.0, 10.0, 0.0, False)
+    optimizers = {player.name: player.optimizer.keywords for player in other.configure_players()}
+    rates = {name: keywords["lr"] for name, keywords in optimizers.items()}
+    assert rates == {name: 1e-4 for name in other.painters} | {"discriminator": 4e-4}
+    assert all(keywords["betas"] == (0.0, 0.9) for keywords in optimizers.values())
+    assert [phase.name for phase in other.configure_phases()] == ["generator", "discriminator"]
+
+
+@pytest.mark.parametrize(("game", "forwards"), [(sean, 2), (sean_once, 1), (spade, 2)])
+def test_the_discriminator_gets_a_fresh_fake_or_the_generators_own(game, forwards, monkeypatch):
+    made, painted, judged = game(), [], []
+    forward, compare = made.generator.forward, made.compare
+
+    def paint(mask, codes):
+        painted.append((torch.is_grad_enabled(), made.generator.paint.weight.clone(), forward(mask, codes)))
+        return painted[-1][2]
+
+    monkeypatch.setattr(made.generator, "forward", paint)
+    monkeypatch.setattr(made, "compare", lambda mask, fake, real: judged.append(fake) or compare(mask, fake, real))
+    trainer(PhaseStrategy("ddp"), 1, 2).fit(made, DataLoader([pictures(k) for k in range(2)], batch_size=None))
+    assert len(painted) == 2 * forwards
+    assert len(judged) == 4
+    assert not judged[1].requires_grad
+    if forwards == 2:
+        assert [learning for learning, *_ in painted] == [True, False] * 2
+        assert not torch.equal(painted[0][1], painted[1][1])  # made by the updated generator
+        assert not torch.equal(judged[0], judged[1])
+    else:
+        assert torch.equal(judged[0], judged[1])
+
+
+def test_the_rates_hold_for_fifty_epochs_and_fall_in_fifty():
+    """At the start of each epoch they are the published ones, which fall in steps of an epoch."""
+    batches = 7
+    for epoch in range(101):
+        published = 1.0 if epoch < 50 else 1.0 - (epoch - 50) / 50
+        assert half_then_down(100 * batches, epoch * batches) == pytest.approx(published)
+
+
+def test_edges_come_after_the_labels_planes_and_the_encoder_does_not_see_them(monkeypatch):
+    game, batch = sean(), pictures(0, torch.float32)
+    planes = game.mask(batch["label"], batch["edges"])
+    assert torch.equal(planes[:, :LABELS], onehot(batch["label"], LABELS, batch["image"]))
+    assert torch.equal(planes[:, LABELS], batch["edges"].float())
+    seen = []
+    monkeypatch.setattr(game.encoder, "forward", lambda image, mask: seen.append(mask) or torch.zeros(BATCH, LABELS, 4))
+    game.repaint(batch["image"], planes)
+    assert torch.equal(seen[0], planes[:, :LABELS])
+    assert spade().mask(batch["label"], batch["edges"]).shape[1] == LABELS
+
+
+def test_where_no_edges_are_given_the_labels_edges_serve():
+    label = torch.tensor([[[0, 0, 1], [0, 0, 1], [2, 0, 1]]]).expand(BATCH, -1, -1)
+    wanted = torch.tensor([[0, 1, 1], [1, 1, 1], [1, 1, 1]]).bool()
+    assert torch.equal(edges_of(label)[0], wanted)
+    assert torch.equal(sean().mask(label)[0, LABELS].bool(), wanted)
+
+
+def test_a_label_out_of_range_is_refused_in_words():
+    with pytest.raises(UserError, match="a label map holds label 4 and the network knows 0 to 3"):
+        sean().mask(torch.full((1, SIZE, SIZE), 4))
+
+
+def test_a_checkpoint_has_no_vgg_in_it_and_goes_on_all_the_same(tmp_path):
+    def run(steps, ckpt_path=None):
+        module, strategy = sean(), PhaseStrategy("ddp")
+        engine = trainer(strategy, 1, steps)
+        seed_everything(11, verbose=False)
+        engine.fit(module, DataLoader([pictures(0)], batch_size=None), ckpt_path=ckpt_path)
+        engine.save_checkpoint(tmp_path / f"{steps}.ckpt")
+        return snapshot(module, strategy)
+
+    unbroken = run(4)
+    run(2)
+    saved = read_checkpoint(tmp_path / "2.ckpt")
+    assert not [key for key in saved["state_dict"] if "vgg" in key]
+    assert list(saved["players"]) == ["encoder", "generator", "discriminator"]
+    resumed = run(4, ckpt_path=str(tmp_path / "2.ckpt"))
+    assert distance(unbroken, resumed) < 1e-10
+
+
+def test_pix2pix_paints_once_a_step_and_uses_it_twice(monkeypatch):
+    game, painted = pix2pix(), []
+    forward = game.generator.forward
+    monkeypatch.setattr(game.generator, "forward", lambda mask: painted.append(forward(mask)) or painted[-1])
+    trainer(PhaseStrategy("ddp"), 1, 3).fit(game, DataLoader([pictures(k) for k in range(3)], batch_size=None))
+    assert len(painted) == 3
+
+
+def test_pix2pix_in_micro_batches_has_a_fake_each():
+    """The shared fake follows the micro-batch: without batch norm, two halves train as the whole does."""
+
+    class Halves(Pix2pix):
+        def configure_phases(self):
+            for phase in super().configure_phases():
+                yield replace(phase, micro_batches=2)
+
+    found = []
+    for kind in (Pix2pix, Halves):
+        torch.manual_seed(0)
+        net = UNet(LABELS, 3, 2, depth=2, dropouts=1)
+        for stage in (*net.down[1:], *net.up):
+            for number, layer in enumerate(stage):
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    stage[number] = nn.Identity()
+        game = kind(net, PatchDiscriminator(LABELS + 3, 2, 2), labels=LABELS, steps=12, rate=1e-3)
+        strategy = PhaseStrategy("ddp")
+        run = trainer(strategy, 1, 3)
+        seed_everything(0, verbose=False)
+        run.fit(game, DataLoader([pictures(k) for k in range(3)], batch_size=None))
+        found.append(snapshot(game, strategy))
+    assert distance(*found) < 1e-10
+
+
+def test_cyclegan_shows_past_fakes_to_the_discriminators():
+    game = cyclegan()
+    trainer(PhaseStrategy("ddp"), 1, 4).fit(game, DataLoader([pictures(k) for k in range(4)], batch_size=None))
+    assert {len(slots) for slots in game.past_b.slots.values()} == {2}
+    assert set(game.past_a.slots) == set(range(BATCH))
+
+
+def test_r3gan_averages_its_generator_only():
+    game = r3gan()
+    strategy = PhaseStrategy("ddp")
+    trainer(strategy, 1, 2).fit(game, DataLoader([pictures(k) for k in range(2)], batch_size=None))
+    assert strategy.policies["generator"].ema is not None
+    assert strategy.policies["discriminator"].ema is None
+
+
+def test_numbered_fakes_are_the_same_each_time():
+    game = r3gan()
+    like = torch.zeros(1)
+    some = game.numbered(torch.tensor([3, 5]), like)
+    torch.testing.assert_close(game.numbered(torch.tensor([5]), like), some[1:])
+    assert not torch.allclose(some[0], some[1], atol=1e-2)
+
+
+def test_the_distance_sees_a_shift_and_not_the_order():
+    generator = torch.Generator().manual_seed(0)
+    one = projections(torch.rand(64, 3, 16, 16, generator=generator))
+    assert wasserstein(one, one.flip(0)) == 0
+    other = projections(torch.rand(64, 3, 16, 16, generator=generator))
+    assert wasserstein(one, other + 1) > 5 * wasserstein(one, other) > 0
+
+
+def test_linear_decay_holds_and_then_falls_to_zero():
+    assert [half_then_down(8, update) for update in (0, 4, 5, 6, 8, 9)] == [1.0, 1.0, 0.75, 0.5, 0.0, 0.0]

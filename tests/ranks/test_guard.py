@@ -1,0 +1,117 @@
+"""Updates with gradients that are not finite: skipped on all ranks together, counted, said; hopeless runs end."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.guard import PATIENCE
+from tests.support.hard_games import Plain
+from tests.support.parity import distance, share, snapshot, trainer, vectors
+
+
+class Poisoned(Plain):
+    """The discriminator's loss is not a number in some steps, on one rank."""
+
+    bad_steps: tuple = ()
+    bad_rank = 0
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        if self.step in self.bad_steps and self.trainer.global_rank == self.bad_rank:
+            losses["fake"] = losses["fake"] * math.nan
+        return losses
+
+
+class Once(Poisoned):
+    bad_steps, bad_rank = (3,), 1
+
+
+class Always(Poisoned):
+    bad_steps = range(1000)
+
+
+class FromTheThird(Poisoned):
+    bad_steps = range(2, 1000)
+
+
+class SteepGradient(Plain):
+    """A finite loss with an infinite slope: the root of zero."""
+
+    def judge(self, batch):
+        losses = super().judge(batch)
+        if self.step == 2:
+            zero = self.discriminator(batch["x"]).sum() * 0
+            losses["root"] = zero.sqrt()
+        return losses
+
+
+def run(game, world=1, steps=6, resume=None, save=None):
+    strategy = PhaseStrategy("ddp" if world > 1 else "single")
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    module = game()
+    loader = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(strategy, world, steps).fit(module, loader)
+    said = [str(each.message) for each in caught if "skipped the update" in str(each.message)]
+    return snapshot(module, strategy), {name: policy.skipped for name, policy in strategy.policies.items()}, said
+
+
+def test_one_bad_rank_skips_one_update_of_its_player_on_all(ranks):
+    (first, skipped, said), (second, skipped_too, _) = ranks(2).run(run, Once, 2)
+    assert distance(first, second) == 0
+    assert skipped == skipped_too == {"generator": 0, "discriminator": 1}
+    assert all(torch.isfinite(value).all() for value in first.values())
+    assert said == [
+        "step 3, phase 'discriminator': loss fake is nan; skipped the update of 'discriminator' on all ranks (1 so far)"
+    ]
+    assert {int(value) for name, value in first.items() if name.startswith("optimizer disc") and "step" in name} == {5}
+    assert {int(value) for name, value in first.items() if name.startswith("optimizer gen") and "step" in name} == {6}
+
+
+def test_the_control_a_good_run_skips_nothing(ranks):
+    state, skipped, said = ranks(2).run(run, Plain, 2)[0]
+    assert skipped == {"generator": 0, "discriminator": 0}
+    assert said == []
+    assert {int(value) for name, value in state.items() if "step" in name} == {6}
+
+
+def test_a_steep_gradient_under_a_finite_loss_is_skipped_too():
+    state, skipped, said = run(SteepGradient)
+    assert skipped == {"generator": 0, "discriminator": 1}
+    assert "the losses are finite, a gradient is not" in said[0]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def test_a_loss_that_is_never_finite_ends_the_run_at_once():
+    with pytest.raises(UserError, match=r"phase 'discriminator' does not learn: at step 0, loss fake is nan"):
+        run(Always)
+
+
+def test_a_loss_that_stays_bad_ends_the_run_after_some_patience():
+    with pytest.raises(UserError, match=rf"at step {1 + PATIENCE}, loss fake is nan, {PATIENCE} update\(s\)"):
+        run(FromTheThird, steps=40)
+    assert run(FromTheThird, steps=PATIENCE)[1]["discriminator"] == PATIENCE - 2
+
+
+def refused(game, world):
+    try:
+        run(game, world)
+    except UserError as error:
+        return str(error)
+
+
+def test_all_ranks_give_up_together(ranks):
+    messages = ranks(2).run(refused, Always, 2)
+    assert messages[0] == messages[1]
+    assert "does not learn" in messages[0]
+
+
+def test_a_hopeless_last_step_is_not_a_success():
+    with pytest.raises(UserError, match="does not learn"):
+        run(Always, steps=1)

@@ -1,0 +1,538 @@
+"""The option recompute: the same training to the last bit, with less kept for backward."""
+
+import copy
+import gc
+import weakref
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.functional import softplus
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.optim import Adam
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+from gan import Player, noise
+from gan.errors import UserError
+from nets.sean.generator import SeanGenerator
+from strategies import PhaseStrategy
+from strategies.options.recompute import Recompute, Runs, Seen, cut
+from tests.ranks.test_games import GAMES, LABELS, pictures, sean
+from tests.ranks.test_zero import Outdated
+from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
+from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
+from tests.support.watch import WatchedStrategy
+
+NOTHING_TO_CUT = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
+
+
+def recomputing(policy, name):
+    """The option for all players but one that has no block."""
+    whole = NOTHING_TO_CUT.get(name)
+    return {"*": f"{policy}+recompute"} | ({} if whole is None else {whole: policy})
+
+
+# ---- parity ----
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_one_device_trains_the_same_to_the_last_bit(name, hard_alone):
+    assert distance(train(HARD[name], policy=recomputing("single", name)), hard_alone(name)) == 0
+
+
+HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Teacher", "Penalty"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        *(("zero3", name) for name in HARDEST),
+        *(pytest.param("zero3", name, marks=pytest.mark.slow) for name in HARD if name not in HARDEST),
+        *(pytest.param(p, n, marks=pytest.mark.slow) for p in ("ddp", "zero2") for n in HARDEST),
+    ],
+)
+def test_parity(policy, name, ranks, hard_alone):
+    results = ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    assert distance(weights(results[1]), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize(("name", "policy"), [("sean", "zero3"), ("stylegan", "zero2"), ("dmd2", "ddp")])
+def test_parity_of_real_games(name, policy, ranks):
+    """Two steps: every phase is due in the first."""
+    results = ranks(2).run(train, GAMES[name], pictures, recomputing(policy, name), 2, 2)
+    assert distance(results[0], train(GAMES[name], pictures, "single", steps=2)) < EXACT
+    assert distance(weights(results[1]), weights(results[0])) == 0
+
+
+class Noisy(Plain):
+    """Noise of both kinds inside the networks, and two of their forwards before a backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(4, 8), Grain(), nn.Dropout(0.5), nn.Linear(8, 6))
+
+    def fool(self, batch):
+        return super().fool(batch) + super().fool(batch)
+
+
+class Grain(nn.Module):
+    """As SEAN's noise."""
+
+    def forward(self, x):
+        return torch.tanh(x * (1 + noise.randn(x.shape, like=x)))
+
+
+def test_a_forward_draws_the_same_again():
+    expected = train(Noisy, policy="single")
+    assert distance(train(Noisy, policy="single+recompute"), expected) == 0
+
+
+# ---- controls: each thing that a forward meets, forgotten ----
+
+
+def forgetting(what):
+    """Recomputation that does not bring back one thing."""
+    given = Seen._set
+
+    def without_flags(seen, modes, asking, buffers):
+        given(seen, modes, [weight.requires_grad for weight in seen.weights], buffers)
+
+    return {
+        "buffers": lambda: mock.patch.object(Seen, "_buffers", staticmethod(lambda modules: [])),
+        "noise": lambda: mock.patch("strategies.options.recompute.replace", lambda place: None),
+        "flags": lambda: mock.patch.object(Seen, "_set", without_flags),
+        "sums": lambda: mock.patch("strategies.options.recompute.heard", lambda sums: nullcontext()),
+    }[what]()
+
+
+@pytest.mark.parametrize(("what", "game"), [("buffers", Penalty), ("noise", Noisy)])
+def test_the_control_training_differs_without(what, game):
+    expected = train(game, policy="single")
+    with forgetting(what):
+        assert distance(train(game, policy="single+recompute"), expected) > BROKEN
+
+
+class SharedScore(Plain):
+    """A score made with the graph of both players, of whom only one learns when it is differentiated."""
+
+    def configure_phases(self):
+        discriminator, generator = super().configure_phases()
+        yield generator
+        yield discriminator
+
+    def fool(self, batch):
+        return softplus(-self.shared("score", lambda x: self.discriminator(self.fake(x)), batch["x"])).mean()
+
+
+def test_what_phases_share_is_made_anew_as_it_was_made():
+    assert distance(train(SharedScore, policy="single+recompute"), train(SharedScore, policy="single")) == 0
+    # The control: with the flags of the phase at hand.
+    with forgetting("flags"), pytest.raises(RuntimeError, match="different number of tensors was saved"):
+        train(SharedScore, policy="single+recompute")
+
+
+def moved(policy, game, forgets=None):
+    """The collectives of the last of two steps."""
+    module, strategy = game(), WatchedStrategy(policy)
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
+    with nullcontext() if forgets is None else forgetting(forgets):
+        trainer(strategy, 2, 2, sync_batchnorm=True).fit(module, data)
+    return [trace.collectives for step, _, trace in strategy.traces if step == 1]
+
+
+def test_ranks_are_asked_nothing_twice(ranks):
+    expected = ranks(2).run(moved, "ddp", BatchNorms)
+    assert ranks(2).run(moved, "ddp+recompute", BatchNorms) == expected
+    # The control: batch norms that ask again.
+    assert ranks(2).run(moved, "ddp+recompute", BatchNorms, "sums") != expected
+
+
+# ---- one network by itself ----
+
+
+def recomputing_copy(net, **kwargs):
+    """A copy of a network that recomputes, beside the network that does not."""
+    made = copy.deepcopy(net)
+    return made, Recompute(Player("net", made, partial(Adam, lr=1e-3), **kwargs))
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 6), nn.Tanh()
+    ).double()
+
+
+def slopes(net, x, order):
+    """Gradients of the weights, of a loss with a gradient of this order in it; and the buffers afterwards."""
+    torch.manual_seed(1)
+    x = x.clone().requires_grad_()
+    y = net(1 * x).sum() + net(2 * x).square().sum()
+    for _ in range(order):
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        y = slope.square().sum()
+    y.backward()
+    return [w.grad for w in net.parameters() if w.grad is not None], list(net.buffers())
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_gradients_of_every_order_and_buffers_are_the_same(order):
+    net, x = two_layers(), torch.randn(4, 6, dtype=torch.float64)
+    made, _ = recomputing_copy(net)
+    for found, expected in zip(slopes(made, x, order), slopes(net, x, order), strict=True):
+        assert len(found) == len(expected) > 0
+        assert all(map(torch.equal, found, expected))
+
+
+def test_a_backward_may_be_repeated():
+    net, x = two_layers(), torch.randn(4, 6, dtype=torch.float64)
+    made, _ = recomputing_copy(net)
+    loss = made(x).square().sum()
+    weights = list(made.parameters())
+    one = torch.autograd.grad(loss, weights, retain_graph=True)
+    assert all(map(torch.equal, torch.autograd.grad(loss, weights), one))
+
+
+def test_modes_and_number_kind_of_the_forward_come_back():
+    class Kinds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = self.a(x) * torch.ones(6)  # of the default kind
+            return self.b(torch.tanh(x) if self.training else torch.relu(x))
+
+    found = []
+    net = Kinds().double()
+    for each in (net, recomputing_copy(net)[0]):
+        torch.set_default_dtype(torch.float64)
+        try:
+            loss = each(torch.linspace(-1, 1, 6).double()).sum()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        each.eval()
+        loss.backward()
+        assert not each.a.training
+        assert torch.get_default_dtype() == torch.float32
+        found.append([weight.grad for weight in each.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_forward_without_gradients_is_the_authors_own():
+    net = two_layers()
+    made, _ = recomputing_copy(net)
+    with mock.patch("strategies.options.recompute.checkpoint", side_effect=AssertionError("was called")):
+        with torch.no_grad():
+            made(torch.randn(4, 6, dtype=torch.float64))
+        made.requires_grad_(False)
+        made(torch.randn(4, 6, dtype=torch.float64))
+
+
+def test_the_graph_is_gone_with_its_loss():
+    """Nothing that a recomputation keeps may keep itself."""
+    made, _ = recomputing_copy(BatchNorms().discriminator.double())
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True) * 1
+    ref = weakref.ref(x)
+    gc.collect()
+    gc.disable()
+    try:
+        made(x).sum().backward()
+        del x
+        assert ref() is None
+    finally:
+        gc.enable()
+
+
+# ---- graphs older than their weights ----
+
+
+def test_a_graph_older_than_its_weights_is_the_error_of_plain_torch():
+    """A bias is in no graph of plain torch, but a forward made anew would see it."""
+    made, recompute = recomputing_copy(mlp(6, 1))
+    loss = made(torch.randn(4, 6)).sum()
+    with torch.no_grad():
+        made[0].bias.add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation: weights of block '\[0:3\]' of player"):
+        loss.backward()
+    loss = made(torch.randn(4, 6)).sum()
+    recompute.updates += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def outdated(policy):
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    try:
+        trainer(PhaseStrategy(policy), 2, 1).fit(Outdated(), data)
+    except RuntimeError as error:
+        return "modified by an inplace operation" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero3"])
+def test_a_graph_older_than_its_update_is_an_error_under_every_policy(policy, ranks):
+    assert ranks(2).run(outdated, f"{policy}+recompute") == [True, True]
+
+
+# ---- what cannot be brought back is refused ----
+
+
+class Overwriting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.second(torch.relu_(x) + self.first(x))
+
+
+def test_a_block_that_overwrites_its_input_is_refused():
+    made, _ = recomputing_copy(Overwriting())
+    with pytest.raises(UserError, match="block '' of player 'net' overwrites its input"):
+        made(torch.randn(4, 6))
+
+
+class Outside(nn.Module):
+    """Its block uses a layer that it does not hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.layer = Asking(), spectral_norm(nn.Linear(6, 6))
+
+    def forward(self, x):
+        return self.block(x, self.layer)
+
+
+class Asking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, layer):
+        return self.second(torch.tanh(layer(self.first(x))))
+
+
+def test_a_block_that_changes_buffers_outside_of_it_is_refused():
+    made, _ = recomputing_copy(Outside(), blocks=["block"])
+    with pytest.raises(UserError, match=r"block 'block' of player 'net' changes buffer '_u' of a _SpectralNorm"):
+        made(torch.randn(4, 6))
+
+
+def test_torchs_own_synchronised_batch_norm_is_refused():
+    with pytest.raises(UserError, match=r"cannot run torch's SyncBatchNorm again; type Trainer\(sync_batchnorm=True\)"):
+        recomputing_copy(nn.Sequential(nn.Linear(6, 6), nn.SyncBatchNorm(6), nn.Linear(6, 6)))
+
+
+# ---- where it is cut ----
+
+
+def blocks(module, **kwargs):
+    pieces = cut(Player("net", module, **kwargs))
+    return [part.names() if isinstance(part, Runs) else name for name, part in pieces]
+
+
+@pytest.mark.parametrize(
+    ("game", "player", "expected"),
+    [
+        ("sean", 0, ["layers[1:10], layers[10:16]"]),
+        ("sean", 1, ["head", "middle_0", "middle_1", "ups.0"]),
+        ("sean", 2, [f"scales.{k}.stages.{n}[0:{e}]" for k in (0, 1) for n, e in ((0, 2), (1, 3))]),
+        ("dmd2", 1, ["embed[0:3]", "down.0", "down.1", "middle", "up.0", "up.1"]),
+        ("dmd2", 2, [""]),
+    ],
+)
+def test_known_networks_are_cut_into_their_blocks(game, player, expected):
+    assert blocks(list(GAMES[game]().configure_players())[player].module) == expected
+
+
+class Wrapped(nn.Module):
+    """A network of attributes, without a list, in a wrapper."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Module()
+        self.net.head, self.net.body, self.net.paint = Asking(), Asking(), nn.Linear(6, 6)
+
+
+def test_a_network_is_cut_into_its_parts_whatever_is_around_it():
+    assert blocks(Wrapped()) == ["net.head", "net.body"]
+
+
+def layers(number):
+    return [layer for _ in range(number) for layer in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(True))]
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        (nn.Sequential(*layers(3)), ["[0:9]"]),
+        (nn.Sequential(*layers(4)), ["[0:6], [6:12]"]),
+        (nn.Sequential(*layers(9)), ["[0:9], [9:18], [18:27]"]),
+        # What stands before the first layer with weights, such as an activation in place, is in no block.
+        (nn.Sequential(nn.ReLU(True), *layers(4)), ["[1:7], [7:13]"]),
+        (nn.Sequential(*layers(2), Asking(), nn.ReLU(True), *layers(2)), ["6", "[0:6], [8:14]"]),
+    ],
+)
+def test_a_row_of_layers_is_cut_into_groups(net, expected):
+    assert blocks(net) == expected
+
+
+def test_groups_and_blocks_of_a_row_compute_what_the_row_computes():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.ReLU(True), *layers(4), Overwritten(), nn.ReLU(True), *layers(2)).double()
+    made, _ = recomputing_copy(net)
+    x = torch.randn(8, 6, dtype=torch.float64)
+    for found, expected in zip(slopes(made, x, 0), slopes(net, x, 0), strict=True):
+        assert all(map(torch.equal, found, expected))
+
+
+class Overwritten(nn.Module):
+    """A part whose output the next layer overwrites."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.second(torch.tanh(self.first(x)))
+
+
+def test_a_player_may_say_where():
+    assert blocks(TwoHeads(), blocks=["trunk", "left"]) == ["trunk", "left"]
+
+
+class Named(HARD["TwoPhases"]):
+    """Blocks that the network's own methods call several times."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, blocks=["trunk", "left"])
+
+
+def test_named_blocks_inside_own_methods_train_the_same(hard_alone):
+    assert distance(train(Named, policy="single+recompute"), hard_alone("TwoPhases")) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "answer"),
+    [
+        (
+            lambda: Player("net", TwoHeads(), blocks=["trunks"]),
+            "TwoHeads has no module 'trunks' to be a block; known are",
+        ),
+        (
+            lambda: blocks(nn.ModuleList([mlp(2, 2)]), blocks=["", "0"]),
+            "block '' is a ModuleList, which has no forward",
+        ),
+        (lambda: blocks(Outside(), blocks=["block", "block.first"]), "block 'block.first' is inside block 'block'"),
+        (lambda: blocks(TwoHeads()), r"finds no block of several layers in its TwoHeads; .*net=ddp,\*=ddp\+recompute"),
+        (lambda: blocks(nn.Linear(2, 2)), "finds no block"),
+        (lambda: blocks(mlp(2, 2), blocks=[]), "finds no block"),
+    ],
+)
+def test_what_cannot_be_a_block_is_refused(make, answer):
+    with pytest.raises(UserError, match=answer):
+        make()
+
+
+# ---- the author's modules stay what they are ----
+
+
+def test_modules_stay_what_they_are_and_get_their_forwards_back():
+    net = sean().generator
+    before = [(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())
+    recompute = Recompute(Player("generator", net))
+    assert "forward" in vars(net.head)
+    assert list(net.state_dict()) == before[1]
+    recompute.release()
+    assert ([(id(m), type(m), sorted(vars(m))) for m in net.modules()], list(net.state_dict())) == before
+
+
+def test_training_gives_them_back_too():
+    module = Penalty()
+    data = DataLoader([vectors(0)], batch_size=None)
+    strategy = PhaseStrategy("single+recompute")
+    seen = []
+    module.on_train_batch_end = lambda *_: seen.append("forward" in vars(module.discriminator))
+    trainer(strategy, 1, 1).fit(module, data)
+    assert seen == [True]
+    assert not any("forward" in vars(m) for m in module.modules())
+
+
+def test_a_forward_that_an_author_put_on_the_module_itself_stays():
+    net = Asking()
+    net.forward = own = lambda x: x
+    Recompute(Player("net", net)).release()
+    assert net.forward is own
+
+
+# ---- what is kept ----
+
+
+class Living(TorchDispatchMode):
+    """All memory that operations make, and what is left of it; not what was there before."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before = {tensor.untyped_storage()._cdata for tensor in before}
+        self.made = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.before:
+                    self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    @property
+    def bytes(self):
+        return sum(size for ref, size in self.made.values() if not ref.expired())
+
+
+def kept(net, *inputs):
+    """Bytes that live between a forward and its backward."""
+    gc.collect()
+    rows = len(inputs[0])
+    with Living([*net.state_dict().values(), *inputs]) as living, noise.at(noise.Place(("test",), 0, rows, rows)):
+        out = net(*inputs)
+    found = living.bytes
+    (out if isinstance(out, torch.Tensor) else sum(each.sum() for each in pytree.tree_leaves(out))).sum().backward()
+    return found
+
+
+def plain_layers():
+    return nn.Sequential(*[layer for _ in range(9) for layer in (nn.Linear(32, 32), nn.LayerNorm(32), nn.Tanh())])
+
+
+def test_a_row_of_layers_keeps_what_its_groups_begin_with():
+    net, x = plain_layers(), torch.randn(64, 32)
+    made, _ = recomputing_copy(net)
+    assert kept(net, x) > 2 * 9 * x.nbytes  # each linear layer's output and each activation's, at least
+    assert kept(made, x) == 3 * x.nbytes  # the outputs of three groups, of which the last is the network's
+
+
+def painting():
+    """SEAN's generator, small, with a picture's planes and codes."""
+    torch.manual_seed(0)
+    net = SeanGenerator(LABELS, 16, 8, 16, upsamplings=3, gain=1.0, recompute=False)
+    label = torch.randint(0, LABELS, (2, 8, 8)).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    return net, nn.functional.one_hot(label, LABELS).movedim(-1, 1).float(), torch.randn(2, LABELS, 16)
+
+
+def test_seans_generator_keeps_less():
+    net, planes, codes = painting()
+    made, _ = recomputing_copy(net)
+    assert kept(made, planes, codes) < 0.25 * kept(net, planes, codes)

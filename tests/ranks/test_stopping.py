@@ -1,0 +1,137 @@
+"""All ranks end after the same step, whoever was told to and whenever, without waiting for each other."""
+
+import os
+import random
+import signal
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from lightning import Callback
+from torch.utils.data import DataLoader
+
+from strategies import PhaseStrategy
+from strategies.processes.stopping import Ending, Stopped
+from tests.support.hard_games import Plain
+from tests.support.parity import share, trainer, vectors
+
+# ---- in every order of events ----
+
+
+class Rushed(Ending):
+    """Ends at once where it finds that somebody was told to."""
+
+    def _written(self):
+        return super()._written() or self.store.check([self.key])
+
+
+def ends(kind, dice, ranks=3, steps=12):
+    """At which phase each rank ended. A rank may be a phase ahead of another, as gradients are averaged."""
+    with mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=dist.HashStore()):
+        endings = [kind("a run") for _ in range(ranks)]
+    begun, told = [0] * ranks, dice.sample(range(ranks), dice.randint(1, ranks))
+    wishes = {(who, dice.randint(0, 6)) for who in told}  # after which event of a rank
+    playing, events, ended = [False] * ranks, [0] * ranks, {}
+    while len(ended) < ranks:
+        who = dice.choice([rank for rank in range(ranks) if rank not in ended])
+        one = endings[who]
+        if playing[who] and min(begun) < begun[who]:
+            others = [r for r in range(ranks) if begun[r] < begun[who]]
+            if all(other in ended for other in others):
+                return None  # it waits for one that has ended
+            continue
+        if playing[who]:
+            one.played += 1
+            playing[who] = False
+        elif one.look() or one.played == steps:
+            ended[who] = one.played
+        else:
+            begun[who] += 1
+            playing[who] = True
+        if (who, events[who]) in wishes:
+            one.wish()
+        events[who] += 1
+    return ended
+
+
+def test_all_end_after_the_same_phase_in_whatever_order_they_are_told():
+    seen = set()
+    for seed in range(500):
+        ended = ends(Ending, random.Random(seed))
+        assert ended is not None and len(set(ended.values())) == 1
+        seen |= set(ended.values())
+    assert 1 not in seen and len(seen) > 2 and max(seen) < 12  # not before the phase after it was told
+
+
+def test_the_control_that_ends_at_once_leaves_ranks_waiting():
+    assert any(ends(Rushed, random.Random(seed)) is None for seed in range(500))
+
+
+def test_one_process_ends_where_it_is_told():
+    one = Ending()
+    assert not one.look()
+    one.wish(signal.SIGTERM, None)
+    assert not one.look()  # before its first phase: there is nothing yet to save
+    one.played += 2
+    assert one.look()
+
+
+def test_what_is_seen_between_two_steps_does_not_change_before_the_next():
+    """Who saves has asked: an end that is wished afterwards is one without a save."""
+    one = Ending()
+    one.played = 1
+    assert not one.look()
+    one.wish()
+    assert not one.look()
+    one.played = 2
+    assert one.look()
+
+
+# ---- under a Trainer of one's own ----
+
+
+class Told(Callback):
+    """One rank gets a signal in the middle of its third step."""
+
+    def __init__(self, who):
+        self.who = who
+
+    def on_train_batch_start(self, trainer, *_):
+        self.step = trainer.global_step
+        if trainer.global_step == 2 and dist.get_rank() == self.who:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_of(who):
+    told = Told(who)
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(30)], batch_size=None)
+    made = trainer(PhaseStrategy("ddp"), 2, 30, callbacks=[told])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped):
+        made.fit(Plain(), data)
+    assert signal.getsignal(signal.SIGTERM) is before
+    return made.global_step
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_signal_to_one_rank_ends_all_of_them_after_the_same_step(who, ranks):
+    first, second = ranks(2).run(end_of, who)
+    assert first == second and 3 <= first <= 4
+
+
+def collectives_between_phases():
+    """How often ranks waited for each other in a step, but for the two phases' gradients."""
+    strategy, counts = PhaseStrategy("ddp"), []
+
+    class Counts(Callback):
+        def on_train_batch_end(self, *_):
+            counts.append(broadcast.call_count)
+
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(4)], batch_size=None)
+    with mock.patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
+        trainer(strategy, 2, 4, callbacks=[Counts()]).fit(Plain(), data)
+    return counts[-1] - counts[0]
+
+
+def test_asking_moves_nothing_between_ranks(ranks):
+    assert ranks(2).run(collectives_between_phases) == [0, 0]

@@ -1,0 +1,419 @@
+"""PhaseStrategy as a Lightning strategy: its users' own Trainer, callbacks, checkpoints and limits."""
+
+import contextlib
+import os
+import warnings
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from lightning import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from tests.support.hard_games import BatchNorms, Every, Plain, TwoPhases
+from tests.support.parity import Whole, distance, snapshot, trainer, vectors
+from tests.support.saved import read_checkpoint, write_checkpoint
+
+
+def data(steps, first=0):
+    return DataLoader([vectors(step) for step in range(first, first + steps)], batch_size=None)
+
+
+def fit(game, steps=4, strategy=None, **kwargs):
+    strategy = strategy or PhaseStrategy("single")
+    made = trainer(strategy, 1, steps, **kwargs)
+    made.fit(game, data(steps))
+    return made
+
+
+# ---- what counts as a step ----
+
+
+@pytest.mark.parametrize("game", [Plain, Every, TwoPhases])
+def test_max_steps_counts_passes_whatever_the_number_of_optimizers(game):
+    assert fit(game(), 5).global_step == 5
+
+
+def test_every_is_due_from_step_0():
+    made = fit(Every(), 7)
+    counts = {name: next(iter(p.optimizer.state.values()))["step"] for name, p in made.strategy.policies.items()}
+    assert counts == {"generator": 3, "discriminator": 7}
+
+
+def test_checkpoints_and_logs_count_steps(tmp_path):
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    logger = CSVLogger(tmp_path, name="", version="log")
+    fit(
+        Plain(),
+        6,
+        callbacks=[keep, LearningRateMonitor("step")],
+        logger=logger,
+        log_every_n_steps=3,
+        enable_checkpointing=True,
+    )
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
+    header, *rows = (tmp_path / "log" / "metrics.csv").read_text().splitlines()
+    assert {"discriminator/fake", "discriminator/real", "generator/loss", "lr-generator"} <= set(header.split(","))
+    steps = {row.split(",")[header.split(",").index("step")] for row in rows}
+    assert steps == {"2", "5"}
+
+
+def test_limits_and_validation_work_as_in_lightning():
+    seen = []
+
+    class Validated(Plain):
+        def validation_step(self, batch, batch_idx):
+            seen.append(next(self.generator.parameters()).detach().clone())
+
+    game = Validated()
+    made = trainer(
+        PhaseStrategy("single"),
+        1,
+        100,
+        limit_train_batches=3,
+        max_epochs=2,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+    )
+    made.fit(game, data(8), data(4))
+    assert made.global_step == 6
+    assert len(seen) == 2
+    average = made.strategy.policies["generator"].ema.average[0]
+    assert torch.equal(seen[-1], average.cpu())  # validation sees the averaged weights
+    assert not torch.equal(next(game.generator.parameters()), average.cpu())  # and training does not
+
+
+def test_validation_draws_nothing_from_training():
+    class Drawing(Plain):
+        validate = True
+
+        def validation_step(self, batch, batch_idx):
+            torch.randn(3)
+
+        def fake(self, real):
+            return self.generator(torch.randn(len(real), 4, dtype=real.dtype))
+
+    results = []
+    for limit in (0, 1):
+        torch.manual_seed(1)
+        game = Drawing()
+        torch.manual_seed(2)
+        made = trainer(
+            PhaseStrategy("single"), 1, 6, limit_val_batches=limit, val_check_interval=2, num_sanity_val_steps=0
+        )
+        made.fit(game, data(6), data(2))
+        results.append(snapshot(game, made.strategy))
+    assert distance(*results) == 0
+
+
+# ---- exact resume ----
+
+
+class Interrupted(Callback):
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            raise KeyboardInterrupt
+
+
+class GlobalNoise(Plain):
+    """Draws from torch's global random state, as an author without our noise would."""
+
+    def fake(self, real):
+        return self.generator(torch.randn(len(real), 4, dtype=real.dtype))
+
+
+@pytest.mark.parametrize("game", [Plain, Every, TwoPhases, BatchNorms, GlobalNoise])
+def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(game, tmp_path):
+    def run(steps, callbacks=(), ckpt_path=None):
+        seed_everything(3, verbose=False)
+        module = game()
+        strategy = PhaseStrategy("single")
+        made = trainer(strategy, 1, steps, callbacks=list(callbacks))
+        try:
+            made.fit(module, Whole(8), ckpt_path=ckpt_path)
+        except SystemExit:
+            return None
+        return snapshot(module, strategy)
+
+    unbroken = run(8)
+    assert run(8, [Interrupted(5, tmp_path / "five.ckpt")]) is None
+    resumed = run(8, ckpt_path=str(tmp_path / "five.ckpt"))
+    assert distance(resumed, unbroken) == 0
+    # The control: without the optimizer's state it is another training.
+    checkpoint = read_checkpoint(tmp_path / "five.ckpt")
+    checkpoint["optimizer_states"] = [{**state, "state": {}} for state in checkpoint["optimizer_states"]]
+    write_checkpoint(tmp_path / "damaged.ckpt", checkpoint)
+    assert distance(run(8, ckpt_path=str(tmp_path / "damaged.ckpt")), unbroken) > 0
+
+
+def resume_on_ranks(world, folder):
+    torch.manual_seed(torch.distributed.get_rank())  # every rank draws its own global noise
+
+    def run(callbacks=(), ckpt_path=None):
+        module, strategy = GlobalNoise(), PhaseStrategy("ddp")
+        made = trainer(strategy, world, 8, callbacks=list(callbacks))
+        with contextlib.suppress(SystemExit):
+            made.fit(module, Whole(8), ckpt_path=ckpt_path)
+        return snapshot(module, strategy)
+
+    state = torch.get_rng_state()
+    unbroken = run()
+    torch.set_rng_state(state)
+    run([Interrupted(3, folder / "three.ckpt")])
+    torch.manual_seed(99)
+    return distance(run(ckpt_path=str(folder / "three.ckpt")), unbroken)
+
+
+def test_every_rank_resumes_its_own_random_state(ranks, tmp_path):
+    assert ranks(2).run(resume_on_ranks, 2, tmp_path) == [0, 0]
+
+
+def leg(world, steps, save=None, resume=None):
+    """Some steps of a journey at some number of ranks."""
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    module, strategy = TwoPhases(), PhaseStrategy("ddp")
+    made = trainer(strategy, world, steps)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made.fit(module, Whole(8, rank, world), ckpt_path=resume)
+    if save is not None:
+        made.save_checkpoint(save)
+    return snapshot(module, strategy)
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_ranks(ranks, tmp_path):
+    """The game's noise follows the sample, so the journey 2, 1, 4 ranks ends where one device does."""
+    two, one = str(tmp_path / "two.ckpt"), str(tmp_path / "one.ckpt")
+    ranks(2).run(leg, 2, 3, save=two)
+    leg(1, 6, save=one, resume=two)
+    arrived = ranks(4).run(leg, 4, 8, resume=one)
+    unbroken = leg(1, 8)
+    assert distance(arrived[0], unbroken) < 1e-10
+    assert distance(leg(1, 6, resume=two), unbroken) > 1e-6
+
+
+def test_a_checkpoint_loads_as_plain_data_and_names_its_game(tmp_path):
+    fit(Plain(), 2).save_checkpoint(tmp_path / "plain.ckpt")
+    checkpoint = read_checkpoint(tmp_path / "plain.ckpt")
+    assert checkpoint["game"] == "Plain"
+    assert list(checkpoint["players"]) == ["generator", "discriminator"]
+    assert set(checkpoint["players"]["generator"]["ema"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_checkpoint_of_another_game_is_refused(tmp_path):
+    fit(Plain(), 2).save_checkpoint(tmp_path / "plain.ckpt")
+    with pytest.raises(UserError, match=r"is of Plain with players generator, discriminator; this game is BatchNorms"):
+        trainer(PhaseStrategy("single"), 1, 3).fit(BatchNorms(), data(3), ckpt_path=str(tmp_path / "plain.ckpt"))
+
+    class Wider(Plain):
+        pass
+
+    Wider.__name__ = "Plain"
+    game = Wider()
+    game.generator = nn.Linear(4, 6)
+    with pytest.raises(UserError, match="of other sizes"):
+        trainer(PhaseStrategy("single"), 1, 3).fit(game, data(3), ckpt_path=str(tmp_path / "plain.ckpt"))
+    with pytest.raises(UserError, match="no checkpoint at"):
+        trainer(PhaseStrategy("single"), 1, 3).fit(Plain(), data(3), ckpt_path=str(tmp_path / "absent.ckpt"))
+
+
+# ---- precision ----
+
+
+def test_bf16_mixed_computes_losses_in_bf16_and_keeps_weights_in_float32():
+    kinds = []
+
+    class Typed(Plain):
+        def judge(self, batch):
+            kinds.append(self.discriminator(batch["x"].float()).dtype)
+            return super().judge({"x": batch["x"].float()})
+
+        def fool(self, batch):
+            return super().fool({"x": batch["x"].float()})
+
+    game = Typed()
+    fit(game, 2, precision="bf16-mixed")
+    assert set(kinds) == {torch.bfloat16}
+    assert {p.dtype for p in game.parameters()} == {torch.float32}
+
+
+def test_16_mixed_keeps_a_loss_scale_per_player_and_saves_it(tmp_path):
+    class Overflowing(Plain):
+        def fool(self, batch):
+            loss = super().fool({"x": batch["x"].float()})
+            # A gradient that float16 cannot hold until the scale has fallen to 2**13.
+            scale = self.trainer.strategy.policies["generator"].loss_scale.scale
+            return loss * (float("inf") if scale > 2.0**13 else 1.0)
+
+        def judge(self, batch):
+            return super().judge({"x": batch["x"].float()})
+
+    game, strategy = Overflowing(), PhaseStrategy("single")
+    plugin = MixedPrecision("16-mixed", device="cpu")
+    with warnings.catch_warnings(record=True):
+        made = fit(game, 6, strategy, precision=None, plugins=[plugin])
+    scales = {name: policy.loss_scale.scale for name, policy in strategy.policies.items()}
+    assert scales["generator"] == 2.0**13 < scales["discriminator"]
+    assert strategy.policies["generator"].skipped == 3
+    made.save_checkpoint(tmp_path / "scaled.ckpt")
+    saved = read_checkpoint(tmp_path / "scaled.ckpt")["players"]["generator"]
+    assert saved["loss_scale"] == {"scale": 2.0**13, "growth_interval": 2000, "good": 3}
+    assert saved["skipped"] == 3
+
+
+def test_a_loss_scale_changes_no_gradient(monkeypatch):
+    """In float64, scaling is exact: with and without, training is the same."""
+    import strategies.strategy
+
+    results = []
+    for scaled in (False, True):
+        monkeypatch.setattr(strategies.strategy, "_scaled", lambda plugin, scaled=scaled: scaled)
+        game, strategy = Plain(), PhaseStrategy("single")
+        fit(game, 5, strategy)
+        assert (strategy.policies["generator"].loss_scale is not None) == scaled
+        results.append(snapshot(game, strategy))
+    assert distance(*results) < 1e-12
+
+
+# ---- replicas ----
+
+
+class Drifting(Plain):
+    def fool(self, batch):
+        with torch.no_grad():
+            next(self.discriminator.parameters()).add_(torch.distributed.get_rank())
+        return super().fool(batch)
+
+
+def drift(check):
+    strategy = PhaseStrategy("ddp", check_replicas=check)
+    try:
+        trainer(strategy, 2, 2).fit(Drifting(), data(2))
+    except UserError as error:
+        return str(error)
+
+
+def test_the_replica_check_names_the_weight_that_differs(ranks):
+    for message in ranks(2).run(drift, True):
+        assert "after phase 'generator' of step 0, weight '0.weight' of player 'discriminator' differs" in message
+    assert ranks(2).run(drift, False) == [None, None]
+
+
+# ---- refusals ----
+
+
+class Frozen(LightningModule):
+    def training_step(self, batch):
+        return None
+
+    def configure_optimizers(self):
+        return SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def test_a_gan_module_under_another_strategy_says_what_to_type():
+    with pytest.raises(
+        UserError, match=r"cannot train under SingleDeviceStrategy; type Trainer\(strategy=PhaseStrategy"
+    ):
+        Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False).fit(Plain(), data(1))
+
+
+def test_another_module_under_our_strategy_is_refused():
+    with pytest.raises(UserError, match=r"trains a gan.GanModule, got Frozen"):
+        trainer(PhaseStrategy("single"), 1, 1).fit(Frozen(), data(1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("zero9", "unknown strategy 'zero9'; known: single, ddp"),
+        ("generator=ddp,critic=ddp,*=ddp", "names no player of this game: critic; known: generator, discriminator"),
+        ({"generator": "ddp"}, r"says nothing of discriminator; add '\*=ddp'"),
+        ("generator=", "cannot read strategy 'generator='"),
+    ],
+)
+def test_a_strategy_that_does_not_fit_is_refused(policy, message):
+    with pytest.raises(UserError, match=message):
+        fit(Plain(), 1, PhaseStrategy(policy))
+
+
+def test_a_mix_is_written_alike_in_python_and_on_the_command_line():
+    assert PhaseStrategy("generator=single,*=ddp").choice == PhaseStrategy({"generator": "single", "*": "ddp"}).choice
+
+
+def test_single_on_two_ranks_is_refused_before_anything_is_started():
+    with pytest.raises(UserError, match=r"policy 'single' of all players trains on one device and there are 2 ranks"):
+        trainer(PhaseStrategy("single"), 2, 1)
+    with pytest.raises(UserError, match=r"policy 'single' of player 'generator'"):
+        trainer(PhaseStrategy("generator=single,*=ddp"), 2, 1)
+
+
+class BadLoss(Plain):
+    wrong = None
+
+    def judge(self, batch):
+        return self.wrong(super().judge(batch))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda self, losses: losses["fake"].detach(), "phase 'discriminator': its loss depends on no weight"),
+        (lambda self, losses: None, "must return a scalar or named scalars, got NoneType"),
+        (lambda self, losses: {}, "must return a scalar or named scalars"),
+        (lambda self, losses: {"many": losses["fake"] * torch.ones(2)}, "its loss 'many' is not a scalar"),
+    ],
+)
+def test_a_loss_of_the_wrong_kind_is_refused(wrong, message):
+    game = type("Game", (BadLoss,), {"wrong": wrong})()
+    with pytest.raises(UserError, match=message):
+        fit(game, 1)
+
+
+def warned(world):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(PhaseStrategy("ddp"), world, 1).fit(BatchNorms(), data(1))
+    return [str(each.message) for each in caught if "batch norm" in str(each.message)]
+
+
+def test_batch_norm_that_is_not_synchronised_is_not_silently_different(ranks):
+    (message,) = ranks(2).run(warned, 2)[0]
+    assert "player 'generator': batch norm '1'" in message
+    assert "Trainer(sync_batchnorm=True)" in message
+
+
+# ---- parameters of no player ----
+
+
+class Judge(GanModule):
+    """A network that is no player serves in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.features = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=0.1))
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.features(self.net(batch["x"])).square().mean(), "net")
+
+
+def test_a_network_that_is_no_player_stays_as_it_is():
+    game = Judge()
+    before = game.features.weight.detach().clone(), game.net.weight.detach().clone()
+    fit(game, 2)
+    assert torch.equal(game.features.weight.double(), before[0].double())
+    assert not torch.equal(game.net.weight.double(), before[1].double())

@@ -1,0 +1,808 @@
+"""The zero policies and their mixes: the same training as one device, and as plain torch holds it."""
+
+import os
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.policies.zero1 import Zero1
+from strategies.policies.zero2 import Zero2
+from strategies.policies.zero3 import Zero3
+from strategies.sharding.bucket import SHOWN, Bucket, Sharing
+from strategies.strategy import POLICIES
+from tests.ranks.test_ddp import Wide
+from tests.ranks.test_guard import Once
+from tests.support.hard_games import HARD, Micro4, Penalty, Plain, TwoForwards
+from tests.support.journey import OURS, Journey, travel
+from tests.support.parity import BROKEN, EXACT, Whole, distance, share, snapshot, train, trainer, vectors, weights
+from tests.support.saved import read_checkpoint, without_optimizers
+from tests.support.watch import WatchedStrategy
+
+SHARED_OUT = ["zero1", "zero2", "zero3"]
+MIXES = ["generator=zero3,*=ddp", "generator=zero1,*=zero3", "generator=ddp,discriminator=zero2,*=zero3"]
+
+
+def mix(policy, name):
+    """A mix speaks of players that not every game has."""
+    return policy if name == "Teacher" else policy.replace("ddp,discriminator=zero2,*=zero3", "ddp,discriminator=zero2")
+
+
+FEW = ["BatchNormPenalty", "SometimesReached", "OwnMethods", "Teacher"]
+BOTH = [*((name, 2) for name in HARD), *((name, 4) for name in FEW)]  # `make matrix` has them all
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+@pytest.mark.parametrize(("name", "world"), BOTH)
+def test_parity(name, policy, world, ranks, hard_alone):
+    results = ranks(world).run(train, HARD[name], policy=policy, world=world)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0  # all ranks gather the same
+
+
+@pytest.mark.parametrize("policy", MIXES)
+@pytest.mark.parametrize("name", ["TwoPhases", *FEW])
+def test_parity_of_mixes(name, policy, ranks, hard_alone):
+    results = ranks(2).run(train, HARD[name], policy=mix(policy, name), world=2)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_one_process_is_one_device(policy, hard_alone):
+    assert distance(train(HARD["Plain"], policy=policy), hard_alone("Plain")) == 0
+
+
+# ---- several buckets ----
+
+
+def in_small_buckets(policy, game, world):
+    with mock.patch("strategies.sharding.bucket.SIZE", 100):
+        return train(game, policy=policy, world=world)
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3+whole"])
+@pytest.mark.parametrize("name", ["Micro2", "SometimesReached"])
+def test_parity_in_several_buckets(name, policy, ranks, hard_alone):
+    results = ranks(4).run(in_small_buckets, policy, HARD[name], 4)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize(("name", "world"), [place for place in BOTH if place[0] != "SometimesReached"])
+def test_parity_bucket_by_bucket(name, world, ranks, hard_alone):
+    """zero3 as it is for players of many buckets: gathered when they are read, let go, gathered again."""
+    results = ranks(world).run(in_small_buckets, "zero3", HARD[name], world)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["zero1+offload", "zero2+offload", "zero3+offload", "zero1+hybrid:2", "zero2+hybrid:2", "zero3+hybrid:2+offload"],
+)
+@pytest.mark.parametrize("name", ["Micro2", pytest.param("Teacher", marks=pytest.mark.slow), "BatchNormPenalty"])
+def test_parity_with_options(name, policy, ranks, hard_alone):
+    results = ranks(4).run(train, HARD[name], policy=policy, world=4)
+    assert distance(results[0], hard_alone(name)) < EXACT
+    for result in results[1:]:
+        assert distance(weights(result), weights(results[0])) == 0
+
+
+def operations(policy):
+    with mock.patch("strategies.sharding.bucket.SIZE", 2 * 8 * 256 * 256):
+        module, strategy = Wide(), WatchedStrategy(policy)
+        data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
+        trainer(strategy, 2, 2).fit(module, data)
+    return [name for name, _ in strategy.traces[-1][2].operations]
+
+
+@pytest.mark.parametrize("policy", ["zero2", "zero3"])
+def test_reduction_starts_before_backward_has_ended(policy, ranks):
+    names = ranks(2).run(operations, policy)[0]
+    reductions = [number for number, name in enumerate(names) if name.startswith("c10d._reduce_scatter")]
+    slopes = [number for number, name in enumerate(names) if name.startswith("aten.tanh_backward")]
+    assert len(reductions) > 1
+    assert slopes[len(slopes) // 2 - 1] < reductions[0] < slopes[-1]  # not in the first of two micro-batches
+
+
+# ---- controls ----
+
+
+class Unreduced(Zero2):
+    """zero2 with the reduction of gradients taken out: each rank's own gradients make its share."""
+
+    name = "unreduced"
+
+    def finish(self, scale):
+        for weight in self.weights.values():
+            if weight.grad is not None:
+                dist.broadcast(weight.grad, self.world.size - 1)  # those of one rank for all
+        return super().finish(scale)
+
+    def arm(self, loss, last):
+        return super().arm(loss, last=False)
+
+
+class Unspread(Zero1):
+    """zero1 in which nobody hears of the others' updates."""
+
+    name = "unspread"
+
+    def spread(self):
+        pass
+
+
+class Stale(Zero3):
+    """zero3 that goes on with the weights it gathered first."""
+
+    name = "stale"
+
+    def spread(self):
+        pass
+
+    def rest(self):
+        pass
+
+
+def train_without(broken, game):
+    POLICIES[broken.name] = broken
+    return train(game, policy=broken.name, world=2)
+
+
+@pytest.mark.parametrize("broken", [Unreduced, Unspread, Stale])
+@pytest.mark.parametrize("name", ["Plain", "TwoPhases"])
+def test_the_control_without_one_collective_differs(name, broken, ranks, hard_alone):
+    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], hard_alone(name)) > BROKEN
+
+
+# ---- what a rank holds ----
+
+
+class Lopsided(GanModule):
+    """One huge weight among small ones: whole weights could not be dealt out evenly."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 4001), nn.Linear(4001, 1))
+        self.teacher = nn.Linear(6, 999)
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-3), ema=0.9)
+        yield Player("teacher", self.teacher)
+
+    def configure_phases(self):
+        yield Phase(
+            "net", lambda batch: (self.net(batch["x"]) - self.teacher(batch["x"]).mean()).square().mean(), "net"
+        )
+
+
+class Weighing(Callback):
+    """Bytes that a rank holds, by storages, so that two views of one memory count once."""
+
+    def on_train_batch_end(self, trainer, game, *_):
+        policy = trainer.strategy.policies["net"]
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in game.net.parameters()}
+        if policy.name == "zero3":
+            storages = {bucket.own.untyped_storage().data_ptr(): bucket.own.nbytes for bucket in policy.buckets}
+            assert all(p.untyped_storage().nbytes() <= 8 for p in game.parameters())
+        moments = [t.nbytes for state in policy.optimizer.state.values() for t in state.values() if t.ndim]
+        self.held = {
+            "weights": sum(storages.values()),
+            "moments": sum(moments),
+            "average": sum(average.nbytes for average in policy.ema.average),
+            "gradients": max(trainer.strategy.seen),
+        }
+
+
+class Watching(PhaseStrategy):
+    """Notes the bytes of gradients as they are when the optimizer steps."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen = []
+
+    def _adopt_players(self, game, training):
+        super()._adopt_players(game, training)
+        policy = self.policies["net"]
+
+        def weigh(*_):
+            held = {}
+            for weight in [*policy.weights.values(), *policy.owned.values()]:
+                if weight.grad is not None:
+                    storage = weight.grad.untyped_storage()
+                    held[storage.data_ptr()] = storage.nbytes()
+            self.seen.append(sum(held.values()))
+
+        policy.optimizer.register_step_pre_hook(weigh)
+
+
+def held(policy, world):
+    game, weighing = Lopsided(), Weighing()
+    data = DataLoader([share(vectors(0), dist.get_rank(), world)] * 2, batch_size=None)
+    trainer(Watching(policy), world, 2, callbacks=[weighing]).fit(game, data)
+    return weighing.held, 8 * sum(p.numel() for p in game.net.parameters())
+
+
+@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("policy", "shared_out"),
+    [
+        ("ddp", set()),
+        ("zero1", {"moments", "average"}),
+        ("zero2", {"moments", "average", "gradients"}),
+        ("zero3", {"moments", "average", "gradients", "weights"}),
+    ],
+)
+def test_a_rank_holds_what_theory_says_however_the_weights_are_sized(policy, shared_out, world, ranks):
+    results = ranks(world).run(held, policy, world)
+    for kind in ("weights", "gradients", "moments", "average"):
+        whole = results[0][1] * (2 if kind == "moments" else 1)
+        expected = whole / world if kind in shared_out else whole
+        for found, _ in results:
+            assert 0.99 < found[kind] / expected < 1.01, kind
+
+
+def moved_in_groups():
+    """The groups' bytes of each collective are those of the weights of a group of two, among four ranks."""
+    strategy = WatchedStrategy("zero3+hybrid:2")
+    data = DataLoader([share(vectors(step), dist.get_rank(), 4) for step in range(3)], batch_size=None)
+    trainer(strategy, 4, 3).fit(Plain(), data)
+    return [(phase, trace.collectives) for *_, phase, trace in strategy.traces][-1]
+
+
+def test_hybrid_shares_within_its_groups(ranks):
+    for found, whole in ranks(4).run(held, "zero3+hybrid:2", 4):
+        for kind in ("weights", "gradients", "moments", "average"):
+            assert 0.99 < found[kind] / (whole / 2 * (2 if kind == "moments" else 1)) < 1.01, kind
+    _, collectives = ranks(4).run(moved_in_groups)[0]
+    whole, other = (buckets_of(getattr(Plain(), name), 2) for name in ("generator", "discriminator"))
+    norms = 8 * len(list(Plain().generator.parameters()))
+    assert collectives == [
+        ("_allgather_base_", whole + whole // 2),
+        ("_allgather_base_", other + other // 2),
+        ("_reduce_scatter_base_", whole + whole // 2),
+        ("allreduce_", whole // 2),  # with the copy in the other group
+        ("allreduce_", norms),
+    ]
+
+
+# ---- bucket by bucket ----
+
+
+class Deep(GanModule):
+    """Twenty-four layers of a megabyte each, one read by another's forward, one by the loss itself, one by a method."""
+
+    second_order = False
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Layers()
+        self.teacher = nn.Sequential(*(nn.Linear(362, 362) for _ in range(6)))
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-3), ema=0.5, clip=0.1)
+        yield Player("teacher", self.teacher)
+
+    def configure_phases(self):
+        yield Phase("net", self.loss, "net", second_order=self.second_order)
+
+    def loss(self, batch):
+        x = nn.functional.pad(batch["x"], (0, 356))
+        made = self.net.second_half(self.net(x))
+        decay = sum(weight.square().sum() for weight in self.net.last.parameters())
+        return {"error": (made - self.teacher(x)).square().mean(), "decay": 1e-3 * decay}
+
+
+class Penalised(Deep):
+    """The same, gathered once a phase."""
+
+    second_order = True
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(*(nn.Linear(362, 362) for _ in range(12)))
+        self.second = nn.ModuleList(nn.Linear(362, 362) for _ in range(11))
+        self.last = nn.Linear(362, 362)
+
+    def forward(self, x):
+        return torch.tanh(self.first(x)) @ self.last.weight
+
+    def second_half(self, x):
+        for layer in self.second:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Wholes:
+    """Counts how many buckets are whole at once: gathered weights, and gradients on their way, whoever keeps them."""
+
+    def __init__(self):
+        self.there, self.peak = [], 0
+
+    def saw(self, tensor):
+        seen = StorageWeakRef(tensor.untyped_storage())
+        self.there = [each for each in self.there if not each.expired() and each.cdata != seen.cdata] + [seen]
+        self.peak = max(self.peak, len(self.there))
+
+    @contextmanager
+    def counting(self):
+        start, joined = Bucket.start, Bucket.joined
+
+        def starts(bucket, *args):
+            start(bucket, *args)
+            self.saw(bucket.whole)
+
+        def joins(bucket, tensors):
+            flat = joined(bucket, tensors)
+            self.saw(flat)
+            return flat
+
+        with mock.patch.object(Bucket, "start", starts), mock.patch.object(Bucket, "joined", joins):
+            yield
+
+
+def deep(policy, game, world, steps=4):
+    module, strategy, wholes = game(), WatchedStrategy(policy), Wholes()
+    rank = dist.get_rank() if world > 1 else 0
+    data = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
+    seeded = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
+    with mock.patch("strategies.sharding.bucket.SIZE", 2**20), seeded, wholes.counting():
+        trainer(strategy, world, steps, callbacks=[CountFromNow(wholes)]).fit(module, data)
+    gathers = [
+        [size for name, size in trace.collectives if name == "_allgather_base_"] for *_, trace in strategy.traces
+    ]
+    return snapshot(module, strategy), wholes.last, gathers
+
+
+class CountFromNow(Callback):
+    """The peak of the last step."""
+
+    def __init__(self, wholes):
+        self.wholes = wholes
+
+    def on_train_batch_start(self, *_):
+        self.wholes.peak = 0
+
+    def on_train_batch_end(self, *_):
+        self.wholes.last = self.wholes.peak
+
+
+@pytest.fixture(scope="module")
+def deep_alone():
+    return deep("single", Deep, 1)[0]
+
+
+@pytest.fixture(scope="module")
+def deep_on_two(ranks):
+    """`deep` on two ranks, played once for each policy."""
+    return cache(lambda policy: ranks(2).run(deep, policy, Deep, 2))
+
+
+@pytest.mark.parametrize("policy", ["zero3", "zero3+offload", "zero3+whole", "net=zero3,*=ddp"])
+def test_what_is_read_is_there_whoever_reads_it(policy, deep_on_two, deep_alone):
+    assert distance(deep_on_two(policy)[0][0], deep_alone) < EXACT
+
+
+def test_a_player_is_never_whole_while_a_phase_reads_it(deep_on_two):
+    """Of 24 layers that learn and 6 of a teacher, each a bucket."""
+    lean, whole, zero2 = (max(peak for _, peak, _ in deep_on_two(p)) for p in ("zero3", "zero3+whole", "zero2"))
+    assert whole >= 30
+    assert lean <= 3 + 3 + 3  # of each player one that is read, the last and the next; and gradients on their way
+    # Gradients do not add up either, where weights are there all the time.
+    assert zero2 <= 24 + 3
+
+
+def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
+    """Forward gathers each bucket, and backward those that it has let go; whole, each once."""
+    layer = 8 * (362 * 362 + 362)
+    *_, before, lean = deep_on_two("zero3")[0][2]
+    # All layers forward; backward all but the first, whose input needs no gradient, and one that is still there.
+    assert lean == before == [layer + layer // 2] * (6 + 24 + 24 - 2)
+    whole = deep_on_two("zero3+whole")[0][2][-1]
+    assert whole == [layer + layer // 2] * (6 + 24)
+    assert ranks(2).run(deep, "zero3", Penalised, 2)[0][2][-1] == whole
+
+
+def order_of_operations():
+    strategy = WatchedStrategy("zero3")
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
+    with mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+        trainer(strategy, 2, 2).fit(Deep(), data)
+    kept = {"c10d._allgather_base_.default": "gather", "aten.addmm.default": "layer"}
+    return [[kept[name] for name, _ in trace.operations if name in kept][:8] for *_, trace in strategy.traces]
+
+
+def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
+    first, second = ranks(2).run(order_of_operations)[0]
+    assert first[:6] == ["gather", "layer"] * 3
+    assert second[:5] == ["gather", "gather", "layer", "gather", "layer"]
+
+
+class Chosen(Deep):
+    """Ranks read the same layers in another order."""
+
+    def loss(self, batch):
+        x = nn.functional.pad(batch["x"], (0, 356))
+        order = (0, 1, 2, 3) if dist.get_rank() == 0 else (1, 0, 2, 3)
+        for number in order:
+            x = torch.tanh(self.teacher[number](x))
+        return self.net(x).mean()
+
+
+def reads_otherwise(policy):
+    try:
+        deep(policy, Chosen, 2)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_ranks_that_read_other_weights_are_told(ranks):
+    for message in ranks(2).run(reads_otherwise, "zero3"):
+        assert "phase 'net' read weights in another order on another rank" in message
+        assert "type zero3+whole" in message
+    assert ranks(2).run(reads_otherwise, "zero3+whole") == [None, None]
+
+
+class Failing(Deep):
+    """Fails in the middle of a forward."""
+
+    def loss(self, batch):
+        super().loss(batch)
+        raise ValueError("in the middle")
+
+
+class Reads(Callback):
+    """Looks at all weights when something has failed, as a callback that saves does; counts the gathers."""
+
+    def on_exception(self, trainer, game, exception):
+        with mock.patch.object(Bucket, "start") as started:
+            assert game.net.last.weight.shape == (362, 362)
+            game.state_dict()
+            list(game.parameters())
+        self.started = started.call_count
+
+
+def read_after_a_failure():
+    reads = Reads()
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    with mock.patch("strategies.sharding.bucket.SIZE", 2**20), pytest.raises(ValueError, match="in the middle"):
+        trainer(PhaseStrategy("zero3"), 2, 1, callbacks=[reads]).fit(Failing(), data)
+    return reads.started
+
+
+def test_after_a_failure_reading_waits_for_nobody(ranks):
+    assert ranks(2).run(read_after_a_failure) == [0, 0]
+
+
+# ---- in bfloat16 ----
+
+
+def mixed(policy):
+    module, strategy = Deep(), WatchedStrategy(policy)
+    data = DataLoader([share({"x": vectors(s)["x"].float()}, dist.get_rank(), 2) for s in range(4)], batch_size=None)
+    kinds = set()
+
+    class Kinds(Callback):
+        def on_train_batch_end(self, trainer, game, *_):
+            kinds.update(state["exp_avg"].dtype for state in strategy.policies["net"].optimizer.state.values())
+
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+        trainer(strategy, 2, 4, precision="bf16-mixed", callbacks=[Kinds()]).fit(module, data)
+    moved = {size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_"}
+    return snapshot(module, strategy), moved, kinds
+
+
+@pytest.mark.parametrize("policy", ["zero2", "zero3", "zero3+whole"])
+def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
+    full, bytes_, _ = ranks(2).run(mixed, policy)[0]
+    half, fewer, kinds = ranks(2).run(mixed, f"{policy}+bf16")[0]
+    assert {2 * size for size in fewer} == bytes_  # of each gather; piece by piece, only with bf16 backward has some
+    assert kinds == {torch.float32}
+    assert half.keys() == full.keys()
+    assert all(value.dtype == full[name].dtype for name, value in half.items())
+    # The same roundings, by autocast or by the gather; but the sum of a weight's gradients in one backward is rounded.
+    assert 0 < distance(half, full) < 1e-3
+
+
+def remembered_when_let_go():
+    """Addresses at which a bucket is looked for that is no longer there, after it was shown in two kinds of numbers."""
+    before = set(SHOWN)
+    weights = {"weight": nn.Parameter(torch.randn(1000))}
+    bucket = Bucket(weights, Sharing(2, dist.get_rank(), None, keep=False, shown=torch.bfloat16))
+    bucket.gather()
+    bucket.gather(torch.float32)
+    assert len(set(SHOWN) - before) == 1
+    bucket.let_go()
+    return len(set(SHOWN) - before)
+
+
+def test_no_bucket_is_found_where_its_memory_was(ranks):
+    """Else autograd would take what lies there now for a weight."""
+    assert ranks(2).run(remembered_when_let_go) == [0, 0]
+
+
+# ---- bytes ----
+
+
+def moved(policy, game, world, steps=4):
+    """The collectives of every phase on this rank."""
+    module, strategy = game(), WatchedStrategy(policy)
+    data = DataLoader([share(vectors(step), dist.get_rank(), world) for step in range(steps)], batch_size=None)
+    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
+    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces]
+
+
+def buckets_of(module, world):
+    """Bytes of a player's whole weights laid in a bucket, with what fills it up to a multiple of the ranks."""
+    count = sum(p.numel() for p in module.parameters())
+    return 8 * -(-count // world) * world
+
+
+@pytest.mark.parametrize("game", [Plain, Micro4, TwoForwards, Penalty])
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, game, ranks):
+    """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
+    world = 2
+    module = game()
+    for step, phase, collectives in ranks(world).run(moved, policy, game, world)[0]:
+        if step == 1:
+            continue  # DDP's reducer agrees once on the order of its buckets
+        learner = getattr(module, phase)
+        whole, norms = buckets_of(learner, world), 8 * len(list(learner.parameters()))
+        both = whole + whole // world
+        gather, reduce, sum_ = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+        used = [module.discriminator, module.generator]  # each phase of these games calls the other player as well
+        other = buckets_of(used[phase == "discriminator"], world)
+        exact = 8 * sum(p.numel() for p in learner.parameters())
+        assert (
+            collectives
+            == {
+                "zero1": [(sum_, exact), (gather, both)],
+                "zero2": [(reduce, both), (sum_, norms), (gather, both)],
+                "zero3": [(gather, both), (gather, other + other // world), (reduce, both), (sum_, norms)],
+            }[policy]
+        )
+
+
+class Apart(Plain):
+    """The discriminator judges the data alone: the generator plays no part in its phase."""
+
+    def judge(self, batch):
+        return self.discriminator(batch["x"]).square().mean()
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_a_player_that_a_phase_does_not_use_moves_nothing(policy, ranks):
+    world, largest = 2, buckets_of(Apart().discriminator, 2) * 3 // 2
+    for step, phase, collectives in ranks(world).run(moved, policy, Apart, world)[0]:
+        if step != 1 and phase == "discriminator":
+            sizes = [size for name, size in collectives if not name.startswith("allreduce")]
+            assert sizes == [largest] * {"zero1": 1, "zero2": 2, "zero3": 2}[policy]
+
+
+# ---- checkpoints that travel ----
+
+
+@pytest.mark.parametrize("onward", OURS)
+@pytest.mark.parametrize("start", OURS)
+def test_a_checkpoint_travels(start, onward, ranks, saved, unbroken):
+    arrived = travel(ranks, onward, 6, resume=saved(start))
+    assert distance(arrived, unbroken) < EXACT
+
+
+def test_a_checkpoint_holds_the_same_under_every_policy(saved):
+    """The same tensors in the same places and sizes as one device's."""
+    trees = [read_checkpoint(saved(policy)) for policy in OURS]
+    alone, *others = [_shapes([tree[name] for name in ("state_dict", "players", "optimizer_states")]) for tree in trees]
+    assert any("exp_avg_sq" in place for place in alone)
+    for other in others:
+        assert other == alone
+
+
+def _shapes(node, place=""):
+    if isinstance(node, torch.Tensor):
+        return {place: (node.shape, node.dtype)}
+    if isinstance(node, (dict, list)):
+        inner = node.items() if isinstance(node, dict) else enumerate(node)
+        return {k: v for name, value in inner for k, v in _shapes(value, f"{place}/{name}").items()}
+    return {place: node}
+
+
+def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, unbroken, ranks, tmp_path):
+    damaged = without_optimizers(saved("zero3"), tmp_path / "damaged.ckpt")
+    assert distance(travel(ranks, "zero2", 6, resume=damaged), unbroken) > BROKEN
+
+
+def saved_in_the_middle(policy, folder):
+    """A run that is saved by a callback between two steps, and goes on; then from the file."""
+
+    def run(callbacks=(), resume=None):
+        module, strategy = Journey(), PhaseStrategy(policy)
+        made = trainer(strategy, 2, 6, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+            made.fit(module, Whole(8, dist.get_rank(), 2), ckpt_path=resume)
+        return snapshot(module, strategy)
+
+    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=3, save_top_k=-1)
+    unbroken = run([keep])
+    return distance(run(resume=str(folder / "step=3.ckpt")), unbroken)
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_saving_between_steps_disturbs_nothing_and_resumes_bit_for_bit(policy, ranks, tmp_path):
+    assert ranks(2).run(saved_in_the_middle, policy, tmp_path) == [0, 0]
+
+
+# ---- averages ----
+
+
+class Validated(Plain):
+    """Looks at its weights while it validates."""
+
+    def validation_step(self, batch, batch_idx):
+        self.generator(batch["x"][:, :4])
+        self.seen = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
+
+
+def validated(policy, world):
+    rank = dist.get_rank() if world > 1 else 0
+    module, strategy = Validated(), PhaseStrategy(policy)
+    data = [DataLoader([share(vectors(s), rank, world) for s in range(4)], batch_size=None) for _ in range(2)]
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        trainer(strategy, world, 4, val_check_interval=2, num_sanity_val_steps=0).fit(module, *data)
+    return module.seen, snapshot(module, strategy)
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_validation_sees_whole_averages_and_disturbs_nothing(policy, ranks):
+    expected, trained = validated("single", 1)
+    results = ranks(2).run(validated, policy, 2)
+    for seen, _ in results:
+        assert distance(seen, expected) < EXACT
+    assert distance(results[0][1], trained) < EXACT
+    assert (
+        distance(
+            {f"weight generator.{n}": v for n, v in expected.items()},
+            {n: v for n, v in trained.items() if n.startswith("weight generator.")},
+        )
+        > BROKEN
+    )  # the weights themselves are others
+
+
+# ---- the author's modules stay what they are ----
+
+
+def what_it_leaves(policy):
+    module = Journey()
+    before = _marks(module)
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    trainer(PhaseStrategy(policy), 2, 1).fit(module, data)
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    own_memory = all(p.untyped_storage().nbytes() == p.nbytes for p in module.parameters())
+    hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
+    hooks += sum(len(m._forward_pre_hooks) for m in module.modules())
+    return before == _marks(module), frozen, own_memory, hooks, "synthesize" in vars(module.generator)
+
+
+def _marks(module):
+    return (
+        [id(m) for m in module.modules()],
+        [type(m) for m in module.modules()],
+        list(module.state_dict()),
+        [id(p) for p in module.parameters()],
+    )
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_modules_keys_and_flags_are_as_the_author_made_them(policy, ranks):
+    assert ranks(2).run(what_it_leaves, policy) == [(True, ["generator.table"], True, 0, False)] * 2
+
+
+# ---- the guard, and what plain torch would refuse ----
+
+
+def poisoned(policy):
+    module, strategy = Once(), PhaseStrategy(policy)
+    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(6)], batch_size=None)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(strategy, 2, 6).fit(module, data)
+    return snapshot(module, strategy), {name: each.skipped for name, each in strategy.policies.items()}
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, ranks):
+    expected = ranks(2).run(poisoned, "ddp")[0][0]
+    results = ranks(2).run(poisoned, policy)
+    assert [skipped for _, skipped in results] == [{"generator": 0, "discriminator": 1}] * 2
+    assert distance(results[0][0], expected) < EXACT
+
+
+class Outdated(Plain):
+    """Goes backward through a graph that is older than the weights it reads."""
+
+    def judge(self, batch):
+        self.old = self.discriminator(self.shared("fake", self.fake, batch["x"])).mean()
+        return super().judge(batch)
+
+    def fool(self, batch):
+        return self.old
+
+
+def outdated(policy):
+    data = DataLoader([share(vectors(0), dist.get_rank() if policy != "single" else 0, 2)], batch_size=None)
+    try:
+        trainer(PhaseStrategy(policy), 1 if policy == "single" else 2, 1).fit(Outdated(), data)
+    except RuntimeError as error:
+        return "modified by an inplace operation" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, ranks):
+    assert outdated("single")
+    assert ranks(2).run(outdated, policy) == [True, True]
+
+
+# ---- refusals ----
+
+
+class Whole2d(Plain):
+    """An optimizer that looks at whole weights."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, optimizer=partial(torch.optim.Adafactor, lr=1e-2))
+
+
+def refused(policy, game=Whole2d, world=2):
+    data = DataLoader([share(vectors(0), dist.get_rank(), world)], batch_size=None)
+    try:
+        trainer(PhaseStrategy(policy), world, 1).fit(game(), data)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("policy", SHARED_OUT)
+def test_an_optimizer_that_looks_at_whole_weights_is_refused_by_name(policy, ranks):
+    for message in ranks(2).run(refused, policy):
+        assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
+        assert f"type --strategy discriminator=ddp,*={policy}" in message
+    assert ranks(2).run(refused, f"discriminator=ddp,*={policy}") == [None, None]
+
+
+def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):
+    for message in ranks(4).run(refused, "zero2+hybrid:3", Plain, 4):
+        assert "player 'generator': 4 ranks cannot be parted into groups of 3" in message
+        assert "type zero2+hybrid:N with an N that divides 4" in message
+
+
+def test_bfloat16_without_autocast_is_refused(ranks):
+    for message in ranks(2).run(refused, "generator=zero3+bf16,*=ddp", Plain):
+        assert message.startswith("player 'generator': option bf16")
+        assert "type --precision bf16-mixed" in message

@@ -1,0 +1,292 @@
+"""A command's ranks as torchrun would start them, in forked processes, one of which is killed."""
+
+import contextlib
+import multiprocessing as mp
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
+
+from gan import errors, fit, noise
+from gan.errors import UserError
+from gan.fit.callbacks import Keep
+from gan.fit.folder import RunFolder
+from strategies import PhaseStrategy
+from strategies.processes.lost_ranks import Survivor
+from tests.support.parity import snapshot
+from tests.support.watch import Trace
+
+ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
+LIMIT = 30  # seconds in which the others must have ended
+TRAINS, STEP, SAVES = b"trains", b"step", b"saves"  # what a rank tells of itself
+ARGUMENTS = (
+    "--run wgan-gp-faces --width 2 --latent 4 --faces 48 --held-out 12 --batch-size 12 --critic-steps 3 "
+    "--accelerator cpu --precision 64-true --log-every 1 --sample-every 1000 --resume auto"
+)
+
+
+@dataclass
+class Ended:
+    """What came of a world of ranks."""
+
+    statuses: list[int | None]
+    said: list[str]
+    process: int | None  # of the rank that was killed
+    seconds: float  # from then until the last of the others had ended
+    left: list[int]  # groups of processes that are still there
+
+
+def train(
+    folder: Path,
+    size: int,
+    *arguments: str,
+    victim: int | None = None,
+    kill: Callable[[Connection], bool] | None = None,
+    itself: str | None = None,
+    tied: bool = True,
+) -> Ended:
+    """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
+
+    From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
+    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step. With "mistake" and
+    "error" it is not killed, and raises an error in a forward. The control is not `tied` to a lifeline.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["gan.bench.peers.worker", __name__])
+    ranks: list[BaseProcess] = []
+    pipes: list[Connection] = []
+    for rank in range(size):
+        ours, theirs = context.Pipe(duplex=False)
+        command = [*ARGUMENTS.split(), *arguments]
+        deeds = [itself] if itself and rank == victim else []
+        deeds += [] if tied else ["untied"]
+        ranks.append(context.Process(target=_rank, args=(folder, rank, size, port, command, theirs, deeds)))
+        ranks[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    killed = None
+    try:
+        if kill is not None and kill(pipes[victim]):
+            ranks[victim].kill()
+        if victim is not None:
+            wait([ranks[victim].sentinel], ALONE)
+            ranks[victim].join(1)
+            killed = time.monotonic() if ranks[victim].exitcode == -signal.SIGKILL else None
+        deadline = time.monotonic() + (ALONE if killed is None else LIMIT)
+        for process in ranks:
+            process.join(max(0.0, deadline - time.monotonic()))
+        seconds = 0.0 if killed is None else time.monotonic() - killed
+        statuses = [process.exitcode for process in ranks]
+        deadline = time.monotonic() + 15
+        while any(map(_there, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [process.pid for process in ranks if _there(process)]
+    finally:
+        for process in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+    said = [(folder / f"said-{rank}.txt").read_text() for rank in range(size)]
+    return Ended(statuses, said, None if killed is None else ranks[victim].pid, seconds, left)
+
+
+def _there(process: BaseProcess) -> bool:
+    """Whether a rank, or whatever it has started, is still there."""
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# ---- when ----
+
+
+def after(seconds: float, event: bytes, number: int = 1) -> Callable[[Connection], bool]:
+    """So long after the victim has told something for the n-th time."""
+
+    def kill(pipe: Connection) -> bool:
+        for _ in range(number):
+            while True:
+                try:
+                    if not pipe.poll(ALONE):
+                        return False
+                    if pipe.recv_bytes() == event:
+                        break
+                except EOFError:
+                    return False
+        time.sleep(seconds)
+        return True
+
+    return kill
+
+
+def some_moment(chance: random.Random) -> tuple[str, Callable[[Connection], bool]]:
+    """At random: before training, anywhere in the next few steps, or while a checkpoint is saved."""
+    kind, number = chance.choice([TRAINS, STEP, STEP, SAVES, SAVES]), chance.randint(1, 3)
+    seconds = chance.uniform(0, 0.03 if kind == SAVES else 0.3)
+    words = {TRAINS: "set-up", STEP: f"step {number}", SAVES: f"the start of save {number}"}
+    return f"{1000 * seconds:.0f} ms after {words[kind]}", after(seconds, kind, 1 if kind == TRAINS else number)
+
+
+# ---- what came of it ----
+
+
+def newest(folder: Path) -> Path | None:
+    """The run's newest checkpoint, by the framework's own search."""
+    runs = sorted((folder / "runs").glob("*"))
+    return RunFolder(runs[-1]).newest_checkpoint() if runs else None
+
+
+def made(folder: Path) -> dict[str, Any]:
+    """The weights, averages and optimizer states of a run that has come to its end."""
+    return torch.load(folder / "made.pt", weights_only=True)
+
+
+def assert_named(ended: Ended, victim: int) -> None:
+    """The others have ended in time, by one error that names the rank, and nothing is left."""
+    text = "\n".join(f"--- rank {rank}\n{said[-3000:]}" for rank, said in enumerate(ended.said))
+    others = [rank for rank in range(len(ended.said)) if rank != victim]
+    assert ended.statuses[victim] == -signal.SIGKILL, text
+    assert [ended.statuses[rank] for rank in others] == [2] * len(others), text
+    assert ended.seconds < LIMIT, text
+    for rank in others:
+        errors = re.findall(r"^error: .*", ended.said[rank], re.MULTILINE)
+        assert len(errors) == 1, text
+        assert f"rank {victim} (process {ended.process} on " in errors[0], text
+        assert "Traceback" not in ended.said[rank], text
+    assert ended.left == [], text
+
+
+# ---- a rank ----
+
+
+def _rank(
+    folder: Path, rank: int, size: int, port: int, command: list[str], tells: Connection, deeds: list[str]
+) -> None:
+    os.setpgid(0, 0)  # with all that it starts, such as loaders' workers
+    os.chdir(folder)
+    said = os.open(f"said-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, GROUP_RANK=0, NODE_RANK=0)
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="crashes")
+    rank_zero_only.rank = lightning_rank_zero_only.rank = rank  # Lightning looks when it is imported
+    errors.OTHERS = 3  # nobody ends here whom it gives the word to
+    torch.set_num_threads(1)
+    _after(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS))
+    _after(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP))
+    _before(PhaseStrategy, "save_checkpoint", lambda *_: tells.send_bytes(SAVES))
+    fit.finish = _finish
+    for deed in deeds:
+        DEEDS[deed]()
+    sys.exit(fit.main(command))
+
+
+def _finish(run: Any, score: Any, trainer: Any, where: RunFolder, seconds: float) -> None:
+    found = snapshot(run.game, trainer.strategy)
+    if trainer.is_global_zero:
+        torch.save(found, "made.pt")
+
+
+def _after(owner: Any, name: str, then: Callable[..., Any]) -> None:
+    function = getattr(owner, name)
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        then(*args)
+        return result
+
+    setattr(owner, name, both)
+
+
+def _before(owner: Any, name: str, first: Callable[..., Any]) -> None:
+    function = getattr(owner, name)
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first(*args)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, both)
+
+
+def _the(number: int, error: Exception | None = None) -> Callable[..., None]:
+    """The n-th call is the last, by an error or by a signal."""
+    calls = iter(range(1, number))
+
+    def call(*_: Any) -> None:
+        if next(calls, None) is None:
+            if error is not None:
+                raise error
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return call
+
+
+def _in_forward(error: Exception | None = None) -> None:
+    _before(noise, "randn", _the(4, error))
+
+
+def _in_a_collective() -> None:
+    die = _the(25)
+
+    class Deadly(Trace):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if str(function).startswith("c10d"):
+                die()
+            return function(*args, **(kwargs or {}))
+
+    run = PhaseStrategy.run
+
+    def watched(self: PhaseStrategy, *args: Any) -> None:
+        with Deadly():
+            run(self, *args)
+
+    PhaseStrategy.run = watched
+
+
+def _while_it_writes() -> None:
+    saves = iter([False])
+
+    def save(*args: Any, function: Any = PhaseStrategy.save_checkpoint, **kwargs: Any) -> None:
+        deadly = next(saves, True)  # the first one becomes whole
+        with mock.patch.object(os, "fsync", _the(1)) if deadly else contextlib.nullcontext():
+            function(*args, **kwargs)
+
+    PhaseStrategy.save_checkpoint = save
+
+
+def _untied() -> None:
+    Survivor.tie = lambda *_: None
+
+
+DEEDS = {
+    "forward": _in_forward,
+    "collective": _in_a_collective,
+    "writes": _while_it_writes,
+    "mistake": partial(_in_forward, UserError("images/3.png cannot be read")),
+    "untied": _untied,
+    "error": partial(_in_forward, ValueError("no such label")),
+}

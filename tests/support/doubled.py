@@ -1,0 +1,28 @@
+"""DeepSpeed in float64, which tells what is wrong from what is rounded. Only for tests: it has no such setting."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+
+from strategies.policies.deepspeed import package
+
+
+@contextmanager
+def doubled() -> Iterator[None]:
+    """Engines made herein keep, reduce and step in float64."""
+    package(torch.device("cpu"))
+    from deepspeed.runtime.base_optimizer import ZeROOptimizer
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    with ExitStack() as stack:
+        for where, name, value in (
+            (ZeROOptimizer, "_configure_master_weights", lambda *_, **__: torch.float64),
+            (DeepSpeedEngine, "get_data_types", lambda _: (torch.float64, torch.float64)),
+            (DeepSpeedEngine, "communication_data_type", torch.float64),
+            (DeepSpeedEngine, "zero_reduce_scatter", lambda _: False),  # it knows no float64
+        ):
+            stack.enter_context(mock.patch.object(where, name, value))
+        stack.enter_context(mock.patch("strategies.policies.deepspeed.KIND", torch.float64))
+        yield

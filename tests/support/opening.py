@@ -1,0 +1,44 @@
+"""Tiny trained runs, to open in tests."""
+
+from pathlib import Path
+
+import yaml
+
+from datasets import Faces
+from gan.fit import command as fit
+from tests.support import narrow_vgg
+
+WIDTHS = dict(size=32, width=4, hidden=8, style=8)
+SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # of a run on files
+
+
+def train(out: Path, name: str, **settings) -> Path:
+    """A run's folder after two steps on one device."""
+    settings = {"devices": 1, "accelerator": "cpu", "max-steps": 2, "batch-size": 4, "log-every": 1, **settings}
+    options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    assert fit.main(["--run", name, "--out", str(out), *options]) == 0
+    return max(out.glob(f"*-{name}"))
+
+
+def sean_run(out: Path) -> Path:
+    """SEAN on drawn faces."""
+    return train(out, "sean-faces", faces=16, held_out=4, **WIDTHS)
+
+
+def folder_run(root: Path) -> Path:
+    """SEAN on a folder of pictures, with a perceptual loss whose weights are gone by now."""
+    data, faces = root / "data", Faces(8, size=32)
+    for part, draw in (("images", faces.draw), ("labels", faces.label)):
+        (data / part).mkdir(parents=True)
+        for number in range(8):
+            draw(number).save(data / part / f"{number}.png")
+    vgg = Path(narrow_vgg.save(root / "vgg.pth"))
+    run = train(root / "runs", "sean-folder", data=data, perceptual=vgg, held_out=2, **SMALL)
+    vgg.unlink()
+    return run
+
+
+def rewrite(folder: Path, **changes) -> None:
+    """Change some of a run's settings on the disk."""
+    path = folder / "settings.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))

@@ -1,0 +1,141 @@
+"""Training a game under a strategy for a few steps, and comparing what came of it."""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from lightning import Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from gan import GanModule
+from strategies import PhaseStrategy
+from strategies.policies.ddp import Replicated
+from strategies.policies.policy import Policy
+from strategies.sharding.share import Share
+from strategies.strategy import POLICIES
+
+STEPS = 10
+BATCH = 16
+EXACT = 1e-10  # what every policy keeps to in float64
+BROKEN = 1e-6  # what a control exceeds
+
+
+def vectors(step: int) -> dict[str, Tensor]:
+    """The global batch of one step, for the games on vectors."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    return {"x": torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)}
+
+
+def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
+    """A quiet CPU Trainer in float64."""
+    warnings.filterwarnings("ignore", module="lightning")
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    settings = dict(accelerator="cpu", devices=world, max_steps=steps, precision="64-true", strategy=strategy)
+    settings["use_distributed_sampler"] = False
+    return Trainer(**{**quiet, **settings, **kwargs})
+
+
+def share(batch: Any, rank: int, world: int) -> Any:
+    """A rank's part of a global batch."""
+    size = BATCH // world
+    return {name: value[rank * size : (rank + 1) * size] for name, value in batch.items()}
+
+
+class Whole:
+    """A loader over a rank's parts of numbered global batches, that resumes where it was."""
+
+    def __init__(self, steps: int, rank: int = 0, world: int = 1) -> None:
+        self.steps, self.at, self.rank, self.world = steps, 0, rank, world
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.steps:
+            self.at += 1
+            yield share(vectors(self.at - 1), self.rank, self.world)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Deaf(Replicated):
+    """The control: ddp with the synchronisation of gradients taken out."""
+
+    name = "deaf"
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        return loss
+
+    def finish(self, scale: float) -> Tensor:
+        # Norms differ from rank to rank here, and Replicated decides by them whether to communicate.
+        return Policy.finish(self, scale)
+
+
+def train(
+    game: Callable[[], GanModule],
+    batches: Callable[[int], dict[str, Tensor]] = vectors,
+    policy: Any = "ddp",
+    world: int = 1,
+    steps: int = STEPS,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Train and return weights, averages and optimizer states, keyed by name."""
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    POLICIES["deaf"] = Deaf
+    module, strategy = game(), PhaseStrategy(policy)
+    data = DataLoader([share(batches(step), rank, world) for step in range(steps)], batch_size=None)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
+        trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, data)
+    return snapshot(module, strategy)
+
+
+def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
+    """Every tensor that training has made; on ranks other than the first, the weights alone. All ranks must call it."""
+    found: dict[str, Any] = {f"weight {k}": v.clone() for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    shares: dict[str, Share] = {}
+    for name, policy in strategy.policies.items():
+        if policy.ema is not None:
+            shares |= {f"ema {name}.{k}": share for k, share in policy.average_state().items()}
+        if policy.optimizer is not None:
+            for weight, state in policy.optimizer_state()["state"].items():
+                shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in state.items() if isinstance(v, Share)}
+            found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
+    return found | together(shares, strategy.world_size)
+
+
+def together(shares: dict[str, Share], world: int) -> dict[str, Tensor]:
+    """What a rank has whole, and on the first also what all have in shares: by hand, without the code this proves."""
+    found = {
+        k: v.tensor.detach().clone().view(v.shape) for k, v in shares.items() if v.tensor.numel() == v.shape.numel()
+    }
+    if world == 1:
+        return found
+    parts: list[Any] | None = [None] * world if torch.distributed.get_rank() == 0 else None
+    torch.distributed.gather_object(shares, parts, dst=0)
+    rest = [(k, v) for part in parts or () for k, v in part.items() if k not in found]
+    flat = {k: torch.full((v.shape.numel(),), math.nan, dtype=v.tensor.dtype) for k, v in rest}
+    for name, share in rest:
+        flat[name][share.start : share.stop] = share.tensor.detach().reshape(-1)
+    return found | {name: flat[name].view(share.shape) for name, share in rest}
+
+
+def weights(found: dict[str, Any]) -> dict[str, Any]:
+    """What every rank has of a snapshot."""
+    return {name: value for name, value in found.items() if name.startswith("weight ")}
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between two trainings; infinite where they hold other tensors, or what is no number."""
+    if one.keys() != other.keys():
+        return math.inf
+    largest = torch.stack([(one[key].double() - other[key].double()).abs().max() for key in one]).max().item()
+    return math.inf if math.isnan(largest) else largest

@@ -1,0 +1,36 @@
+"""The command that measures: it finds its benchmarks and says what it has."""
+
+import pytest
+
+from gan.bench import command as bench
+from gan.errors import UserError
+
+
+def test_the_benchmark_of_that_name_gets_the_rest(monkeypatch):
+    got = []
+    monkeypatch.setitem(bench.BENCHMARKS, "sean", lambda argv: got.append(argv) or 0)
+    assert bench.main(["sean", "--size", "8"]) == 0
+    assert got == [["--size", "8"]]
+
+
+@pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), ([], 2)])
+def test_it_says_what_there_is(argv, code, capsys):
+    assert bench.main(argv) == code
+    said = capsys.readouterr().out
+    assert "usage: python -m gan.bench NAME" in said
+    for name in bench.BENCHMARKS:
+        assert f"  {name} " in said
+
+
+def test_a_name_that_there_is_not_is_refused(capsys):
+    assert bench.main(["seen"]) == 2
+    assert "there is no benchmark 'seen'" in capsys.readouterr().err
+
+
+def test_what_a_user_can_mend_is_one_line(monkeypatch, capsys):
+    def fail(argv):
+        raise UserError("no")
+
+    monkeypatch.setitem(bench.BENCHMARKS, "sean", fail)
+    assert bench.main(["sean"]) == 2
+    assert capsys.readouterr().err == "error: no\n"

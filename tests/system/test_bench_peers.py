@@ -1,0 +1,239 @@
+"""The comparison with other frameworks: its verdicts, its figures, and that nothing a peer does can stop it."""
+
+import os
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gan.bench import peers
+from gan.bench.peers import Peer, measure
+from gan.bench.peers.game import Feed, Hand, Payload, Task, weights
+from gan.bench.peers.worker import distance, first_line
+from gan.errors import UserError
+from strategies.strategy import POLICIES
+
+TINY = dict(width=8, batch_size=8, rounds=2, steps=2)
+NUMBERS = (64 * 8 + 8) + 2 * (8 * 8 + 8) + (8 * 64 + 64), (64 * 8 + 8) + 2 * (8 * 8 + 8) + (8 + 1)  # in each network
+HERE = "tests.system.test_bench_peers"
+
+
+def task(**changes):
+    return Task(**{**dict(penalty=True, width=8, batch_size=8, dtype=torch.float64, rank=0, ranks=1), **changes})
+
+
+# ---- peers that only tests have ----
+
+
+def deaf(task):
+    """The control: the loop by hand without its synchronisation."""
+    hand = Hand(task)
+    hand.average = lambda learner: None
+    for batch in task.batches:
+        hand.step(batch)
+    return hand.weights()
+
+
+def wrong_on_one_rank(task):
+    hand = Hand(task)
+    for batch in task.batches:
+        hand.step(batch)
+    return {name: weight + task.rank for name, weight in hand.weights().items()}
+
+
+def raises(task):
+    if task.rank == 1:
+        raise RuntimeError("rank 1 has had enough\nand says more")
+    dist.barrier()  # waits for ever
+
+
+def waits(task):
+    if task.rank == 0:
+        dist.barrier()
+    time.sleep(60)
+
+
+def dies(task):
+    if task.rank == 1:
+        os._exit(7)
+    dist.barrier()
+
+
+def test_without_synchronisation_it_is_wrong():
+    result = measure(Peer("deaf", f"{HERE}:deaf"), 2, 60, penalty=False, **TINY)
+    assert result["exact"] is False and result["difference"] > 1e-4
+    assert result["payload"] == 0 and result["ratio"] > 0
+    assert "WRONG" in peers._line(result)
+
+
+def test_a_peer_that_raises_is_told_by_its_first_line():
+    began = time.monotonic()
+    result = measure(Peer("raises", f"{HERE}:raises"), 2, 60, penalty=False, **TINY)
+    assert result["failure"] == "RuntimeError: rank 1 has had enough"
+    assert peers._line(result) == "fails: RuntimeError: rank 1 has had enough"
+    assert time.monotonic() - began < 45
+
+
+def test_a_peer_that_hangs_is_ended(monkeypatch):
+    ended = []
+    end = peers._end
+    monkeypatch.setattr(peers, "_end", lambda process: (end(process), ended.append(process)))
+    result = measure(Peer("waits", f"{HERE}:waits"), 2, 3, penalty=False, **TINY)
+    assert peers._line(result) == "hangs: no end within 3 s"
+    assert len(ended) == 2 and not any(process.is_alive() for process in ended)
+
+
+def test_a_peer_that_dies_is_told(monkeypatch):
+    monkeypatch.setattr(peers, "GRACE", 1.0)
+    assert measure(Peer("dies", f"{HERE}:dies"), 2, 60, penalty=False, **TINY)["failure"] == "rank 1 ended with 7"
+
+
+def test_a_peer_that_is_not_installed_is_skipped():
+    result = measure(Peer("absent", f"{HERE}:deaf", needs=("torch", "not_there", "nor_this")), 2, 60, **TINY)
+    assert peers._line(result) == "skipped: not_there and nor_this not installed"
+
+
+def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    assert peers.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0
+    said = capsys.readouterr().out
+    assert "2 gloo ranks of one thread, three hidden layers of 8, batch 8" in said
+    lines = dict(re.findall(r"^(.{44})(.*)$", said, re.MULTILINE))
+    lines = {title.strip(): rest for title, rest in lines.items()}
+    gradients = f"{4 * sum(NUMBERS) / 1000:.1f}"
+    for title in ("torch, by hand", "torch, DDP", "ours, ddp"):
+        verdict, difference, rate, ratio, payload = lines[title].split()
+        assert verdict == "exact" and float(difference) < 1e-10
+        assert float(rate) > 0 and float(ratio) > 0 and payload == gradients
+    assert lines["torch, FSDP2 kept gathered"].startswith("exact")
+    assert lines["Lightning ddp"].startswith("fails: RuntimeError: It looks like your LightningModule has parameters")
+    # It reduces both networks in both turns.
+    verdict, *_, payload = lines["Lightning ddp_find_unused_parameters_true"].split()
+    assert verdict == "exact" and float(payload) > 1.9 * float(gradients)
+
+
+# ---- the parts ----
+
+
+def test_everyone_is_named_once_and_so_is_every_policy_of_ours():
+    titles = [peer.title for peer in peers.peers()]
+    assert len(set(titles)) == len(titles) and max(map(len, titles)) < 44
+    several = [name for name, policy in POLICIES.items() if policy.max_ranks != 1]
+    assert [title for title in titles if title.startswith("ours")] == [f"ours, {name}" for name in several]
+    for word in ("Lightning ddp_find", "Accelerate, DDP", "two Accelerators", "DeepSpeed 3", "FSDP2"):
+        assert any(word in title for title in titles)
+
+
+def test_ranks_share_the_global_batch():
+    whole, parts = task().batch(3), [task(rank=rank, ranks=2).batch(3) for rank in range(2)]
+    for name, value in whole.items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), value)
+    assert not torch.equal(whole["x"], task().batch(4)["x"])
+    assert task(dtype=torch.float32).batch(3)["x"].dtype == torch.float32
+
+
+def test_the_penalty_is_part_of_the_loss_and_reaches_the_weights():
+    generator, discriminator = task().networks()
+    batch = task().batch(0)
+    with_penalty = task().judge(generator, discriminator, batch)
+    without = task(penalty=False).judge(generator, discriminator, batch)
+    real = batch["x"].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(discriminator(real).sum(), real)
+    assert torch.allclose(with_penalty - without, slope.square().sum(1).mean() / 2)
+    with_penalty.backward()
+    assert all(weight.grad is not None for weight in discriminator.parameters())
+    assert all(weight.grad is None for weight in generator.parameters())
+
+
+def test_the_loop_by_hand_teaches_both():
+    hand = Hand(task())
+    before = hand.weights()
+    hand.step(task().batch(0))
+    assert all(not torch.equal(before[name], weight) for name, weight in hand.weights().items())
+    assert all(weight.requires_grad for weight in hand.discriminator.parameters())
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_feed_counts_its_batches_and_times_both(alone):
+    feed = Feed(task(), rounds=3, steps=2)
+    played, collectives = 0, torch.ones(5)
+    for _ in feed:
+        played += 1
+        dist.all_reduce(collectives)
+        time.sleep(0.01)
+    assert played == len(feed)
+    assert len(feed.peer_seconds) == len(feed.hand_seconds) == 3
+    assert min(feed.peer_seconds) >= 0.02 and min(feed.hand_seconds) > 0
+    assert feed.payload == 20
+
+
+def test_a_feed_is_whole_for_one_who_does_not_ask_beyond_its_length(alone):
+    feed = Feed(task(), rounds=3, steps=2)
+    batches = iter(feed)
+    for _ in range(len(feed)):
+        next(batches)
+    assert len(feed.peer_seconds) == len(feed.hand_seconds) == 3
+
+
+def test_the_larger_side_of_a_collective_counts(alone):
+    big, small = torch.zeros(10), torch.zeros(10)
+    with Payload() as payload:
+        dist.barrier()
+        big + small
+    assert payload.bytes == 0
+    for collective in (
+        lambda: dist.all_reduce(big),
+        lambda: dist.broadcast(big, 0),
+        lambda: dist.all_gather_into_tensor(big, small),
+        lambda: dist.all_gather([big], small),
+        lambda: dist.reduce_scatter_tensor(small, big),
+    ):
+        with Payload() as payload:
+            collective()
+        assert payload.bytes == 40
+
+
+def test_a_difference_anywhere_counts():
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    other.load_state_dict(one.state_dict())
+    assert distance(weights(one, one), weights(one, other)) == 0
+    with torch.no_grad():
+        other.bias[1] += 0.5
+    assert distance(weights(one, one), weights(one, other)) == pytest.approx(0.5)
+    assert distance(weights(one, one), weights(other, one)) == pytest.approx(0.5)
+    with torch.no_grad():
+        other.weight[0, 0] = float("nan")
+    assert not distance(weights(one, one), weights(other, one)) <= 1
+
+
+def test_one_rank_that_is_wrong_makes_it_wrong():
+    result = measure(Peer("half", f"{HERE}:wrong_on_one_rank"), 2, 60, penalty=False, **TINY)
+    assert result["exact"] is False and result["difference"] == pytest.approx(1)
+
+
+def test_an_error_in_a_line():
+    assert first_line(ValueError("a\nb")) == "ValueError: a"
+    assert first_line(KeyError()) == "KeyError"
+
+
+def test_what_cannot_be_measured_is_refused(capsys):
+    with pytest.raises(UserError, match="batch 9 is not divisible by 2 ranks; try --batch-size 10"):
+        peers.main(["--batch-size", "9"])
+    with pytest.raises(UserError, match="--ranks 1 is too small; type --ranks 2 or more"):
+        peers.main(["--ranks", "1"])
+    with pytest.raises(UserError, match="--batch-size 0 is too small; type --batch-size 1 or more"):
+        peers.main(["--batch-size", "0"])
+    with pytest.raises(UserError, match="no peer's line has Nobody; there are torch, by hand; "):
+        peers.main(["--only", "Nobody"])
+    with pytest.raises(SystemExit):
+        peers.main(["--game", "r3"])
+    assert "invalid choice" in capsys.readouterr().err

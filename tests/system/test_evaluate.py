@@ -1,0 +1,244 @@
+"""The command: every held-out sample scored once, the same figures at any number of ranks, a table and JSON."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed import is_initialized
+from torch.utils.data import default_collate
+from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+
+from datasets.augment import to_tensors
+from gan import noise
+from gan.errors import UserError
+from gan.evaluate import command as evaluate
+from gan.evaluate.scores import features, judge, pixels
+from gan.evaluate.scores.judge import NEEDS
+from gan.painting.reopen import open_run
+from tests.support import inception, opening
+
+
+class Coarse(nn.Module):
+    """A few features of a picture, where a test needs no network's."""
+
+    def forward(self, pictures):
+        return nn.functional.avg_pool2d(pictures.float(), 16).flatten(1)
+
+
+def quick():
+    """A stand-in network that costs nothing."""
+    return features.Extractor("coarse", Coarse(), 12)
+
+
+@pytest.fixture(autouse=True)
+def no_networks(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.setattr(judge.features, "vgg", quick)
+
+
+@pytest.fixture(scope="session")
+def segmenter(tmp_path_factory):
+    """Random weights of a segmentation network for the 19 labels of faces."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("segmenter") / "lraspp.pth"
+    torch.save(lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=19).state_dict(), path)
+    return path
+
+
+def opened(run, held_out=5):
+    """Five held-out faces, and a generator whose noise can be seen."""
+    found = open_run(str(run), held_out=held_out)
+    with torch.no_grad():
+        for name, parameter in found.run.game.named_parameters():
+            if name.endswith("noise_scale"):
+                parameter.fill_(0.5)
+    return found
+
+
+def figures(run, segmenter, batch_size, forget_places=False):
+    """The scores that this rank, or all ranks together, compute."""
+    features.vgg = quick
+    at = noise.at
+    if forget_places:
+        torch.manual_seed(0)
+        noise.at = lambda place: pytest.MonkeyPatch.context()
+    try:
+        result = evaluate.evaluate(opened(run), segmenter=segmenter, batch_size=batch_size)
+    finally:
+        noise.at = at
+    return result and (result["scores"], result["computed"]["ranks"])
+
+
+@pytest.fixture(scope="module")
+def alone(sean_run, segmenter):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "vgg", quick)
+        return {size: figures(sean_run, segmenter, size)[0] for size in (1, 3, 8)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])  # 3 and 2 pictures a rank; 3 and 2 in one batch each; 5 and none
+def test_two_ranks_get_the_figures_of_one(batch_size, alone, sean_run, segmenter, ranks):
+    assert not is_initialized()
+    (together, size), others = ranks(2).run(figures, sean_run, segmenter, batch_size)
+    assert size == 2 and others is None
+    assert repr(together) == repr(alone[batch_size])  # to the last bit, and NaN is NaN
+
+
+def flat(scores):
+    for title, values in scores.items():
+        for name, value in values.items():
+            if not isinstance(value, dict):
+                yield f"{title} {name}", value
+
+
+def test_batches_of_any_size_get_the_same_figures(alone):
+    for size in (3, 8):
+        other = dict(flat(alone[size]))
+        for name, value in flat(alone[1]):
+            assert other[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
+
+
+def test_it_is_the_place_of_each_sample_that_makes_it_so(alone, sean_run, segmenter):
+    drawn, _ = figures(sean_run, segmenter, 3, forget_places=True)
+    assert drawn["reconstruction"]["rmse"] != pytest.approx(alone[1]["reconstruction"]["rmse"], rel=1e-4)
+
+
+def test_every_held_out_sample_is_scored_once(sean_run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(pixels, "rmse", lambda made, truth: seen.append(truth) or torch.zeros(len(truth)))
+    found = opened(sean_run)
+    result = evaluate.evaluate(found, scores=("rmse",), batch_size=2)
+    assert result["pictures"] == result["held_out"] == 5
+    items = [to_tensors(found.run.data.val[number]) for number in range(5)]
+    keys = {"reconstruction": "image", "transfer": "truth", "one region": "region_truth"}
+    for task, title in enumerate(result["scores"]):
+        order = torch.cat(seen[task :: len(keys)])
+        assert torch.equal(order, torch.stack([item[keys[title]] for item in items]))
+
+
+def test_transfer_errors_are_those_that_validation_logs(sean_run):
+    found = opened(sean_run)
+    game, data = found.run.game, found.run.data.val
+    batch = default_collate([to_tensors(data[number]) for number in range(5)])
+    logged = {}
+    game.log = lambda name, value, **_: logged.update({name: float(value)})
+    with torch.no_grad():
+        for name, parameter in game.named_parameters():
+            if name.endswith("noise_scale"):
+                parameter.zero_()  # validation's noise is another
+        game.validation_step(batch)
+    scores = evaluate.evaluate(found, scores=("transfer",))["scores"]
+    for title, name in (("transfer", "transfer_error"), ("one region", "region_error"), ("one region", "region_spill")):
+        assert scores[title][name] == pytest.approx(logged[f"val/{name}"], rel=1e-4), name
+
+
+def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_path):
+    network = inception.save(tmp_path / "weights.pth")
+    found = open_run(str(sean_run), held_out=3)
+    result = evaluate.evaluate(found, scores=("fid", "kid"), inception=tmp_path / "weights.pth", batch_size=2)
+    assert result["scores"]["transfer"].keys() == {"fid", "kid"}
+    assert result["about"]["features"]["file"] == str(tmp_path / "weights.pth")
+    with torch.no_grad():
+        ((_, made),) = evaluate._made(found, [range(3)], 3, "cpu")
+        seen = [network(features.saved(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
+    assert result["scores"]["transfer"]["fid"] == pytest.approx(features.frechet_distance(*seen), rel=1e-3)
+    assert result["scores"]["transfer"]["kid"] == pytest.approx(features.kernel_distance(*seen)[0], rel=1e-3)
+
+
+def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path, capsys):
+    run = shutil.copytree(sean_run, tmp_path / sean_run.name)
+    assert evaluate.main([str(run), "--devices", "1", "--segmenter", str(segmenter), "--ignore-labels", "0"]) == 0
+    out = capsys.readouterr().out
+    path = run / "evaluation-step-000002.json"
+    assert f"{run.name}, step 2: 4 of 4 held-out pictures" in out and f"saved in {path}" in out
+    assert "SSIM, data range 1 " in out and "SSIM, data range 2 (as published; flatters)" in out
+    assert "Fréchet distance (not FID) by coarse" in out
+    assert f"without fid and kid: FID and KID need the Inception weights, and there is no {tmp_path}" in out
+    assert "note: the Fréchet distance of 4 pictures" in out
+    saved = json.loads(path.read_text())
+    assert saved["scores"].keys() == {"reconstruction", "transfer", "one region"}
+    assert f"{saved['scores']['transfer']['transfer_error']:.5g}" in out
+    assert saved["step"] == 2 and saved["checkpoint"] == "step-000002.ckpt" and saved["settings"]["size"] == 32
+    assert saved["about"]["kernel"] == {"subsets": 1, "subset_size": 4, "seed": 0, "degree": 3}
+    assert saved["about"]["ssim"]["kernel_size"] == 11
+    assert saved["about"]["segmenter"] == {"file": str(segmenter), "network": "LRASPP", "ignored_labels": [0]}
+    assert saved["versions"]["torch"] == torch.__version__
+
+
+def test_two_processes_of_the_command_get_the_same_scores(sean_run, tmp_path):
+    run = shutil.copytree(sean_run, tmp_path / sean_run.name)
+    options = ["--scores", "rmse,transfer", "--batch-size", "3", "--devices", "2", "--accelerator", "cpu"]
+    assert evaluate.main([str(run), *options]) == 0
+    saved = json.loads((run / "evaluation-step-000002.json").read_text())
+    assert saved["scores"] == evaluate.evaluate(open_run(str(run)), scores=("rmse", "transfer"), batch_size=3)["scores"]
+    assert saved["computed"]["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--scores", "ssim,beauty"), f"there is no score 'beauty'; known: {', '.join(NEEDS)}"),
+        (("--scores", "fid"), "score fid: FID and KID need the Inception weights, and there is no"),
+        (("--scores", "miou"), "score miou: mIoU needs a segmentation network: type --segmenter"),
+        (("--inception", "mine.pth"), f"there is no mine.pth; bring {features.INCEPTION}"),
+        (("--ignore-labels", "none"), "--ignore-labels none: type numbers with commas"),
+        (("--ignore-labels", "19"), "--ignore-labels 19: the labels are 0 to 18"),
+        (("--data", "elsewhere"), "run sean-faces do not fit together"),  # its faces are drawn
+    ],
+)
+def test_a_mistake_is_told_in_one_line(options, message, sean_run, capsys):
+    assert evaluate.main([str(sean_run), "--devices", "1", *options]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and "Traceback" not in err
+    assert not list(sean_run.glob("evaluation*"))
+
+
+def test_a_mistake_in_another_process_is_told_in_one_line(sean_run, capsys, monkeypatch):
+    def fails(message):
+        def spawn(*_, **__):
+            raise mp.ProcessRaisedException(message, 0, 1)
+
+        monkeypatch.setattr(evaluate.mp, "spawn", spawn)
+        return evaluate.main([str(sean_run), "--devices", "2", "--accelerator", "cpu"])
+
+    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
+    assert fails(f"{text}gan.errors.UserError: 7.jpg cannot be read as a picture; remove it\n") == 2
+    assert capsys.readouterr().err == "error: 7.jpg cannot be read as a picture; remove it\n"
+    with pytest.raises(mp.ProcessRaisedException):
+        fails(f"{text}KeyError: 'image'\n")
+
+
+def test_a_run_that_holds_nothing_out_has_nothing_to_score(sean_run):
+    found = opened(sean_run)
+    found.run.data.val = None
+    with pytest.raises(UserError, match="run sean-faces holds nothing out"):
+        evaluate.evaluate(found)
+
+
+def test_a_run_on_files_whose_data_have_moved(tmp_path, capsys):
+    run = opening.folder_run(tmp_path)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    options = [str(run), "--devices", "1", "--scores", "rmse"]
+    assert evaluate.main(options) == 2
+    assert "type --data" in capsys.readouterr().err
+    assert evaluate.main([*options, "--data", str(tmp_path / "moved")]) == 0
+    assert "2 of 2 held-out pictures" in capsys.readouterr().out
+
+
+def test_a_count_takes_the_first_so_many(sean_run):
+    found = opened(sean_run)
+    few = evaluate.evaluate(found, scores=("rmse",), count=2)
+    assert (few["pictures"], few["held_out"]) == (2, 5)
+    assert few["scores"] == evaluate.evaluate(opened(sean_run, held_out=5), scores=("rmse",), count=2)["scores"]
+    assert evaluate.evaluate(found, scores=("rmse",), count=50)["pictures"] == 5
+
+
+def test_what_json_has_no_number_for_becomes_a_word(tmp_path):
+    evaluate.save({"psnr": math.inf, "iou": [math.nan, 0.5], "path": tmp_path, "on": True}, tmp_path / "scores.json")
+    saved = json.loads((tmp_path / "scores.json").read_text())
+    assert saved == {"psnr": "inf", "iou": ["nan", 0.5], "path": str(tmp_path), "on": True}
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]

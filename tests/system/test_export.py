@@ -1,0 +1,361 @@
+"""Networks as files: what they hold, that plain torch loads them, and what the command says."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from datasets import Faces
+from gan import GanModule, Player
+from gan.errors import UserError
+from gan.export import export, main, networks, parse
+from gan.painting.reopen import open_run
+from gan.runs import build
+from nets.published import load_discriminator, load_generator
+from tests.support import opening
+from tests.support.saved import read_checkpoint, write_checkpoint
+
+
+@pytest.fixture
+def sean(sean_run, tmp_path):
+    """The trained SEAN, to write into."""
+    return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
+
+
+@pytest.fixture(scope="module")
+def averaged_run(tmp_path_factory):
+    """A game one of whose players keeps an average."""
+    root = tmp_path_factory.mktemp("averaged")
+    return opening.train(root / "runs", "r3gan-faces", faces=16, held_out=4, size=16, width=8, latent=8, ema=0.5)
+
+
+@pytest.fixture
+def averaged(averaged_run, tmp_path):
+    return shutil.copytree(averaged_run, tmp_path / "runs" / averaged_run.name)
+
+
+@pytest.fixture(scope="module")
+def published_run(tmp_path_factory):
+    """A SEAN in the published form."""
+    root = tmp_path_factory.mktemp("published")
+    faces = Faces(6, size=32)
+    for part, draw in (("images", faces.draw), ("labels", faces.label)):
+        (root / "data" / part).mkdir(parents=True)
+        for number in range(6):
+            draw(number).save(root / "data" / part / f"{number}.png")
+    settings = {**opening.SMALL, "upsamplings": 5, "held_out": 2, "perceptual": "off"}
+    return opening.train(root / "runs", "sean-folder", data=root / "data", **settings)
+
+
+def checkpoint(run):
+    (path,) = run.glob("checkpoints/*.ckpt")
+    return read_checkpoint(path)
+
+
+def about(path):
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def fresh(run):
+    """The run's networks as they are before training, by another seed."""
+    settings = yaml.safe_load((run / "settings.yaml").read_text())
+    names = {"size", "width", "hidden", "style", "latent", "ema", "faces", "held_out"}
+    torch.manual_seed(99)
+    game = build(settings["run"], **{k: v for k, v in settings.items() if k in names}).game
+    game.assemble()
+    return game
+
+
+def outputs(game, player):
+    """What a player makes of some batch, in evaluation."""
+    game.eval()
+    torch.manual_seed(3)
+    image, mask = torch.randn(2, 3, 32, 32), torch.zeros(2, 19, 32, 32)
+    mask[:, 1, :16], mask[:, 2, 16:] = 1, 1
+    codes = torch.randn(2, 19, 8)
+    network = game.players[player].module
+    with torch.no_grad():
+        if player == "encoder":
+            return network(image, mask)
+        if player == "generator":
+            return game.grained(mask, codes)
+        return torch.cat([each.flatten() for scale in network(torch.cat([mask, image], 1)) for each in scale])
+
+
+def test_every_players_file_loads_in_plain_torch_and_gives_the_same(sean):
+    written = export(str(sean))
+    folder = sean / "export" / "step-000002"
+    assert written == [folder / f"{name}.safetensors" for name in ("encoder", "generator", "discriminator")] + [
+        folder / "README.txt"
+    ]
+    trained, others = open_run(str(sean)).run.game, fresh(sean)
+    for player in ("encoder", "generator", "discriminator"):
+        before = outputs(others, player)
+        others.players[player].module.load_state_dict(load_file(folder / f"{player}.safetensors"))
+        expected = outputs(trained, player)
+        assert torch.equal(outputs(others, player), expected)
+        assert not torch.equal(before, expected)
+
+
+def test_a_file_has_every_key_of_the_network_and_none_besides(sean):
+    export(str(sean))
+    saved, game = checkpoint(sean)["state_dict"], fresh(sean)
+    for name, player in game.players.items():
+        state = load_file(sean / "export" / "step-000002" / f"{name}.safetensors")
+        assert state.keys() == player.module.state_dict().keys()
+        assert all(torch.equal(tensor, saved[f"{name}.{key}"]) for key, tensor in state.items())
+
+
+def test_a_file_loads_where_there_is_no_line_of_ours(sean, tmp_path):
+    export(str(sean), tmp_path / "there")
+    program = (
+        "import json, sys; from safetensors.torch import load_file; "
+        "state = load_file('generator.safetensors'); ours = [m for m in sys.modules if m.split('.')[0] in "
+        "('gan', 'nets', 'strategies', 'lightning')]; print(json.dumps([ours, sorted(state)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=tmp_path / "there", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    ours, keys = json.loads(done.stdout)
+    assert ours == [] and keys == sorted(fresh(sean).generator.state_dict())
+
+
+def test_its_metadata_say_where_it_is_from(sean, averaged):
+    export(str(sean), sean / "there")
+    said = about(sean / "there" / "discriminator.safetensors")
+    assert said["run"] == sean.name and said["recipe"] == "sean-faces" and said["game"] == "Sean"
+    assert said["player"] == "discriminator" and said["step"] == "2" and said["weights"] == "raw"
+    assert said["network"] == "nets.discriminator.MultiScaleDiscriminator" and said["torch"] == torch.__version__
+    assert said["coordinated-gans"] and said["format"] == "pt"
+    export(str(averaged), averaged / "there")
+    kinds = {name: about(averaged / "there" / f"{name}.safetensors")["weights"] for name in fresh(averaged).players}
+    assert kinds == {"generator": "ema", "discriminator": "raw"}
+
+
+def test_averaged_weights_are_those_of_the_checkpoint_and_raw_ones_differ(averaged):
+    saved = checkpoint(averaged)
+    names = [name for name, _ in fresh(averaged).generator.named_parameters()]
+    for weights, folder in (("ema", "step-000002"), ("raw", "step-000002-raw")):
+        export(str(averaged), weights=weights)
+        assert about(averaged / "export" / folder / "generator.safetensors")["weights"] == weights
+    ema, raw = (
+        load_file(averaged / "export" / f / "generator.safetensors") for f in ("step-000002", "step-000002-raw")
+    )
+    assert all(torch.equal(ema[name], saved["players"]["generator"]["ema"][name]) for name in names)
+    assert all(torch.equal(raw[name], saved["state_dict"][f"generator.{name}"]) for name in names)
+    assert any(not torch.equal(ema[name], raw[name]) for name in names)
+
+    # What a run makes, it makes with the averages.
+    game = fresh(averaged)
+    game.generator.load_state_dict(ema)
+    opened = open_run(str(averaged)).run.game.generator.state_dict()
+    assert all(torch.equal(tensor, opened[key]) for key, tensor in game.generator.state_dict().items())
+
+
+class Odd(GanModule):
+    """Everything odd: a player somewhere inside, of a name of its own; a layer under two names; float64; buffers."""
+
+    def __init__(self):
+        super().__init__()
+        layer = spectral_norm(nn.Linear(3, 3))
+        self.body = nn.ModuleDict({"net": nn.Sequential(layer, nn.BatchNorm1d(3), layer)})
+
+    def configure_players(self):
+        yield Player("painter", self.body["net"], torch.optim.SGD, ema=0.9)
+
+    def configure_phases(self):
+        return []
+
+
+def odd():
+    game = Odd().double()
+    game.players = {player.name: player for player in game.configure_players()}
+    for parameter in game.parameters():
+        parameter.data.add_(torch.rand_like(parameter) * 1e-12)  # what float32 cannot hold
+    average = {name: parameter.detach() + 1 for name, parameter in game.body["net"].named_parameters()}
+    saved = {"state_dict": game.state_dict(), "players": {"painter": {"ema": average}}}
+    return game, saved, average
+
+
+def test_odd_networks_are_exported_bit_for_bit(tmp_path):
+    game, saved, average = odd()
+    other = Odd()  # float32: its format does not matter
+    other.players = {player.name: player for player in other.configure_players()}
+    for weights in ("ema", "raw"):
+        (found,) = networks(other, saved, weights)
+        assert found.weights == weights and found.state.keys() == game.body["net"].state_dict().keys()
+        expected = Odd().double().body["net"]
+        expected.load_state_dict(game.body["net"].state_dict())
+        if weights == "ema":
+            for name, tensor in average.items():
+                expected.get_parameter(name).data.copy_(tensor)
+        assert all(torch.equal(found.state[key], tensor) for key, tensor in expected.state_dict().items())
+        assert {tensor.dtype for tensor in found.state.values()} == {torch.float64, torch.int64}
+        assert len({tensor.data_ptr() for tensor in found.state.values()}) == len(found.state)
+        assert "0.parametrizations.weight.original" in found.parametrized
+
+
+def test_what_is_no_tensor_is_refused():
+    game, saved, _ = odd()
+
+    class Noting(nn.BatchNorm1d):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    game.body["net"][1].__class__ = Noting
+    with pytest.raises(UserError, match=r"player 'painter': '1._extra_state' of its state dict is no tensor but dict"):
+        networks(game, saved, "raw")
+
+
+def test_the_readme_says_how_to_load_them_and_that_is_so(sean):
+    *_, readme = export(str(sean))
+    text = readme.read_text()
+    assert text.startswith(f"{sean.name}, step 2: one file a player")
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    network = fresh(sean).encoder
+    place = {"network": network}
+    for line in lines:
+        exec(line.replace('"encoder.safetensors"', repr(str(readme.parent / "encoder.safetensors"))), place)
+    saved = checkpoint(sean)["state_dict"]
+    assert all(torch.equal(tensor, saved[f"encoder.{key}"]) for key, tensor in network.state_dict().items())
+    for player in ("encoder", "generator", "discriminator"):
+        assert f"\n{player}.safetensors: nets." in text
+    assert "raw weights" in text and "averaged" not in text and "latest_net" not in text
+    has = [key for key in fresh(sean).discriminator.state_dict() if "parametrizations" in key]
+    assert bool(has) == ("discriminator: keys with `parametrizations`" in text)
+
+
+def test_the_readme_says_which_are_averaged(averaged):
+    *_, readme = export(str(averaged))
+    lines = {line.partition(".safetensors: ")[0]: line for line in readme.read_text().splitlines()}
+    assert lines["generator"].endswith("averaged weights (EMA)")
+    assert lines["discriminator"].endswith("raw weights, as they were trained")
+
+
+def test_exported_again_it_is_written_over_and_nothing_else_is_left(sean):
+    written = export(str(sean))
+    for path in written:
+        path.write_bytes(b"old")
+    assert export(str(sean)) == written
+    assert sorted(written) == sorted((sean / "export" / "step-000002").iterdir())
+    assert all(len(path.read_bytes()) > 3 for path in written)
+    assert load_file(written[0]).keys() == fresh(sean).encoder.state_dict().keys()
+
+
+def test_published_files_hold_the_same_networks(published_run, tmp_path):
+    written = export(str(published_run), tmp_path, published=True)
+    assert [path.name for path in written][3:] == ["latest_net_G.pth", "latest_net_D.pth", "README.txt"]
+    encoder, generator = load_generator(torch.load(tmp_path / "latest_net_G.pth", weights_only=True))
+    discriminator = load_discriminator(torch.load(tmp_path / "latest_net_D.pth", weights_only=True))
+    for name, network in (("encoder", encoder), ("generator", generator), ("discriminator", discriminator)):
+        state = load_file(tmp_path / f"{name}.safetensors")
+        ours = network.state_dict()
+        assert ours.keys() == state.keys()
+        assert all(torch.equal(ours[key], tensor) for key, tensor in state.items())
+    said = (tmp_path / "README.txt").read_text()
+    assert "latest_net_G.pth" in said and "discriminator: keys with `parametrizations`" in said
+
+
+def test_published_files_hold_the_weights_that_were_asked_for(published_run, tmp_path):
+    run = shutil.copytree(published_run, tmp_path / "runs" / published_run.name)
+    (path,) = run.glob("checkpoints/*.ckpt")
+    saved = read_checkpoint(path)
+    names = [name for name, _ in open_run(str(run)).run.game.generator.named_parameters()]
+    saved["players"]["generator"]["ema"] = {name: saved["state_dict"][f"generator.{name}"] + 1 for name in names}
+    write_checkpoint(path, saved)
+    for weights in ("ema", "raw"):
+        export(str(run), tmp_path / weights, weights, published=True)
+    ema, raw = (torch.load(tmp_path / kind / "latest_net_G.pth", weights_only=True) for kind in ("ema", "raw"))
+    assert torch.equal(ema["conv_img.weight"], raw["conv_img.weight"] + 1)
+    assert torch.equal(ema["Zencoder.model.1.weight"], raw["Zencoder.model.1.weight"])
+
+
+def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean, averaged):
+    with pytest.raises(UserError, match=r"not the published form. export_generator: upsamplings=3, .* --published out"):
+        export(str(sean), published=True)
+    with pytest.raises(UserError, match="--published is the form of SEAN's networks, and this run's game is R3Gan"):
+        export(str(averaged), published=True)
+    assert not (sean / "export").exists() and not (averaged / "export").exists()
+
+
+def test_the_command_writes_and_says_what(sean, monkeypatch, capsys):
+    monkeypatch.chdir(sean.parent.parent)
+    assert main([]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"runs/{sean.name}/export/step-000002/encoder.safetensors"
+    assert len(said) == 4 and all(Path(line).is_file() for line in said)
+    assert main([f"runs/{sean.name}", "--weights", "raw", "--to", "mine"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "mine/README.txt"
+
+
+def test_what_cannot_be_done_is_said_in_a_line(sean, tmp_path, capsys):
+    assert main([str(tmp_path / "absent")]) == 2
+    assert capsys.readouterr().err.startswith("error: there is no '")
+    assert main(["auto", "--out", str(tmp_path / "absent")]) == 2
+    assert "no run with a checkpoint in" in capsys.readouterr().err
+    assert main([str(sean), "--published"]) == 2
+    assert "leave --published out" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main([str(sean), "--to", str(tmp_path / "file" / "there")]) == 2
+    assert "choose a folder with --to" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, capsys):
+    def full(state, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("gan.export.save_file", full)
+    assert main([str(sean)]) == 2
+    assert "step-000002': No space left on device; choose a folder with --to" in capsys.readouterr().err
+    assert not list((sean / "export" / "step-000002").iterdir())
+
+
+def test_options_that_are_none_are_refused(capsys):
+    for argv in (["--weights", "mean"], ["--publish-it"]):
+        with pytest.raises(SystemExit):
+            parse(argv)
+    assert "publish" in capsys.readouterr().err
+    assert parse(["--weights", "raw"]).weights == "raw" and parse([]).run == "auto"
+
+
+def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeypatch):
+    from gan import export as module
+
+    calls, real = [], module.open_run
+
+    def replacing(which, out, **overrides):
+        opened = real(which, out, **overrides)
+        if not calls:
+            opened.checkpoint.rename(opened.checkpoint.with_name("step-000003.ckpt"))
+        calls.append(opened.checkpoint.name)
+        return opened
+
+    monkeypatch.setattr(module, "open_run", replacing)
+    assert len(export(str(sean))) == 4
+    assert calls == ["step-000002.ckpt", "step-000003.ckpt"]
+
+
+def test_code_in_a_checkpoint_is_never_run(sean, tmp_path):
+    (path,) = sean.glob("checkpoints/*.ckpt")
+    saved = read_checkpoint(path)
+
+    class Harm:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "harm",))
+
+    write_checkpoint(path, {**saved, "extra": Harm()})
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        export(str(sean))
+    assert not (tmp_path / "harm").exists() and not (sean / "export").exists()

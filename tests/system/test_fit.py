@@ -1,0 +1,551 @@
+"""The command, as it is typed: what it leaves, how it stops and resumes, and what it says to mistakes."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+from urllib.error import URLError
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from datasets import Faces, FolderPairs
+from gan.errors import UserError
+from gan.fit import command as fit
+from gan.fit import metrics as record
+from gan.fit.callbacks import Bar
+from gan.runs import RUNS, build
+from strategies import PhaseStrategy
+from tests.support import narrow_vgg
+from tests.support.parity import trainer
+from tests.support.saved import read_checkpoint
+
+TINY = {
+    "sean-faces": dict(size=32, width=4, hidden=8, style=8),
+    "spade-faces": dict(size=32, width=4, hidden=8, fake_once=True),
+    "pix2pix-faces": dict(size=32, width=4),
+    "cyclegan-faces": dict(size=16, width=4, blocks=1, pool=4),
+    "r3gan-faces": dict(size=16, width=4, latent=4),
+}
+STARTED: list[subprocess.Popen] = []
+SMALL = dict(faces=12, held_out=4, batch_size=4)
+
+
+def options(name, **more):
+    settings = {"run": name, "devices": 1, "log-every": 1, **SMALL, **TINY[name], **more}
+    return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for process in STARTED:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever a failed test has left running
+    STARTED.clear()
+
+
+def same(one, other, path="checkpoint"):
+    """Assert that two checkpoints hold the same, bit for bit."""
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            same(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            same(left, right, f"{path}/{number}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert one == other, path
+
+
+def final(run):
+    (path,) = Path(run).glob("checkpoints/*")  # one, the newest
+    checkpoint = read_checkpoint(path)
+    # Lightning's own count of epochs is off by one after a resume at an epoch's end; nothing of ours depends on it.
+    del checkpoint["loops"]["fit_loop"]["epoch_progress"], checkpoint["epoch"]
+    return checkpoint
+
+
+class Interrupts:
+    """Sends this process a signal after some step, as a person or a cluster would."""
+
+    def __init__(self, monkeypatch, step, number):
+        original = Bar.on_train_batch_end
+
+        def hook(bar, trainer, *rest):
+            original(bar, trainer, *rest)
+            if trainer.global_step == step:
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(Bar, "on_train_batch_end", hook)
+        self.undo = lambda: monkeypatch.setattr(Bar, "on_train_batch_end", original)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "number"),
+    [
+        ("sean-faces", 4, signal.SIGINT),
+        pytest.param("spade-faces", 3, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("pix2pix-faces", 2, signal.SIGTERM, marks=pytest.mark.slow),
+        ("cyclegan-faces", 5, signal.SIGINT),
+        ("r3gan-faces", 3, signal.SIGTERM),
+    ],
+)
+def test_every_game_resumes_bit_for_bit_after_a_signal(name, step, number, monkeypatch, capsys):
+    """Three batches an epoch: the steps lie inside an epoch and at its end."""
+    arguments = options(name, max_steps=7, sample_every=3)
+    assert fit.main([*arguments, "--out", "unbroken"]) == 0
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    interrupts = Interrupts(monkeypatch, step, number)
+    assert fit.main(arguments) == 0
+    interrupts.undo()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    said = capsys.readouterr().out
+    command = re.search(
+        rf"stopped at step {step}, all saved; go on with\n  python -m gan.fit (--resume runs/001-{name})", said
+    )
+    assert command, said
+    assert fit.main(command[1].split()) == 0
+    same(final(f"runs/001-{name}"), final(f"unbroken/001-{name}"))
+    assert record.read(Path(f"runs/001-{name}/metrics.csv")) == record.read(Path(f"unbroken/001-{name}/metrics.csv"))
+    assert "at the start" in capsys.readouterr().out
+
+
+def test_the_control_another_seed_is_another_training():
+    for seed in (0, 1):
+        assert fit.main([*options("pix2pix-faces", max_steps=2, seed=seed), "--out", f"seed{seed}"]) == 0
+    with pytest.raises(AssertionError, match="checkpoint"):
+        same(final("seed0/001-pix2pix-faces"), final("seed1/001-pix2pix-faces"))
+
+
+def resume_on_two_ranks(folder):
+    """CycleGAN, whose image pools lie on both ranks, stopped in the middle and resumed."""
+    from tests.ranks.test_strategy import Interrupted
+
+    def run(callbacks=(), ckpt_path=None):
+        torch.manual_seed(0)
+        made = build("cyclegan-faces", **{**SMALL, **TINY["cyclegan-faces"], "max_steps": 8})
+        strategy = PhaseStrategy("ddp")
+        engine = trainer(
+            strategy,
+            2,
+            8,
+            callbacks=list(callbacks),
+            precision="32-true",
+            sync_batchnorm=True,
+            use_distributed_sampler=True,
+            limit_val_batches=0,
+        )
+        try:
+            engine.fit(made.game, made.data, ckpt_path=ckpt_path)
+        except SystemExit:
+            return None
+        engine.save_checkpoint(folder / "end.ckpt")
+        return read_checkpoint(folder / "end.ckpt")
+
+    unbroken = run()
+    assert run([Interrupted(5, folder / "five.ckpt")]) is None
+    resumed = run(ckpt_path=str(folder / "five.ckpt"))
+    same(resumed, unbroken)
+    pools = [state for name, state in unbroken["state_dict"].items() if "_extra_state" in name]
+    return [sorted(pool) for pool in pools]
+
+
+def test_image_pools_of_all_ranks_resume(ranks, tmp_path):
+    assert ranks(2).run(resume_on_two_ranks, tmp_path) == [[[0, 1, 2, 3]] * 2] * 2
+
+
+# ---- what a run leaves ----
+
+
+def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, capsys):
+    assert fit.main(options("sean-faces", max_steps=4, sample_every=2, strategy="single")) == 0
+    run = here / "runs" / "001-sean-faces"
+    settings = yaml.safe_load((run / "settings.yaml").read_text())
+    assert settings["run"] == "sean-faces"
+    assert settings["batch_size"] == 4
+    assert "resume" not in settings
+    assert "discriminator: teaches discriminator" in (run / "game.txt").read_text()
+    rows = record.read(run / "metrics.csv")
+    assert {"generator/pixels", "discriminator/hinge", "generator/encoder_grad_norm"} <= rows[3].keys()
+    assert [step for step, row in rows.items() if "val/transfer_error" in row] == [0, 1, 3]
+    pictures = sorted(path.name for path in (run / "samples").iterdir())
+    assert pictures == ["reals.png", "step-000000.png", "step-000002.png", "step-000004.png"]
+    for path in [run / "curves.png", *(run / "samples").iterdir()]:
+        with Image.open(path) as image:
+            assert len(image.getcolors(1 << 24)) > 20
+    assert (run / "checkpoints" / "step-000004.ckpt").is_dir()
+    said = capsys.readouterr().out
+    for name, words in build("sean-faces").scores.items():
+        found = re.search(rf"^{words}: (\S+) at the start, (\S+) now \(\d+ % of the start\)$", said, re.MULTILINE)
+        assert [float(value) for value in found.groups()] == pytest.approx([rows[0][name], rows[3][name]], abs=1e-4)
+    for path in ("samples/step-000004.png", "curves.png", "metrics.csv", "checkpoints/step-000004.ckpt"):
+        assert f"runs/001-sean-faces/{path}" in said
+
+
+def test_the_last_step_is_scored_and_drawn_wherever_it_falls(here):
+    assert fit.main(options("r3gan-faces", max_steps=5, sample_every=3)) == 0
+    rows = record.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")
+    assert [step for step, row in rows.items() if "val/distance" in row] == [0, 2, 4]
+    assert (here / "runs" / "001-r3gan-faces" / "samples" / "step-000005.png").is_file()
+
+
+def test_saved_settings_make_the_same_run_again(here):
+    assert fit.main(options("pix2pix-faces", max_steps=2)) == 0
+    assert fit.main(["--config", "runs/001-pix2pix-faces/settings.yaml"]) == 0
+    same(final("runs/001-pix2pix-faces"), final("runs/002-pix2pix-faces"))
+
+
+def test_a_finished_run_trains_on(here, capsys):
+    assert fit.main(options("r3gan-faces", max_steps=2)) == 0
+    assert fit.main(["--resume", "auto", "--max-steps", "4"]) == 0
+    assert "4 steps of 4 samples, from runs/001-r3gan-faces/checkpoints/step-000002.ckpt" in capsys.readouterr().out
+    assert list(record.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2, 3]
+    assert not (here / "runs" / "002-r3gan-faces").exists()
+
+
+def test_auto_without_a_run_starts_one(here, capsys):
+    assert fit.main([*options("r3gan-faces", max_steps=1), "--resume", "auto"]) == 0
+    assert "no run with a checkpoint in 'runs' yet; starting a new one" in capsys.readouterr().out
+
+
+def test_dry_run_prints_and_saves_everything_and_trains_nothing(here, capsys):
+    assert fit.main([*options("cyclegan-faces"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    run = here / "runs" / "001-cyclegan-faces"
+    assert (run / "settings.yaml").read_text() in said
+    assert (run / "game.txt").read_text() in said
+    assert "pool: 4" in said
+    assert "generators: " in said
+    assert not (run / "metrics.csv").exists()
+    assert not list((run / "samples").iterdir())
+
+
+def test_debug_trains_alike_and_compares_replicas(here):
+    assert fit.main(options("pix2pix-faces", max_steps=2)) == 0
+    assert fit.main([*options("pix2pix-faces", max_steps=2), "--debug"]) == 0
+    torch.use_deterministic_algorithms(False)
+    torch.autograd.set_detect_anomaly(False)
+    one, other = (final(f"runs/00{number}-pix2pix-faces")["state_dict"] for number in (1, 2))
+    assert all(torch.allclose(one[key], other[key], atol=1e-5) for key in one)
+
+
+def test_the_runs_are_listed_with_what_they_are(capsys):
+    assert fit.main(["--list-runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(RUNS)
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
+    with pytest.raises(SystemExit):
+        fit.main(["--run", "r3gan-faces", "--help"])
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert re.search(r"--latent LATENT +Length of the noise vector", said)
+    assert "--hidden" not in said
+    assert max(map(len, said.splitlines())) < 120
+    assert len(said.splitlines()) < 70
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, sean-celebamask, sean-ade20k"),
+        (["--strategy", "zero9"], "unknown strategy 'zero9'; known: single, ddp"),
+        (["--strategy", "painter=ddp,*=ddp"], "names no player of this game: painter; known: encoder, generator"),
+        (["--strategy", "single", "--devices", "2"], "trains on one device and there are 2 ranks"),
+        (["--accelerator", "gpu"], "there is no GPU here; type --accelerator cpu"),
+        (["--precision", "16-mixed"], "16-mixed needs a GPU; type --precision bf16-mixed"),
+        (["--batch-size", "100"], "--batch-size"),
+        (["--resume", "nowhere"], "nothing to resume at 'nowhere'"),
+        (["--config", "nowhere.yaml"], "cannot read settings from 'nowhere.yaml'"),
+        (["--out", "file/inside"], "cannot write to 'file/inside'"),
+        (["--logger", "wandb"], "--logger wandb needs its package: pip install wandb"),
+    ],
+)
+def test_a_mistake_gets_one_clear_message(arguments, message, here, capsys):
+    if {"gpu", "16-mixed"} & set(arguments) and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    (here / "file").write_text("not a folder")
+    base = options("sean-faces", max_steps=1) if "--run" not in arguments else []
+    assert fit.main([*base, *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.splitlines()) == 1
+    assert not list((here / "runs").glob("*")) if (here / "runs").exists() else True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--max-steps", "many"],
+        ["--nothing", "1"],
+        ["--precision", "8-mixed"],
+        ["--devices", "0"],
+        ["--sample-every", "0"],
+    ],
+)
+def test_an_option_that_cannot_be_read_names_itself(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        fit.main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert arguments[0].strip("-").replace("-", "_") in said
+    assert "Traceback" not in said
+
+
+def test_a_checkpoint_of_another_size_or_game_is_refused(here, capsys):
+    assert fit.main(options("r3gan-faces", max_steps=1)) == 0
+    assert fit.main(["--resume", "auto", "--width", "8", "--max-steps", "2"]) == 2
+    assert "networks are of other sizes" in capsys.readouterr().err
+    assert fit.main(["--resume", "runs/001-r3gan-faces", "--run", "sean-faces"]) == 2
+    assert "is a run of r3gan-faces, not of sean-faces" in capsys.readouterr().err
+    assert (here / "runs" / "001-r3gan-faces" / "checkpoints" / "step-000001.ckpt").is_dir()
+
+
+def test_a_loss_that_is_not_finite_ends_with_a_message_and_a_checkpoint(here, monkeypatch, capsys):
+    from gan.games.pix2pix import Pix2pix
+
+    original = Pix2pix.fool
+
+    def poisoned(self, batch):
+        return {name: loss * (float("nan") if self.step >= 2 else 1) for name, loss in original(self, batch).items()}
+
+    monkeypatch.setattr(Pix2pix, "fool", poisoned)
+    assert fit.main(options("pix2pix-faces", max_steps=40, save_every=100)) == 2
+    said = capsys.readouterr().err
+    assert "does not learn" in said.splitlines()[-1]
+    saved = read_checkpoint(here / "runs" / "001-pix2pix-faces" / "checkpoints" / "step-000012.ckpt")
+    assert all(torch.isfinite(value).all() for value in saved["state_dict"].values() if torch.is_tensor(value))
+
+
+# ---- a folder of one's own ----
+
+
+@pytest.fixture
+def pairs(here):
+    faces = Faces(8, size=24)
+    for part, draw in (("images", faces.draw), ("labels", faces.label)):
+        (here / "mine" / part).mkdir(parents=True)
+        for number in range(8):
+            draw(number).save(here / "mine" / part / f"{number}.png")
+    return here / "mine"
+
+
+FOLDER = dict(
+    run="sean-folder", data="mine", devices=1, size=16, batch_size=4, held_out=2, max_steps=2, workers=0,
+    width=4, hidden=4, style=4, upsamplings=2, perceptual="off", pixels=10,
+)  # fmt: skip
+
+
+def on_folder(**more):
+    return [part for key, value in {**FOLDER, **more}.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
+def test_a_folder_of_pairs_trains(pairs, here):
+    assert fit.main(on_folder()) == 0
+    rows = record.read(here / "runs" / "001-sean-folder" / "metrics.csv")
+    assert rows[1]["val/transfer_error"] > 0
+    with Image.open(here / "runs" / "001-sean-folder" / "samples" / "step-000002.png") as image:
+        assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
+
+
+def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here, capsys):
+    """Six pictures to train on: one batch of four an epoch, and settings.yaml has everything."""
+    vgg = narrow_vgg.save(here / "vgg.pth")
+    arguments = on_folder(perceptual=vgg, epochs=3, flip=True, fake_once=True)
+    del arguments[arguments.index("--max-steps") : arguments.index("--max-steps") + 2]
+    assert fit.main([*arguments, "--save-every", "1"]) == 0
+    assert "sean-folder on 1 CPU process, strategy ddp: 3 steps of 4 samples" in capsys.readouterr().out
+    run = here / "runs" / "001-sean-folder"
+    settings = yaml.safe_load((run / "settings.yaml").read_text())
+    wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, data="mine", generator_rate=1e-4)
+    assert {key: settings[key] for key in wanted} == wanted
+    rows = record.read(run / "metrics.csv")
+    assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
+    assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
+    assert "4 steps of 4 samples, from runs/001-sean-folder/checkpoints/step-000003.ckpt" in capsys.readouterr().out
+    assert list(record.read(run / "metrics.csv")) == [0, 1, 2, 3]
+
+
+def test_weights_that_are_not_to_be_had_are_asked_for_by_name(pairs, here, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", mock.Mock(side_effect=URLError("no network")))
+    for perceptual in ("torchvision", "absent.pth"):
+        assert fit.main(on_folder(perceptual=perceptual)) == 2
+        said = capsys.readouterr().err
+        assert said.count("error: ") == 1
+        for word in ("vgg19-dcbb9e9d.pth", str(here / "torch"), "--perceptual PATH", "--perceptual off"):
+            assert word in said
+    assert not (here / "runs").exists()
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def labelled(path, value):
+    with Image.open(path) as label:
+        label.putpixel((3, 4), value)
+        label.save(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda root: labelled(root / "labels" / "3.png", 77), ["labels/3.png", "77", "18"]),
+        (lambda root: Image.new("L", (9, 9)).save(root / "labels" / "3.png"), ["24x24", "9x9", "labels/3.png"]),
+        (lambda root: cut_off(root / "images" / "3.png"), ["images/3.png", "cannot be read"]),
+    ],
+)
+def test_a_file_that_is_wrong_is_named_before_anything_is_trained(spoil, words, pairs, here, capsys):
+    spoil(pairs)
+    assert fit.main(on_folder()) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("error: ") == 1
+    for word in words:
+        assert word in said
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_becomes_wrong_ends_the_run_with_its_name(workers, pairs, monkeypatch, capfd):
+    """Also from a loader's process, which wraps the message in its own traceback."""
+
+    def spoilt(*_):
+        raise UserError("images/3.png cannot be read as a picture (gone); replace or remove it")
+
+    monkeypatch.setattr(FolderPairs, "cut", spoilt)
+    assert fit.main(on_folder(workers=workers)) == 2
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    (message,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert message == "error: images/3.png cannot be read as a picture (gone); replace or remove it"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda root: shutil.rmtree(root), "mine"),
+        (lambda root: [path.unlink() for path in (root / "images").iterdir()], "mine"),
+        (lambda root: (root / "labels" / "3.png").unlink(), "3"),
+    ],
+)
+def test_a_folder_that_is_wrong_is_refused_and_leaves_no_run(spoil, message, pairs, here, capsys):
+    spoil(pairs)
+    assert fit.main(on_folder()) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("error: ")
+    assert not (here / "runs").exists()
+
+
+# ---- several processes, as they are typed ----
+
+
+def start(*arguments, launcher=("-m", "gan.fit"), cwd, **variables):
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
+    process = subprocess.Popen(
+        [sys.executable, *launcher, *arguments],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    STARTED.append(process)
+    return process
+
+
+def wait(process, seconds=120):
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("send", "number", "workers"), [(os.kill, signal.SIGINT, 0), (os.killpg, signal.SIGTERM, 1)], ids=["one", "all"]
+)
+def test_two_processes_need_no_launcher_and_stop_together(send, number, workers, here):
+    """A person tells one process to end; a cluster, or Ctrl-C in a terminal, tells all and the loaders' workers too."""
+    settings = dict(max_steps=100_000, devices=2, workers=workers, save_every=10_000, sample_every=10_000)
+    process = start(*options("pix2pix-faces", **settings), "--strategy", "ddp", cwd=here)
+    metrics = here / "runs" / "001-pix2pix-faces" / "metrics.csv"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and len(record.read(metrics)) > 5) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    family = children(process.pid)
+    assert len(family) > workers
+    send(process.pid, number)
+    code, out, err = wait(process, 60)
+    assert code == 0, err
+    assert "Traceback" not in err
+    assert out.count("2 CPU processes, strategy ddp") == 1  # one of the two speaks
+    assert "go on with\n  python -m gan.fit --resume runs/001-pix2pix-faces" in out
+    assert len(list((here / "runs" / "001-pix2pix-faces" / "checkpoints").glob("step-*.ckpt"))) == 1
+    deadline = time.monotonic() + 20
+    while any(map(alive, family)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, family))
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_torchruns_ranks_are_joined(here):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "gan.fit")
+    arguments = [part for part in options("pix2pix-faces", max_steps=2)]
+    del arguments[arguments.index("--devices") : arguments.index("--devices") + 2]
+    code, out, err = wait(start(*arguments, launcher=launcher, cwd=here))
+    assert code == 0, err
+    assert "pix2pix-faces on 2 CPU processes" in out
+    assert (here / "runs" / "001-pix2pix-faces" / "checkpoints" / "step-000002.ckpt").is_dir()
+    assert not (here / "runs" / "002-pix2pix-faces").exists()
+
+
+def test_two_nodes_make_one_run(here):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    arguments = [*options("r3gan-faces", max_steps=2), "--num-nodes", "2"]
+    nodes = [start(*arguments, cwd=here, **address, NODE_RANK=str(rank)) for rank in (1, 0)]
+    (code1, out1, err1), (code0, out0, err0) = (wait(node) for node in nodes)
+    assert (code0, code1) == (0, 0), err0 + err1
+    assert "r3gan-faces on 2 CPU processes" in out0
+    assert out1 == ""
+    assert [path.name for path in (here / "runs").iterdir()] == ["001-r3gan-faces"]
+
+
+def test_two_processes_say_a_mistake_once_and_leave_nothing(here):
+    code, _, err = wait(start(*options("pix2pix-faces", devices=2, batch_size=5), cwd=here), 60)
+    assert code == 2
+    assert err.count("batch 5 is not divisible by 2 ranks; try --batch-size 4 or --batch-size 6") == 1
+    assert "Traceback" not in err
+    assert not list((here / "runs").iterdir())

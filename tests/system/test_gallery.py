@@ -1,0 +1,214 @@
+"""The page: what is on it, and that a browser shows it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gan.errors import UserError
+from gan.painting import run_tables as looking
+from gan.painting.reopen import open_run
+from samples import gallery
+from tests.support import browser, opening
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERY_PICTURE = "[...document.images]"
+
+
+@pytest.fixture(scope="module")
+def made(sean_run, tmp_path_factory) -> Path:
+    """The page of a tiny SEAN run."""
+    out = tmp_path_factory.mktemp("page") / "deep" / "page.html"
+    assert gallery.main([str(sean_run), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A browser's page."""
+    program = browser.installed()
+    if program is None:
+        pytest.skip("there is no Chromium here to open the page in; install Debian's package chromium")
+    with browser.page(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def test_a_browser_shows_every_picture_and_has_nothing_to_complain(made, page):
+    page.open(made)
+    pictures = page.evaluate(
+        f"{EVERY_PICTURE}.map(each => [each.complete && each.naturalWidth, each.alt, each.closest('section').id])"
+    )
+    assert len(pictures) > 60
+    assert all(width > 0 for width, *_ in pictures)
+    assert all(alt for _, alt, _ in pictures)
+    assert len({(alt, section) for _, alt, section in pictures}) == len(pictures)
+    assert page.problems == []
+
+
+def test_problems_are_heard_of(tmp_path, page):
+    bad = tmp_path / "bad.html"
+    bad.write_text("<img src='missing.png'><script>console.error('x'); nothing.here</script>")
+    page.open(bad)
+    assert page.evaluate(f"{EVERY_PICTURE}.map(each => each.naturalWidth)") == [0]
+    heard, page.problems[:] = " ".join(page.problems), []
+    assert "ERR_FILE_NOT_FOUND" in heard
+    assert "nothing is not defined" in heard
+    assert '"value":"x"' in heard
+
+
+def test_the_slider_goes_through_training(made, page):
+    page.open(made)
+    seen = "[...document.querySelectorAll('.moving')].map(cell => [...cell.children].findIndex(each => !each.hidden))"
+    shown = "document.querySelector('.moments output').textContent"
+    last = page.evaluate(seen)
+    assert set(last) == {2}
+    assert len(last) == 2 * 4  # what it makes of four held-out faces
+    assert page.evaluate(shown) == "step 2"
+    page.evaluate(
+        "{const s = document.querySelector('.moments input'); s.value = 0; s.dispatchEvent(new Event('input'))}"
+    )
+    assert set(page.evaluate(seen)) == {0}
+    assert page.evaluate(shown) == "step 0"
+
+    # It also plays, to the end.
+    page.evaluate("document.querySelector('.moments button').click()")
+    play = "document.querySelector('.moments button').textContent"
+    assert page.evaluate(play) == "Pause"
+    page.evaluate("new Promise(done => setTimeout(done, 1500))")
+    assert page.evaluate(play) == "Play"
+    assert page.evaluate(shown) == "step 2"
+    assert page.problems == []
+
+
+def test_a_click_enlarges_and_keys_go_on(made, page):
+    page.open(made)
+    words = "document.querySelector('dialog[open] p')?.textContent"
+    page.evaluate("document.querySelectorAll('#styles img')[1].click()")
+    assert page.evaluate(words) == page.evaluate("document.querySelectorAll('#styles img')[1].alt")
+    size = page.evaluate(
+        "(({width, height}) => [width, height])(document.querySelector('dialog img').getBoundingClientRect())"
+    )
+    assert size[0] == size[1] > 300
+    page.press("ArrowLeft")
+    assert page.evaluate(words) == page.evaluate("document.querySelectorAll('#styles img')[0].alt")
+    page.press("Escape")
+    assert page.evaluate(words) is None
+
+    # Without a mouse as well.
+    page.evaluate("document.querySelector('#masks img').focus()")
+    page.press("Enter")
+    assert page.evaluate(words) == "picture, picture 0"
+    page.evaluate("document.querySelector('dialog').click()")
+    assert page.evaluate(words) is None
+    assert page.problems == []
+
+
+def test_a_phone_scrolls_tables_and_not_the_page(made, page):
+    page.resize(360, 740)
+    page.open(made)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("document.querySelector('#styles .scroll').scrollWidth") > 360
+    assert page.evaluate(
+        "[...document.querySelectorAll('#run .table:not(details *) td')].every(e => e.offsetWidth > 250)"
+    )
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_without_scripts_the_last_step_is_shown(made, page):
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.open(made)
+    page.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert page.evaluate("document.querySelector('.moments').offsetHeight") == 0
+    shown = "[...document.querySelectorAll('.moving img')].filter(each => each.offsetHeight).map(each => each.alt)"
+    assert all(alt.endswith("step 2") for alt in page.evaluate(shown))
+    assert len(page.evaluate(shown)) == 2 * 4
+
+
+def test_the_page_is_whole_in_one_file(made):
+    text = made.read_text()
+    assert [path.name for path in made.parent.iterdir()] == ["page.html"]
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", text)
+    assert "@import" not in text and "url(" not in text
+    for section in gallery.SECTIONS:
+        assert f'<section id="{section.link}">' in text and f'href="#{section.link}"' in text
+    assert "transfer error" in text.lower() and "batch_size" in text
+
+
+def test_headings_say_what_each_picture_is(made):
+    text = made.read_text()
+    styles = text[text.index('<section id="styles">') : text.index('<section id="between">')]
+    assert '<th scope="col">style of picture 3</th>' in styles
+    assert re.search(r'<th scope="row"><span class="swatch"[^>]*></span>hair</th>', text)
+    assert 'alt="background, style of picture 1"' in styles
+
+
+def test_the_page_lies_where_it_is_told_to(sean_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gallery, "page", lambda run: f"of {run.name}")
+    run = tmp_path / "runs" / "007-mine"
+    shutil.copytree(sean_run, run)
+    for out, path in (
+        ([], run / "gallery.html"),
+        (["--out", str(tmp_path / "pages")], tmp_path / "pages" / "007-mine.html"),
+        (["--out", str(tmp_path / "some" / "page.htm")], tmp_path / "some" / "page.htm"),
+    ):
+        assert gallery.main([str(run), *out]) == 0
+        assert path.read_text() == "of sean-faces"
+        assert f"open {path} in a browser" in capsys.readouterr().out
+        assert not list(path.parent.glob("*.part"))
+
+
+def test_the_newest_run_is_taken(sean_run, monkeypatch, capsys):
+    monkeypatch.setattr(gallery, "page", lambda run: "")
+    monkeypatch.chdir(sean_run.parent.parent)
+    assert gallery.main([]) == 0
+    assert str(Path(sean_run.parent.name) / sean_run.name / "gallery.html") in capsys.readouterr().out
+    (sean_run / "gallery.html").unlink()
+
+
+def test_no_run_yet_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert gallery.main([]) == 2
+    assert "train one with python -m gan.fit" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_said_before_it_is_made(sean_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.delattr(gallery, "page")
+    (tmp_path / "file").write_text("")
+    assert gallery.main([str(sean_run), "--out", str(tmp_path / "file" / "page.html")]) == 2
+    assert "choose a place with --out" in capsys.readouterr().err
+
+
+def test_what_fails_leaves_no_page(sean_run, tmp_path, monkeypatch, capsys):
+    def fail(run):
+        raise UserError("no")
+
+    monkeypatch.setattr(gallery, "page", fail)
+    assert gallery.main([str(sean_run), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "error: no\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_a_command_of_its_own(tmp_path):
+    call = [sys.executable, str(ROOT / "samples" / "gallery.py"), "nowhere"]
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    told = subprocess.run(call, cwd=tmp_path, env=plain, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert told.stderr.startswith("error: there is no 'nowhere'")
+
+
+@pytest.mark.parametrize("name", ["pix2pix-faces", "cyclegan-faces", "r3gan-faces"])
+def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
+    size = {"size": 16} if name == "r3gan-faces" else {"size": 32}
+    run = opening.train(tmp_path, name, faces=8, held_out=4, width=4, **size)
+    assert gallery.main([str(run)]) == 0
+    page.open(run / "gallery.html")
+    links = page.evaluate("[...document.querySelectorAll('section')].map(each => each.id)")
+    masks = ["masks"] if name == "pix2pix-faces" else []
+    assert links == ["training", *masks, "copies", "curves", "run"]
+    assert looking.exchange(open_run(str(run))).note == looking.edit(open_run(str(run))).note == looking.NO_STYLES
+    assert page.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")
+    assert page.problems == []

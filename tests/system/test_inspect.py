@@ -1,0 +1,114 @@
+"""The notebook, executed from start to end in a kernel of its own."""
+
+import base64
+import re
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from PIL import Image
+
+SAMPLES = Path(__file__).resolve().parents[2] / "samples"
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    """The notebook as it is committed."""
+    return nbformat.read(SAMPLES / "inspect.ipynb", as_version=4)
+
+
+@pytest.fixture(scope="module")
+def executed(notebook, sean_run):
+    """What each cell shows, by the cell's name; the line that chooses a run first names none there is."""
+    book = nbformat.from_dict(notebook)
+    client = NotebookClient(book, timeout=300, allow_errors=True, resources={"metadata": {"path": str(SAMPLES)}})
+    shown = {}
+    with client.setup_kernel():
+        for number, cell in enumerate(book.cells):
+            if cell.cell_type != "code":
+                continue
+            if cell.id == "which":
+                line = cell.source
+                assert line.count('RUN = "auto"') == 1
+                for run in ("runs/999-none", str(sean_run)):
+                    cell.source = line.replace('RUN = "auto"', f"RUN = {run!r}")
+                    client.execute_cell(cell, number)
+                    shown.setdefault("no run", cell.outputs)
+            else:
+                client.execute_cell(cell, number)
+            shown[cell.id] = cell.outputs
+            if cell.id == "edit":
+                cell.source = cell.source.replace("REGION = None", "REGION = 'moon'")
+                client.execute_cell(cell, number)
+                shown["no region"] = cell.outputs
+    return shown
+
+
+def html(outputs) -> str:
+    (output,) = outputs
+    assert output.output_type == "execute_result", output
+    return output.data["text/html"]
+
+
+def images(outputs) -> list[Image.Image]:
+    found = re.findall(r'src="data:image/(?:png|webp);base64,([^"]+)"', html(outputs))
+    return [Image.open(BytesIO(base64.b64decode(data))) for data in found]
+
+
+def test_it_is_committed_clean(notebook):
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert all(cell.source.count("\n") < 8 for cell in code)
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+
+@pytest.mark.parametrize("folder", [SAMPLES, SAMPLES.parent, SAMPLES.parent / "gan" / "games"])
+def test_it_starts_anywhere_in_the_checkout(notebook, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [])
+    (setup,) = (cell.source for cell in notebook.cells if cell.id == "setup")
+    exec(setup, {})
+    assert Path.cwd() == SAMPLES.parent and sys.path == [str(SAMPLES.parent)]
+
+
+def test_every_cell_shows_something(executed):
+    for name in ("which", "settings", "curves", "time", "masks", "legend", "exchange", "edit", "nearest"):
+        assert html(executed[name])
+
+
+def test_it_says_what_the_run_is(executed, sean_run):
+    facts = html(executed["which"])
+    assert sean_run.name in facts and "2 of 2 steps" in facts and "transfer error" in facts
+    assert "batch_size" in html(executed["settings"])
+
+
+def test_curves_are_drawn(executed):
+    titles = re.findall(r'alt="curves of ([^"]*?) over', html(executed["curves"]))
+    assert set(titles) == {"generator", "discriminator", "held-out scores", "gradient norms"}
+
+
+def test_pictures_are_pictures(executed):
+    grid = images(executed["time"])
+    assert len(grid) % 4 == 0 and {image.size for image in grid} == {(32, 32)}
+    assert "step 0" in html(executed["time"]) and "step 2" in html(executed["time"])
+    assert len(images(executed["masks"])) == 3 * 4
+    assert len(images(executed["nearest"])) == 4 * 4
+    assert "hair" in html(executed["legend"])
+
+
+def test_styles_are_exchanged_region_by_region(executed):
+    shown = html(executed["exchange"])
+    assert shown.count("<tr>") == shown.count('<th scope="row">') + 1 > 4
+    assert "style of picture 3" in shown
+    assert len(images(executed["edit"])) > 12
+
+
+def test_mistakes_are_told_in_one_line(executed):
+    for name, words in (("no run", "there is no 'runs/999-none'"), ("no region", "moon")):
+        (output,) = executed[name]
+        assert output.output_type == "error"
+        assert len(output.traceback) == 1 and words in output.traceback[0]

@@ -1,0 +1,176 @@
+"""Every rank is started as a survivor, whatever starts it, and leaves nothing behind."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+from strategies import PhaseStrategy
+from strategies.processes import launcher
+from strategies.processes.launcher import PARENT, Functions, Scripts
+from strategies.processes.lost_ranks import Survivor
+from tests.support.hard_games import Plain
+from tests.support.parity import train, trainer
+
+ASKS = f"import os, sys; sys.exit(int(os.environ['LOCAL_RANK']) if os.environ['{PARENT}'] == str(os.getppid()) else 9)"
+
+
+class Environment(SimpleNamespace):
+    """Of a node, where nobody else starts ranks."""
+
+    main_address, main_port = "127.0.0.1", 7
+    creates_processes_externally = False
+    node, local = 0, 0
+
+    def validate_settings(self, **settings):
+        pass
+
+    def node_rank(self):
+        return self.node
+
+    def local_rank(self):
+        return self.local
+
+
+def scripts(processes, nodes=1, **environment):
+    strategy = SimpleNamespace(
+        cluster_environment=Environment(**environment), num_processes=processes, num_nodes=nodes, survivor=None
+    )
+    return Scripts(strategy)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch):
+    """Lightning writes into the environment what its children shall find there."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    registered = []
+    monkeypatch.setattr(launcher.atexit, "register", registered.append)
+    return registered
+
+
+def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatch, as_it_was):
+    monkeypatch.setattr(
+        "lightning.pytorch.strategies.launchers.subprocess_script._basic_subprocess_cmd",
+        lambda: [sys.executable, "-c", ASKS],
+    )
+    two = scripts(3, nodes=2, node=1)
+    with mock.patch.object(threading.Thread, "start") as starts:
+        assert two.launch(lambda value: value, 7) == 7
+    assert starts.call_count == 1  # our look at the family, and not Lightning's
+    survivor = two.strategy.survivor
+    assert (survivor.rank, survivor.parent) == (3, None)
+    assert {rank: child.wait() for rank, child in survivor.children.items()} == {4: 1, 5: 2}  # they know their parent
+    assert PARENT not in os.environ  # what else this process starts is no rank
+    assert as_it_was == [survivor.at_exit]
+
+
+def test_another_rank_knows_the_one_that_started_it(monkeypatch):
+    monkeypatch.setattr(Survivor, "_look_after_family", lambda self: None)
+    monkeypatch.setattr(launcher, "_parent", "4321")
+    one = scripts(3, nodes=2, node=1, local=2, creates_processes_externally=True)
+    one.launch(lambda: None)
+    assert (one.strategy.survivor.rank, one.strategy.survivor.parent) == (5, (3, 4321))
+
+
+def test_under_torchrun_and_srun_there_is_no_family(as_it_was):
+    for local in (0, 1):
+        one = scripts(2, local=local, creates_processes_externally=True)
+        one.launch(lambda: None)
+        assert (one.strategy.survivor.rank, one.strategy.survivor.children, one.strategy.survivor.parent) == (
+            local,
+            {},
+            None,
+        )
+    assert as_it_was == []
+
+
+def test_a_notebooks_ranks_are_survivors_too(monkeypatch):
+    strategy = SimpleNamespace(cluster_environment=Environment(local=1), num_processes=2, survivor=None)
+    monkeypatch.setattr(
+        _MultiProcessingLauncher, "launch", lambda self, function, *args, trainer, **kw: function(*args, **kw)
+    )
+    notebook = launcher.launcher(strategy, "fork")
+    assert isinstance(notebook, Functions)
+    assert notebook.launch(lambda value: value, 7, trainer=None) == 7
+    assert strategy.survivor.rank == 1
+
+
+def test_a_spawned_rank_can_be_told_what_to_do():
+    strategy = PhaseStrategy("ddp", start_method="spawn")
+    fit = trainer(strategy, 2, 1).fit
+    assert isinstance(strategy.launcher, Functions)
+    pickle.dumps(partial(launcher._survive, strategy, fit))
+
+
+def _twice():
+    found = []
+    for _ in range(3):
+        train(Plain, steps=1, world=2)
+        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("lifeline"))
+        found.append((names, len(os.listdir("/proc/self/fd"))))
+    return found
+
+
+def test_trainings_of_one_process_group_leave_nothing_open(ranks):
+    for (names, files), (later, more) in ((found[1], found[2]) for found in ranks(2).run(_twice)):
+        assert names == later == []
+        assert more <= files
+
+
+# ---- as it is typed ----
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_before_training_is_named(victim, tmp_path):
+    """The first one has started the other, which waits for it to make a process group, or the other way round."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        del environment[name]
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    first = subprocess.Popen(
+        [sys.executable, program], cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE
+    )
+    marks = [tmp_path / str(rank) for rank in range(2)]
+    try:
+        deadline = time.monotonic() + 120
+        while not all(mark.exists() for mark in marks) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        processes = [int(mark.read_text()) for mark in marks]
+        os.kill(processes[victim], signal.SIGKILL)
+        _, said = first.communicate(timeout=30)  # until nobody holds the other end any more
+    finally:
+        first.kill()
+    assert said.count("error: ") == 1
+    assert f"error: rank {victim} (process {processes[victim]} on " in said
+    assert first.returncode == (-signal.SIGKILL if victim == 0 else 2)
+
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from strategies import PhaseStrategy
+from strategies.survivor import Survivor
+from tests.hard_games import Plain
+from tests.parity import trainer
+
+def waits(self):
+    mark = Path(str(os.environ.get("LOCAL_RANK", 0)))
+    Path(f"{mark}.part").write_text(str(os.getpid()))
+    os.rename(f"{mark}.part", mark)
+    time.sleep(100)
+
+PhaseStrategy.setup_distributed = waits
+trainer(PhaseStrategy("ddp"), 2, 1).fit(Plain(), [])
+"""

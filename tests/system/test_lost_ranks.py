@@ -1,0 +1,358 @@
+"""What a rank says and does when another one ends: in one process, with the hard end put aside."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from gan.errors import RankLost, UserError, refuse
+from strategies.processes import lost_ranks as survivor
+from strategies.processes.lifeline import End
+from strategies.processes.lost_ranks import Survivor
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:40623"
+SOON = 20
+
+
+class Exited(BaseException):
+    """What os._exit is here."""
+
+
+class Agreed(Exception):
+    agreed = True
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """An exit that can be seen, soon after a loss; times that tests wait out are theirs to shorten."""
+    exits = []
+
+    def leave(status):
+        exits.append(status)
+        raise Exited
+
+    monkeypatch.setattr(survivor.os, "_exit", leave)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    for name, seconds in dict(GRACE=SOON, PATIENCE=SOON, QUIET=0.2, LIMIT=0.5, LOOK=0.02).items():
+        monkeypatch.setattr(survivor, name, seconds)
+    yield exits
+    for thread in threading.enumerate():
+        if thread.name.startswith("lifeline"):
+            thread.join(SOON)
+
+
+@contextlib.contextmanager
+def world(size, **first):
+    """Survivors in one process, tied; `first` are the settings of rank 0."""
+    ranks = [Survivor(rank, **(first if rank == 0 else {})) for rank in range(size)]
+    called = []
+    meet = threading.Barrier(size)
+    problems = [None] * size
+
+    def tie(rank):
+        def broadcast(value):
+            if rank == 0:
+                called.append(value)
+            meet.wait(SOON)
+            return called[0]
+
+        def gather(problem):
+            problems[rank] = problem
+            meet.wait(SOON)
+            return problems
+
+        ranks[rank].tie("127.0.0.1", "python -m gan.fit --resume runs/007", broadcast, gather)
+
+    together = [threading.Thread(target=tie, args=(rank,)) for rank in range(size)]
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    try:
+        yield ranks
+    finally:
+        for each in ranks:
+            each._out.set()
+            each.lifeline.leave()
+
+
+def vanish(rank):
+    """As the kernel ends the connections of a killed process, which then does nothing more."""
+    rank.lifeline._learned = rank.lifeline._tell = lambda _: None
+    for peer in list(rank.lifeline._peers):  # its thread takes them out meanwhile
+        peer.socket.shutdown(socket.SHUT_RDWR)
+
+
+def fails(error):
+    def training():
+        raise error
+
+    return training
+
+
+def until(condition):
+    deadline = time.monotonic() + SOON
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_a_collective_that_breaks_names_the_rank_that_was_lost(capfd):
+    with world(3) as ranks:
+        threading.Timer(0.1, vanish, [ranks[2]]).start()  # the main thread knows before the lifeline does
+        with pytest.raises(RankLost) as caught:
+            ranks[0].run(fails(RuntimeError(GLOO)))
+        assert str(caught.value) == (
+            f"rank 2 (process {os.getpid()} on {socket.gethostname()}) is gone without a word: killed, or out of "
+            f"memory?\nAll ranks end; go on from the last whole checkpoint with\n  python -m gan.fit --resume runs/007"
+        )
+        assert refuse(caught.value) == 2
+        assert capfd.readouterr().err == f"\nerror: {caught.value}\n"  # once, by either thread
+        assert "Connection closed" in str(caught.value.__cause__)
+
+
+def test_the_others_say_that_they_end_as_well(capfd):
+    with world(3) as ranks:
+        vanish(ranks[2])
+        since = time.monotonic()
+        with pytest.raises(RankLost, match=r"^rank 1 ends as well: rank 2 .process") as caught:
+            ranks[1].run(fails(dist.DistBackendError("NCCL error")))
+        assert time.monotonic() - since >= survivor.QUIET
+        said = capfd.readouterr().err
+        assert "ends as well" not in said
+        assert refuse(caught.value) == 2
+        assert capfd.readouterr().err == f"error: {caught.value}\n"
+
+
+def test_of_rank_0_rank_1_speaks(capfd):
+    with world(3) as ranks:
+        vanish(ranks[0])
+        with pytest.raises(RankLost, match=r"^rank 0 ") as caught:
+            ranks[1].run(fails(RuntimeError(GLOO)))
+        assert caught.value.said
+        with pytest.raises(RankLost, match=r"^rank 2 ends as well: rank 0 "):
+            ranks[2].run(fails(RuntimeError(GLOO)))
+
+
+def test_a_collective_that_never_returns_is_ended(quick, capfd, monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
+    with world(3) as ranks:
+        vanish(ranks[2])
+        until(lambda: quick == [2])  # rank 0
+        assert capfd.readouterr().err.count("error: rank 2") == 1
+        until(lambda: quick == [2, 2])  # rank 1, later
+        assert capfd.readouterr().err.count("error: rank 1 ends as well: rank 2") == 1
+
+
+def test_a_collective_that_never_returns_is_ended_though_nobody_listens(quick, monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
+    closed = mock.Mock(write=mock.Mock(side_effect=BrokenPipeError))
+    with world(2) as ranks, mock.patch.object(sys, "stderr", closed):
+        vanish(ranks[1])
+        until(lambda: quick == [2])
+
+
+def test_after_a_loss_no_program_lives_on(quick):
+    with world(2) as ranks:
+        vanish(ranks[1])
+        with pytest.raises(RankLost):
+            ranks[0].run(fails(RuntimeError(GLOO)))
+        assert quick == []
+        until(lambda: quick == [2])
+
+
+def test_training_that_is_complete_is_left_alone(quick):
+    with world(2) as ranks:
+
+        def training():
+            vanish(ranks[1])
+            ranks[0]._known.wait(SOON)
+            return "complete"
+
+        assert ranks[0].run(training) == "complete"
+        time.sleep(2 * survivor.LIMIT)
+        assert quick == []
+
+
+def test_a_mistake_on_one_rank_is_said_in_its_own_words():
+    with world(3) as ranks:
+        with pytest.raises(UserError, match=r"^images/3.png cannot be read$") as caught:
+            ranks[2].run(fails(UserError("images/3.png cannot be read")))
+        assert not isinstance(caught.value, RankLost)
+        with pytest.raises(RankLost, match=r"^images/3.png cannot be read$") as caught:
+            ranks[0].run(fails(RuntimeError(GLOO)))
+        assert not caught.value.said
+        with pytest.raises(RankLost, match=r"^rank 1 ends as well: images/3.png cannot be read$"):
+            ranks[1].run(fails(RuntimeError(GLOO)))
+
+
+def test_a_mistake_on_one_rank_is_said_where_the_others_wait_for_it(quick, capfd, monkeypatch):
+    monkeypatch.setattr(survivor, "PATIENCE", 0.2)
+    with world(2) as ranks:
+        with pytest.raises(UserError):
+            ranks[1].run(fails(UserError("images/3.png cannot be read")))
+        until(lambda: quick == [2])
+        assert capfd.readouterr().err == "\nerror: images/3.png cannot be read\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("no such\nlabel"), "ended with ValueError: no such"),
+        (KeyError(), "ended with KeyError"),
+        (KeyboardInterrupt(), "was interrupted"),
+        (SystemExit(3), "ended with SystemExit: 3"),
+    ],
+)
+def test_an_error_on_one_rank_names_rank_and_error(error, words):
+    with world(2) as ranks:
+        with pytest.raises(type(error)):
+            ranks[1].run(fails(error))
+        with pytest.raises(RankLost) as caught:
+            ranks[0].run(fails(RuntimeError(GLOO)))
+        first = f"rank 1 (process {os.getpid()} on {socket.gethostname()}) {words}"
+        assert str(caught.value).splitlines()[0] == first
+
+
+def test_the_same_error_on_all_ranks_stays_what_it_is(quick):
+    with world(3) as ranks:
+        for rank in ranks:
+            with pytest.raises(UserError, match=r"^batch 5$") as caught:
+                rank.run(fails(UserError("batch 5")))
+            assert not isinstance(caught.value, RankLost)
+        time.sleep(2 * survivor.LIMIT)
+        assert quick == []
+
+
+@pytest.mark.parametrize("error", [Agreed(), None])
+def test_an_end_that_all_have_agreed_on_alarms_nobody(error, quick, capfd, monkeypatch):
+    monkeypatch.setattr(survivor, "PATIENCE", 0.2)
+    with world(3) as ranks:
+        for rank in (ranks[1], ranks[0]):
+            with pytest.raises(Agreed) if error else contextlib.nullcontext():
+                rank.run(fails(error) if error else lambda: None)
+        time.sleep(2 * survivor.PATIENCE)  # the last one still writes a picture
+        assert not any(rank._known.is_set() for rank in ranks)
+        assert quick == []
+        assert capfd.readouterr().err == ""
+
+
+def test_a_collective_that_breaks_by_itself_is_this_ranks_own_error(monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
+    with world(2) as ranks:
+        since = time.monotonic()
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            ranks[0].run(fails(RuntimeError(GLOO)))
+        assert time.monotonic() - since >= survivor.GRACE  # it has waited for news
+        monkeypatch.setattr(survivor, "GRACE", SOON)
+        with pytest.raises(RankLost, match=r"rank 0 .* ended with RuntimeError: .*Connection closed by peer"):
+            ranks[1].run(fails(RuntimeError(GLOO)))
+
+
+def test_an_error_that_was_made_of_a_broken_collective_is_no_cause():
+    def training():
+        try:
+            raise RuntimeError(GLOO)
+        except RuntimeError as error:
+            raise UserError("the checkpoint's networks are of other sizes") from error
+
+    with world(2) as ranks:
+        vanish(ranks[1])
+        with pytest.raises(RankLost, match=r"^rank 1 .* is gone"):
+            ranks[0].run(training)
+
+
+def test_after_a_loss_a_mistake_of_the_users_is_still_said():
+    with world(2) as ranks:
+        vanish(ranks[1])
+        until(ranks[0]._known.is_set)
+        with pytest.raises(UserError, match=r"^the disk is full$"):
+            ranks[0].run(fails(UserError("the disk is full")))
+
+
+def test_ranks_that_cannot_reach_each_other_train_and_say_so(monkeypatch, quick):
+    monkeypatch.setattr(survivor.Lifeline, "join", lambda line, address: "far port 7: timed out")
+    with pytest.warns(UserWarning, match="rank 1 cannot reach rank 0 .far port 7: timed out.*torch's time limit"):
+        rank0 = Survivor(0)
+        rank0.tie("far", "", lambda value: value, lambda problem: [problem, "far port 7: timed out"])
+    assert rank0.run(lambda: 3) == 3
+
+
+# ---- families, before there is a lifeline ----
+
+
+def child(code="import time; time.sleep(60)"):
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_a_child_that_is_killed_before_training_is_named(quick, capfd, monkeypatch):
+    for name in ("GRACE", "PATIENCE"):
+        monkeypatch.setattr(survivor, name, 0.2)
+    children = {rank: child() for rank in (1, 2)}
+    rank0 = Survivor(0, children)
+    children[2].kill()
+    until(lambda: quick == [2])
+    said = f"error: rank 2 (process {children[2].pid} on {socket.gethostname()}) was ended by signal 9 (Killed)"
+    assert said in capfd.readouterr().err
+    assert children[1].wait(SOON) == -signal.SIGKILL  # it ends with its parent
+    rank0.lifeline.leave()
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_child_that_ends_before_training_is_named(status, quick, capfd, monkeypatch):
+    for name in ("GRACE", "PATIENCE"):
+        monkeypatch.setattr(survivor, name, 0.2)
+    rank0 = Survivor(0, {1: child(f"raise SystemExit({status})")})
+    until(lambda: quick == [2])
+    assert f"ended with status {status} before training began; see what it said" in capfd.readouterr().err
+    rank0.lifeline.leave()
+
+
+def test_a_parent_that_is_gone_is_named(quick, capfd, monkeypatch):
+    for name in ("GRACE", "PATIENCE"):
+        monkeypatch.setattr(survivor, name, 0.2)
+    rank1 = Survivor(1, parent=(0, 2**22 + 1))
+    until(lambda: quick == [2])
+    assert "error: rank 0 (process 4194305 on" in capfd.readouterr().err
+    rank1.lifeline.leave()
+
+
+def test_a_killed_child_is_told_from_one_that_crashed():
+    children = {1: child("import os; os.kill(os.getpid(), 11)")}
+    children[1].wait()
+    with world(2, children=children) as ranks, pytest.raises(RankLost, match=r"by signal 11 .Segmentation fault.$"):
+        ranks[0].advice = ""
+        vanish(ranks[1])
+        ranks[0].run(fails(RuntimeError(GLOO)))
+
+
+def test_a_loss_ends_the_children_and_a_failed_child_may_finish_what_it_says():
+    children = {1: child(), 2: child("import time; time.sleep(0.5)")}
+    rank0 = Survivor(0, children)
+    rank0.end_children(End(2, children[2].pid, "here", "ended with ValueError: x"))
+    assert children[2].wait() == 0
+    assert children[1].wait() == -signal.SIGKILL
+    rank0._out.set()
+    rank0.lifeline.leave()
+
+
+@pytest.mark.parametrize(("error", "left"), [(ValueError("x"), False), (Agreed(), True)])
+def test_children_end_with_a_parent_that_failed(error, left, monkeypatch):
+    monkeypatch.setattr(survivor, "GRACE", 0.2)
+    children = {1: child()}
+    rank0 = Survivor(0, children)
+    with pytest.raises(type(error)):
+        rank0.run(fails(error))
+    rank0.at_exit()
+    with pytest.raises(subprocess.TimeoutExpired) if left else contextlib.nullcontext():
+        assert children[1].wait(1 if left else SOON) == -signal.SIGKILL
+    children[1].kill()
+    children[1].wait()

@@ -1,0 +1,109 @@
+"""The command, as it is typed: what it writes and says, and what it answers to mistakes."""
+
+import shutil
+
+import pytest
+from PIL import Image
+
+from gan.sample import command as sample
+from gan.sample.subcommands import ACTIONS
+from tests.support import opening
+
+
+@pytest.fixture(scope="module")
+def run(sean_run, tmp_path_factory):
+    """The trained run, to draw into."""
+    return shutil.copytree(sean_run, tmp_path_factory.mktemp("sample") / "runs" / sean_run.name)
+
+
+@pytest.fixture
+def here(run, monkeypatch):
+    monkeypatch.chdir(run.parent.parent)
+    return run
+
+
+def test_without_words_the_newest_run_is_reconstructed(here, capsys):
+    assert sample.main([]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines() == [f"runs/{here.name}, step 2", f"  runs/{here.name}/samples/reconstruct.png"]
+    with Image.open(here / "samples" / "reconstruct.png") as sheet:
+        assert sheet.height > 4 * 128
+
+
+def test_where_to_write_may_be_said(here, tmp_path, capsys):
+    path = tmp_path / "new" / "mine.png"
+    assert sample.main(["auto", "transfer", "--from", "1", "--to", "0", "--singles", "-o", str(path)]) == 0
+    assert path.is_file() and (tmp_path / "new" / "mine" / "0-in-1.png").is_file()
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"  {path}", f"  {tmp_path}/new/mine"]
+    assert sample.main(["auto", "show", "--count", "2", "--file", str(path)]) == 0
+    with Image.open(path) as sheet:
+        assert 2 * 128 < sheet.height < 3 * 128
+
+
+def test_data_that_have_moved_are_found_again(folder_run, tmp_path, capsys):
+    moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
+    opening.rewrite(moved, data="gone")
+    assert sample.main([str(moved)]) == 2
+    assert "If its data have moved, type --data and their folder" in capsys.readouterr().err
+    assert sample.main([str(moved), "--data", str(folder_run.parent.parent / "data")]) == 0
+    with Image.open(moved / "samples" / "reconstruct.png") as sheet:
+        assert 2 * 128 < sheet.height < 3 * 128
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["absent"], "there is no 'absent'"),
+        (["auto", "transfre"], "unknown action 'transfre'; known: show, reconstruct, transfer, interpolate"),
+        (["transfer", "--from", "1"], "say which run comes first: python -m gan.sample auto transfer --from 1"),
+        (["--seed", "1", "auto", "show"], "the run and the action come first"),
+        (["auto", "transfer", "--from", "7", "--to", "0"], "there is no held-out picture 7; choose from 0 to 3"),
+        (["auto", "transfer", "--region", "hear"], "there is no region 'hear'; did you mean 'hair'?"),
+        (["auto", "transfer", "--from", "1", "2", "--each"], "--each shows the regions of one picture and"),
+        (["auto", "interpolate", "--between", "1"], "--between takes two styles and got 1; type --between 3 5"),
+        (["auto", "interpolate", "--between", "mean", "1"], "'mean' has styles and no shapes; say with --on which"),
+        (["auto", "repaint"], "repaint needs the edited label map: type --label mine.png; a label map to edit is"),
+        (["auto", "repaint", "--label", "no.png"], "there is no file 'no.png'"),
+        (["auto", "transfer", "--from", "no.pt"], "there is no file of styles 'no.pt'"),
+        (["auto", "-o", "grid.jpg"], "pictures are written as PNG; type a name such as grid.png"),
+        (["auto", "-o", "runs/001-sean-faces/settings.yaml/a.png"], "choose another file with -o"),
+        (["auto", "--device", "gpus"], "unknown device 'gpus'"),
+        (["auto", "--data", "x"], "run sean-faces do not fit together: Option 'data' is not accepted"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_answered_in_words(words, message, here, capsys):
+    assert sample.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and message in said
+
+
+@pytest.mark.parametrize("words", [["auto", "show", "--region", "hair"], ["auto", "interpolate", "--frames", "1"]])
+def test_options_that_an_action_has_not_are_refused(words, here, capsys):
+    with pytest.raises(SystemExit) as end:
+        sample.main(words)
+    assert end.value.code == 2
+    assert words[2].strip("-") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", [action for action in ACTIONS if action != "show"])
+def test_games_without_styles_refuse_what_needs_them(action, painted, capsys):
+    assert sample.main([str(painted), action]) == 2
+    assert "whose game Spade has no styles; type python -m gan.sample" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def painted(tmp_path_factory):
+    """A run of a game that has no styles."""
+    out = tmp_path_factory.mktemp("painted")
+    return opening.train(out, "spade-faces", size=32, width=4, hidden=4, faces=4, held_out=4, max_steps=1)
+
+
+@pytest.mark.parametrize("action", [None, *ACTIONS])
+def test_help_names_the_actions_and_explains_each_option(action, capsys):
+    with pytest.raises(SystemExit):
+        sample.main(["auto", *([action] if action else []), "--help"])
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in ACTIONS)
+    options = said.partition("options:")[2].partition("actions:")[0]
+    lines = [line for line in options.splitlines() if line.strip().startswith("-")]
+    assert len(lines) > 4 and all(len(line) < 120 for line in said.splitlines())

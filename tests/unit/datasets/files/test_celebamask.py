@@ -1,0 +1,214 @@
+"""CelebAMask-HQ: masks are painted together in their order, once, and anew where one changes."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datasets import CelebAMask
+from datasets.files import celebamask
+from datasets.files.celebamask import merge_masks
+from datasets.files.pairs import read_map
+from gan.errors import UserError
+from tests.support.layouts import ORIGINS, colours, mask, part_of_face, put
+from tests.support.layouts import celebamask as write
+
+SKIN, NOSE, L_EYE, R_EYE, HAIR = 1, 2, 4, 5, 13
+
+
+@pytest.fixture
+def written(tmp_path):
+    return write(tmp_path)
+
+
+@pytest.fixture
+def base(written, tmp_path):
+    return tmp_path / "CelebAMask-HQ"
+
+
+def numbers(data):
+    return [int(data.paths(k)[0].stem) for k in range(len(data))]
+
+
+def test_labels_are_painted_in_the_given_order(written):
+    rows = ["dddddddd"] * 3 + ["01411110", "01122110", "01122110"] + ["01111110"] * 2
+    values = np.array([[int(value, 16) for value in row] for row in rows])
+    label = written.open()[0]["label"].numpy()
+    assert (label == values).all(), "hair, which comes last, lies on the skin and the skin below the rest"
+    assert CelebAMask.label_names[SKIN] == "skin" and CelebAMask.label_names[HAIR] == "hair"
+
+
+def test_names_and_pairs_of_left_and_right():
+    assert CelebAMask.label_names == (
+        *("background", "skin", "nose", "eye_g", "l_eye", "r_eye", "l_brow", "r_brow", "l_ear", "r_ear"),
+        *("mouth", "u_lip", "l_lip", "hair", "hat", "ear_r", "neck_l", "neck", "cloth"),
+    )
+    assert CelebAMask.flip_pairs == ((4, 5), (6, 7), (8, 9)), "lips, earring and necklace have no other side"
+
+
+def test_splits_follow_the_number_in_celeba(written):
+    assert numbers(written.open(split="train")) == [0, 2, 2000]
+    assert numbers(written.open(split="val")) == [1, 4]
+    assert numbers(written.open(split="test")) == [3]
+
+
+def test_a_small_mapping_is_read_whole(base):
+    assert celebamask._numbers(base / celebamask.MAPPING, 0, 1 << 31).tolist() == sorted(ORIGINS)
+
+
+def test_the_set_may_lie_in_its_own_folder(base):
+    assert len(CelebAMask(base, "train", 8)) == 3
+
+
+# Merging.
+
+
+def merged(open_set, monkeypatch):
+    """The masks that opening the set reads."""
+    seen = []
+    whole = celebamask.merge_masks
+    monkeypatch.setattr(celebamask, "merge_masks", lambda paths: (seen.append(paths[0][1].name[:5]), whole(paths))[1])
+    try:
+        open_set()
+    finally:
+        monkeypatch.undo()
+    return seen
+
+
+def test_masks_are_merged_once_and_again_where_one_changes(written, base, monkeypatch):
+    assert merged(written.open, monkeypatch) == ["00000", "00002", "02000"]
+    assert merged(written.open, monkeypatch) == []
+    put(mask(base, 2, "hat"), part_of_face("nose"))
+    assert merged(written.open, monkeypatch) == ["00002"], "added"
+    assert written.open()[1]["label"][4, 3] == 14
+    mask(base, 2, "hat").unlink()
+    assert merged(written.open, monkeypatch) == ["00002"], "removed"
+    assert written.open()[1]["label"][4, 3] == NOSE
+    put(mask(base, 2000, "nose"), part_of_face("l_eye"))
+    assert merged(written.open, monkeypatch) == ["02000"], "changed"
+    written.labels[0].unlink()
+    assert merged(written.open, monkeypatch) == ["00000"], "lost"
+    assert merged(written.open, monkeypatch) == []
+
+
+def test_a_map_corrected_by_hand_stays(written, monkeypatch):
+    written.open()
+    values = read_map(written.labels[0])
+    values[0, 0] = 18
+    put(written.labels[0], values)
+    assert merged(written.open, monkeypatch) == [] and written.open()[0]["label"][0, 0] == 18
+
+
+def test_merging_goes_on_after_a_kill(written, base, monkeypatch):
+    def killed(self, path, **options):
+        if "2000" in str(path):
+            raise KeyboardInterrupt
+        return whole(self, path, **options)
+
+    whole = Image.Image.save
+    monkeypatch.setattr(Image.Image, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        written.open()
+    monkeypatch.undo()
+    (base / "gan-cache" / "merged-train.7-99.part").write_text("half a picture")
+    assert "02000" in merged(written.open, monkeypatch)
+    assert sorted(path.name for path in (base / "gan-cache" / "labels").iterdir()) == ["0.png", "2.png", "2000.png"]
+    assert not list((base / "gan-cache").glob("*.part"))
+
+
+def test_the_maps_lie_in_the_chosen_cache(written, tmp_path, monkeypatch):
+    monkeypatch.setenv("GAN_CACHE", str(tmp_path / "chosen"))
+    data = written.open()
+    assert data.paths(0)[1].is_relative_to(tmp_path / "chosen") and data.paths(0)[1].is_file()
+    assert not (tmp_path / "CelebAMask-HQ" / "gan-cache").exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GAN_CACHE", "near")
+    assert torch.equal(written.open()[0]["label"], data[0]["label"])
+
+
+def test_a_process_that_starts_anew_can_merge(written, base, tmp_path):
+    (tmp_path / "out").mkdir()
+    present = np.zeros((1, 19), bool)
+    present[0, [SKIN, HAIR]] = True
+    merge = celebamask.Merge(base, tmp_path / "out" / "labels", np.array([2000]), present, "merged")
+    pickle.loads(pickle.dumps(merge))(0)
+    assert set(np.unique(read_map(tmp_path / "out" / "labels" / "2000.png"))) == {0, SKIN, HAIR}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["labels"]
+
+
+def _ranks_open(root):
+    data = CelebAMask(root, "train", 8)
+    return [data[k]["label"].sum().item() for k in range(len(data))]
+
+
+def test_ranks_open_the_set_together(written, tmp_path, ranks):
+    one, other = ranks(2).run(_ranks_open, tmp_path)
+    assert one == other and len(one) == 3
+    assert not list((tmp_path / "CelebAMask-HQ" / "gan-cache").glob("*.part"))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
+def test_a_mask_is_what_is_not_black(tmp_path, mode):
+    path = put(tmp_path / "a.png", part_of_face("nose"), mode=mode)
+    assert (merge_masks([(R_EYE, path)]) == (part_of_face("nose") > 0) * R_EYE).all()
+
+
+# What is wrong with the set.
+
+
+def test_masks_that_are_missing(written, base):
+    for number in (0, 2000):
+        for part in ("skin", "nose", "l_eye", "hair"):
+            mask(base, number, part).unlink()
+    written.pictures[1].unlink()
+    with pytest.raises(UserError) as error:
+        written.open()
+    lines = str(error.value).splitlines()
+    assert lines[1].strip().startswith(f"1 of 3 pictures are missing: {written.pictures[1]}; unpack the data set anew")
+    assert f"2 of 3 pictures' masks are missing: {mask(base, 0, '*')}, {mask(base, 2000, '*')}; unpack" in lines[2]
+    assert not (base / "gan-cache").exists(), "said before any work"
+
+
+def test_a_mask_that_cannot_be_read(written, base):
+    path = mask(base, 2, "hair")
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(UserError, match=r"00002_hair\.png cannot be read as a picture .*; replace or remove it"):
+        written.open()
+
+
+def test_masks_of_two_sizes(written, base):
+    put(mask(base, 2, "nose"), np.zeros((8, 4)))
+    with pytest.raises(UserError, match=r"00002_nose\.png is 4x8 and .*00002_skin\.png is 8x8; masks of a picture"):
+        written.open()
+
+
+def test_a_part_that_is_not_known(written, base):
+    put(mask(base, 2, "beard"), part_of_face("nose"))
+    with pytest.raises(UserError, match=r"00002_beard\.png is a mask of no known part; known are skin, nose, eye_g"):
+        written.open()
+
+
+def test_a_picture_of_another_shape(written):
+    put(written.pictures[1], colours(16, 12))
+    with pytest.raises(UserError, match=r"2\.jpg is 12x16 and .*2\.png is 8x8"):
+        written.open()
+
+
+def test_a_mapping_that_is_missing_or_spoiled(written, base):
+    mapping = base / celebamask.MAPPING
+    mapping.write_text("idx orig_idx orig_file\n0 119613 119614.jpg\n1 here 2.jpg\n")
+    with pytest.raises(UserError, match=r"mapping\.txt, line 3: '1 here 2.jpg' does not begin with two numbers"):
+        written.open()
+    mapping.write_text("idx orig_idx orig_file\n0 119613 119614.jpg\n")
+    with pytest.raises(UserError, match="has no picture of this split, whose numbers in CelebA are 162771 to 182637"):
+        written.open(split="val")
+    mapping.unlink()
+    with pytest.raises(UserError, match=r"cannot read .*mapping\.txt \(No such file or directory\); it comes with"):
+        written.open()
+
+
+def test_a_root_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*nowhere.*mapping"):
+        CelebAMask(tmp_path / "nowhere", "train", 8)

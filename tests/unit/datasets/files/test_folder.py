@@ -1,0 +1,170 @@
+"""Folders of the user's own: what is paired, and what is wrong with a folder."""
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import FolderPairs
+from gan.errors import UserError
+from tests.support.layouts import colours, labels, prepared, put
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two good pairs."""
+    for name in ("a", "b"):
+        put(tmp_path / "images" / f"{name}.png", colours())
+        put(tmp_path / "labels" / f"{name}.png", labels())
+    return tmp_path
+
+
+def names(pairs):
+    return [pairs.paths(k)[1].relative_to(pairs.root).with_suffix("").as_posix() for k in range(len(pairs))]
+
+
+def test_items_are_those_of_faces(root):
+    pairs = FolderPairs(root, num_labels=4, size=8, flip_pairs=((1, 2),))
+    item = pairs[0]
+    assert len(pairs) == 2 and set(item) == {"image", "label"}
+    assert pairs.num_labels == 4 and pairs.label_names == ("0", "1", "2", "3") and pairs.flip_pairs == ((1, 2),)
+    assert (item["image"].permute(1, 2, 0).numpy() == colours()).all()
+    assert (item["label"].numpy() == labels()).all()
+
+
+def test_pairs_are_sorted_and_may_lie_in_folders(tmp_path):
+    for name in ("z/1", "b", "a/2", "a/1"):
+        put(tmp_path / "images" / f"{name}.jpg", colours())
+        put(tmp_path / "labels" / f"{name}.png", labels())
+    pairs = FolderPairs(tmp_path, 4, 8)
+    assert names(pairs) == ["labels/a/1", "labels/a/2", "labels/b", "labels/z/1"]
+    assert pairs[3]["image"].shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "webp", "bmp", "tif"])
+def test_kinds_of_pictures(tmp_path, suffix):
+    put(tmp_path / "images" / f"ä.{suffix}", colours())
+    put(tmp_path / "labels" / "ä.png", labels())
+    (tmp_path / "images" / "notes.txt").write_text("not a picture")
+    (tmp_path / "images" / "._ä.jpg").write_text("left by a file manager")
+    assert FolderPairs(tmp_path, 4, 8)[0]["image"].shape == (3, 8, 8)
+
+
+def test_a_folder_may_be_a_link(root, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (root / "images").rename(elsewhere)
+    (root / "images").symlink_to(elsewhere)
+    assert len(FolderPairs(root, 4, 8)) == 2
+
+
+def test_a_link_to_nothing_is_named(root, tmp_path):
+    (root / "images" / "b.png").unlink()
+    (root / "images" / "b.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(
+        UserError, match=r"images.b\.png cannot be read \(No such file or directory\); replace or remove"
+    ):
+        FolderPairs(root, 4, 8)
+
+
+# Splits.
+
+
+def test_the_last_by_name_are_held_out(tmp_path):
+    for k in range(5):
+        put(tmp_path / "images" / f"{k}.png", colours())
+        put(tmp_path / "labels" / f"{k}.png", labels())
+    train, val = (FolderPairs(tmp_path, 4, 8, split=split, held_out=2) for split in ("train", "val"))
+    assert names(train) == ["labels/0", "labels/1", "labels/2"] and names(val) == ["labels/3", "labels/4"]
+    assert len(list((tmp_path / "gan-cache").glob("checked-*.npz"))) == 1, "one index for both"
+    for few in (5, 16, 0, -1):
+        with pytest.raises(UserError, match=f"5 pictures in .*, {few} to hold out; type a --held-out of 1 to 4"):
+            FolderPairs(tmp_path, 4, 8, split="train", held_out=few)
+
+
+def test_one_picture_cannot_be_split(tmp_path):
+    put(tmp_path / "images" / "a.png", colours())
+    put(tmp_path / "labels" / "a.png", labels())
+    assert len(FolderPairs(tmp_path, 4, 8)) == 1
+    with pytest.raises(UserError, match=r"one picture .* is none to hold out; add a second"):
+        FolderPairs(tmp_path, 4, 8, split="val", held_out=1)
+
+
+def test_celeba_as_prepared_for_sean_has_its_own_splits(tmp_path):
+    written = prepared(tmp_path)
+    assert names(written.open(split="train")) == ["train/labels/0", "train/labels/1", "train/labels/2"]
+    assert names(written.open(split="val")) == ["test/labels/28000", "test/labels/28001"]
+    assert len(written.open(split="all")) == 5
+    assert torch.equal(written.open(split="all")[4]["image"], written.open(split="val")[1]["image"])
+
+
+# What is wrong with a folder.
+
+
+def test_a_missing_folder(root, tmp_path):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere; give the folder"):
+        FolderPairs(tmp_path / "nowhere", 4, 8)
+    for path in (root / "labels").iterdir():
+        path.unlink()
+    (root / "labels").rmdir()
+    with pytest.raises(UserError, match=r"there is no folder .*labels; put the label maps there \(\*\.png\)"):
+        FolderPairs(root, 4, 8)
+
+
+def test_an_empty_folder(tmp_path):
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UserError) as error:
+        FolderPairs(tmp_path, 4, 8)
+    assert f"there are no pictures (*.jpg, *.jpeg, *.png, *.webp, *.bmp, *.tif, *.tiff) in {tmp_path}" in str(
+        error.value
+    )
+    assert f"there is no folder {tmp_path}/labels; put the label maps there" in str(error.value)
+
+
+def test_labels_that_are_not_png(root):
+    for name in ("a", "b"):
+        (root / "labels" / f"{name}.png").rename(root / "labels" / f"{name}.jpg")
+    with pytest.raises(UserError, match=r"there are no label maps \(\*\.png\)"):
+        FolderPairs(root, 4, 8)
+
+
+@pytest.mark.parametrize("number", [0, -1, 65537])
+def test_numbers_of_labels_that_no_map_can_hold(root, number):
+    with pytest.raises(UserError, match=f"{number} labels do not fit into a label map; try 1 to 65536"):
+        FolderPairs(root, number, 8)
+
+
+# What is wrong with a file.
+
+
+@pytest.mark.parametrize("folder", ["images", "labels"])
+@pytest.mark.parametrize("damage", ["text", "half", "nothing"])
+def test_a_file_that_cannot_be_read(root, folder, damage):
+    path = root / folder / "b.png"
+    whole = path.read_bytes()
+    path.write_bytes({"text": b"this is no picture", "half": whole[: len(whole) // 2], "nothing": b""}[damage])
+    with pytest.raises(UserError, match=rf"{folder}.b\.png cannot be read as a picture .*; replace or remove it"):
+        FolderPairs(root, 4, 8)
+
+
+def test_a_wrong_label_is_seen_even_where_resizing_would_drop_it(root):
+    values = labels(64, 64)
+    values[0, 0] = 255
+    put(root / "images" / "b.png", colours(64, 64))
+    put(root / "labels" / "b.png", values)
+    with pytest.raises(UserError, match="the label 255"):
+        FolderPairs(root, 4, 4)
+
+
+def test_more_labels_make_a_label_right(root):
+    values = labels()
+    values[3, 3] = 4
+    put(root / "labels" / "b.png", values)
+    with pytest.raises(UserError, match=r"b\.png has the label 4; with 4 labels the allowed range is 0\.\.3$"):
+        FolderPairs(root, 4, 8)
+    assert FolderPairs(root, 5, 8)[1]["label"].max() == 4
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
+def test_a_label_map_of_colours(root, mode):
+    put(root / "labels" / "b.png", np.asarray(labels()), mode=mode)
+    with pytest.raises(UserError, match=rf"b\.png is a picture of mode {mode}; a label map has one channel"):
+        FolderPairs(root, 4, 8)

@@ -1,0 +1,313 @@
+"""What was found good is not read again: until it changes, across kills, and among processes."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from tqdm import tqdm
+
+from datasets import FolderPairs
+from datasets.files import index
+from datasets.files.index import cache_folder, go_through, refuse, walk
+from gan.errors import UserError
+from tests.support.layouts import colours, labels, put
+
+KEYS = ["a", "b", "ü", "d"]
+
+
+def stamps(*values):
+    return np.array(values or (1, 2, 3, 4), np.int64)[:, None]
+
+
+class Worker:
+    """Remembers what it did; entries in `bad` are problems."""
+
+    def __init__(self, bad=()):
+        self.did, self.bad = [], bad
+
+    def __call__(self, entry):
+        self.did.append(KEYS[entry])
+        if KEYS[entry] in self.bad:
+            raise UserError(f"{KEYS[entry]} is bad")
+
+
+def done(file, keys=KEYS, at=None, bad=(), **options):
+    worker = Worker(bad)
+    problems = go_through(file, keys, stamps() if at is None else at, worker, "working", **options)
+    return worker.did, problems
+
+
+def test_work_is_done_once(tmp_path):
+    file = tmp_path / "known.npz"
+    assert done(file) == (KEYS, [])
+    assert done(file) == ([], [])
+    assert done(file, at=stamps(1, 9, 3, 4)) == (["b"], []), "changed"
+    assert done(file, at=stamps(1, 9, 3, 4)) == ([], [])
+    assert done(file, keys=KEYS[:3], at=stamps(1, 9, 3)) == ([], []), "one fewer"
+    assert done(file, keys=[*KEYS[:3], "d"], at=stamps(1, 9, 3, 5)) == (["d"], []), "new"
+
+
+def test_a_problem_is_looked_at_again(tmp_path):
+    file = tmp_path / "known.npz"
+    assert done(file, bad="bd") == (KEYS, ["b is bad", "d is bad"])
+    assert done(file, bad="d") == (["b", "d"], ["d is bad"])
+    assert done(file) == (["d"], [])
+
+
+def test_a_lost_result_is_made_anew(tmp_path):
+    file = tmp_path / "known.npz"
+    done(file)
+    assert done(file, lost=lambda: np.array([False, True, False, False])) == (["b"], [])
+    assert done(file) == ([], [])
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nothing", b"text"])
+def test_a_damaged_file_is_made_anew(tmp_path, damage):
+    file = tmp_path / "known.npz"
+    done(file)
+    file.write_bytes(damage)
+    assert done(file) == (KEYS, [])
+    assert done(file) == ([], [])
+
+
+def test_another_kind_of_stamp_is_another_state(tmp_path):
+    file = tmp_path / "known.npz"
+    done(file)
+    assert done(file, at=np.ones((4, 2), np.int64)) == (KEYS, [])
+
+
+class Elsewhere:
+    """Work that leaves a file which says who did it; it can be sent to a process however that starts."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, entry):
+        with (self.folder / f"{entry}").open("x") as file:
+            file.write(str(os.getpid()))
+        if entry % 50 == 0:
+            raise UserError(f"{entry} is bad")
+
+
+def test_many_entries_are_worked_on_by_processes(tmp_path):
+    (tmp_path / "made").mkdir()
+    keys, before = [str(k) for k in range(200)], torch.get_rng_state()
+    work = Elsewhere(tmp_path / "made")
+    problems = go_through(tmp_path / "known.npz", keys, np.zeros((200, 1), np.int64), work, "working")
+    assert problems == ["0 is bad", "50 is bad", "100 is bad", "150 is bad"]
+    who = [path.read_text() for path in (tmp_path / "made").iterdir()]
+    assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_was_done_before_a_failure_is_kept(tmp_path):
+    keys, seen = [str(k) for k in range(40)], []
+
+    def work(entry):
+        seen.append(entry)
+        if len(seen) == 21:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        try:
+            go_through(tmp_path / "known.npz", keys, np.zeros((40, 1), np.int64), work, "working")
+        except KeyboardInterrupt:
+            continue
+    assert seen == [*range(21), *range(16, 40)], "but for the batch at hand"
+
+
+def _slowly(folder, number):
+    """Work that says it was done, for a process of its own."""
+    index.SAVE_EVERY = 0.0
+
+    def work(entry):
+        time.sleep(0.01)
+        (folder / f"{entry}-{number}-{time.monotonic_ns()}").touch()
+
+    keys = [str(k) for k in range(60)]
+    go_through(folder / "cache" / "known.npz", keys, np.zeros((60, 1), np.int64), work, "working")
+
+
+def _start(folder, number):
+    process = multiprocessing.get_context("fork").Process(target=_slowly, args=(folder, number))
+    process.start()
+    return process
+
+
+def did(folder):
+    return sorted(int(path.name.split("-")[0]) for path in folder.iterdir() if "-" in path.name)
+
+
+def test_processes_that_start_together_share_the_work(tmp_path):
+    for process in [_start(tmp_path, number) for number in range(3)]:
+        process.join()
+        assert process.exitcode == 0
+    assert did(tmp_path) == list(range(60))
+    assert len({path.name.split("-")[1] for path in tmp_path.iterdir() if "-" in path.name}) == 1
+
+
+def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path):
+    process = _start(tmp_path, 0)
+    while len(did(tmp_path)) < 40:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    (tmp_path / "cache" / "known.77.part").write_bytes(b"half")
+    second = _start(tmp_path, 1)
+    second.join()
+    assert second.exitcode == 0, "the lock went with the killed process"
+    assert set(did(tmp_path)) == set(range(60)) and len(did(tmp_path)) < 60 + 40, "some of it was not done again"
+    assert not list((tmp_path / "cache").glob("*.part"))
+
+
+# Where it is kept.
+
+
+def test_the_cache_lies_beside_the_data_or_where_it_may(tmp_path, monkeypatch):
+    monkeypatch.delenv("GAN_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    root = tmp_path / "set"
+    root.mkdir()
+    assert cache_folder(root) == root / "gan-cache"
+    monkeypatch.setattr(index.os, "access", lambda *_: False)
+    home = cache_folder(root)
+    assert home.parent == tmp_path / "home" / "gan" and home.name.startswith("set-")
+    (tmp_path / "other" / "set").mkdir(parents=True)
+    assert cache_folder(tmp_path / "other" / "set") != home, "sets of one name"
+    (root / "gan-cache").mkdir()
+    assert cache_folder(root) == root / "gan-cache", "which its owner has made"
+    monkeypatch.setenv("GAN_CACHE", str(tmp_path / "chosen"))
+    assert cache_folder(root).parent == tmp_path / "chosen"
+
+
+def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
+    (tmp_path / "chosen").write_text("a file")
+    monkeypatch.setenv("GAN_CACHE", str(tmp_path / "chosen"))
+    put(tmp_path / "set" / "images" / "a.png", colours())
+    put(tmp_path / "set" / "labels" / "a.png", labels())
+    with pytest.raises(UserError, match=r"cannot write to .*chosen.*; set the environment variable GAN_CACHE"):
+        FolderPairs(tmp_path / "set", 4, 8)
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index.np, "savez", full)
+    with pytest.raises(UserError, match=r"cannot write to .*: No space left on device; set the environment variable"):
+        done(tmp_path / "known.npz")
+
+    def work(entry):
+        raise OSError(28, "No space left on device", f"{entry}.png")
+
+    monkeypatch.undo()
+    problems = go_through(tmp_path / "known.npz", KEYS[:1], stamps(1), work, "working")
+    assert problems == ["[Errno 28] No space left on device: '0.png'"]
+
+
+def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "WAIT", 0.01)
+    held = threading.Event()
+
+    def hold():
+        with FileLock(tmp_path / "known.lock"):
+            held.set()
+            time.sleep(0.2)
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    assert done(tmp_path / "known.npz") == (KEYS, [])
+    assert f"waiting for another process that is at work in {tmp_path}" in capsys.readouterr().err
+
+
+def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
+    done(tmp_path / "known.npz")
+    said = capsys.readouterr().err
+    assert "working: 100%" in said and "4/4" in said
+
+
+# A data set notices what has changed.
+
+
+@pytest.fixture
+def root(tmp_path):
+    for name in "abc":
+        put(tmp_path / "images" / f"{name}.png", colours())
+        put(tmp_path / "labels" / f"{name}.png", labels())
+    return tmp_path
+
+
+def read(root, monkeypatch, labels=4):
+    """The pictures that opening the set reads."""
+    seen = []
+    whole = FolderPairs._check
+    monkeypatch.setattr(FolderPairs, "_check", lambda self, k: (seen.append(self.paths(k)[0].stem), whole(self, k)))
+    try:
+        FolderPairs(root, labels, 8)
+    finally:
+        monkeypatch.undo()
+    return seen
+
+
+def test_changed_and_added_and_removed_files_are_noticed(root, monkeypatch):
+    assert read(root, monkeypatch) == ["a", "b", "c"]
+    assert read(root, monkeypatch) == []
+    put(root / "labels" / "b.png", labels(top=3))
+    assert read(root, monkeypatch) == ["b"], "changed"
+    put(root / "images" / "aa.png", colours())
+    with pytest.raises(UserError, match=r"aa\.png; add each label map"):
+        read(root, monkeypatch)
+    put(root / "labels" / "aa.png", labels())
+    assert read(root, monkeypatch) == ["aa"], "added"
+    for folder in ("images", "labels"):
+        (root / folder / "a.png").unlink()
+    assert read(root, monkeypatch) == [] and len(FolderPairs(root, 4, 8)) == 3, "removed"
+    (root / "labels" / "b.png").unlink()
+    with pytest.raises(UserError, match=r"images/b\.png; add each label map"):
+        read(root, monkeypatch)
+
+
+def test_a_change_of_the_same_size_is_noticed_by_its_time(root, monkeypatch):
+    read(root, monkeypatch)
+    state = (root / "images" / "c.png").stat()
+    os.utime(root / "images" / "c.png", ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    assert read(root, monkeypatch) == ["c"]
+
+
+def test_another_number_of_labels_is_checked_anew(root, monkeypatch):
+    read(root, monkeypatch)
+    with pytest.raises(UserError, match=r"the allowed range is 0\.\.2"):
+        read(root, monkeypatch, labels=3)
+    assert read(root, monkeypatch) == [], "and spoils nothing"
+
+
+def test_a_set_that_moves_is_known(root, monkeypatch, tmp_path):
+    read(root, monkeypatch)
+    moved = root.with_name("moved")
+    root.rename(moved)
+    assert read(moved, monkeypatch) == []
+
+
+# Small things.
+
+
+def test_hidden_files_are_no_data(tmp_path):
+    for name in ("a", ".a", "b/c", ".git/d"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert sorted(entry.name for entry in walk(tmp_path)) == ["a", "c"]
+
+
+def test_one_problem_is_said_as_it_is(tmp_path):
+    refuse([], tmp_path)
+    with pytest.raises(UserError, match=r"^a is bad$"):
+        refuse(["a is bad"], tmp_path)
+    with pytest.raises(UserError, match=r"^2 problems in .*:\n  a is bad\n  b is bad$"):
+        refuse(["a is bad", "b is bad"], tmp_path)

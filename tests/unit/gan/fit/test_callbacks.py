@@ -1,0 +1,150 @@
+"""The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import Callback, LightningDataModule
+from torch.utils.data import DataLoader
+
+from gan.fit.callbacks import Bar, Keep, Pictures, Score, _losses
+from gan.fit.folder import RunFolder
+from gan.fit.metrics import Record
+from strategies import PhaseStrategy
+from strategies.processes.stopping import Stopped
+from tests.support.hard_games import Plain
+from tests.support.parity import distance, snapshot, trainer, vectors
+
+
+def data(steps):
+    return DataLoader([vectors(step) for step in range(steps)], batch_size=None)
+
+
+def test_the_bar_names_each_phase_and_leaves_gradient_norms_out():
+    losses = {
+        "d/real": torch.tensor(0.5),
+        "d/fake": torch.tensor(0.25),
+        "d/d_grad_norm": torch.tensor(9.0),
+        "g/loss": torch.tensor(-1.0),
+    }
+    assert _losses(losses) == "d: real 0.500 fake 0.250 | g: loss -1.000"
+
+
+def test_the_bar_counts_steps_and_images(capsys):
+    made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16)], enable_progress_bar=True)
+    made.fit(Plain(), data(5))
+    said = capsys.readouterr().err
+    assert "5/5" in said
+
+
+class Show(Plain):
+    """Draws from the global random state, in training and for its pictures, and minds its modes."""
+
+    modes: list
+
+    def fake(self, real):
+        self.modes.append((self.generator.training, self.discriminator.training))
+        return self.generator(torch.randn(len(real), 4, dtype=real.dtype))
+
+    def show(self, batch):
+        assert not self.generator.training
+        assert not torch.is_grad_enabled()
+        return {
+            "made": self.generator(torch.randn(len(batch["x"]), 4, dtype=torch.float64))[:, None, None].repeat(
+                1, 3, 6, 1
+            )
+        }
+
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        return data(4)
+
+    def val_dataloader(self):
+        return DataLoader([{**vectors(9), "image": torch.zeros(16, 3, 4, 4)}], batch_size=None)
+
+
+def shown(folder, callbacks):
+    torch.manual_seed(5)
+    game, strategy = Show(), PhaseStrategy("single")
+    game.modes = []
+    game.discriminator.eval()
+    trainer(strategy, 1, 4, callbacks=callbacks).fit(game, datamodule=Data())
+    return snapshot(game, strategy), game.modes
+
+
+def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.samples.mkdir()
+    log = Record(folder)
+    log.rows = {0: {"d/x": 1.0}}
+    plain, modes = shown(folder, [])
+    drawn, modes_too = shown(folder, [Pictures(folder, log, every=3)])
+    assert distance(plain, drawn) == 0
+    assert modes == modes_too == [(True, False)] * 8
+    names = sorted(path.name for path in folder.samples.iterdir())
+    assert names == ["reals.png", "step-000000.png", "step-000003.png", "step-000004.png"]
+    assert folder.curves.is_file()
+
+
+def test_the_score_remembers_the_first_value_over_an_interruption():
+    score, other = Score(["val/x", "val/y"]), Score(["val/x", "val/y"])
+    engine = SimpleNamespace(callback_metrics={}, loggers=[])
+    for value in (None, 3.0, 2.0, 1.0):
+        if value is not None:
+            engine.callback_metrics = {"val/x": torch.tensor(value), "val/y": torch.tensor(value + 1), "z": value}
+        score.on_validation_end(engine, None)
+    assert (score.first, score.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 1, "val/y": 2})
+    other.load_state_dict(score.state_dict())
+    engine.callback_metrics = {"val/x": torch.tensor(0.5)}
+    other.on_validation_end(engine, None)
+    assert (other.first, other.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 0.5, "val/y": 2})
+
+
+class Signals(Callback):
+    """Sends signals to this process at the end of some steps, before Keep looks."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_train_batch_end(self, trainer, *_):
+        for number in self.at.get(trainer.global_step, ()):
+            os.kill(os.getpid(), number)
+
+
+def kept(tmp_path, steps, at, every=3):
+    keep = Keep(RunFolder(tmp_path), every)
+    made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[Signals(at), keep])
+    try:
+        made.fit(Plain(), data(steps))
+    finally:
+        found = sorted(path.name for path in (tmp_path / "checkpoints").glob("*"))
+    return made, found
+
+
+def test_the_newest_checkpoint_is_kept_and_the_last_step_is_saved(tmp_path):
+    (tmp_path / "checkpoints" / "step-000099.ckpt.part").mkdir(parents=True)  # as a killed process leaves it
+    assert kept(tmp_path, 8, {})[1] == ["step-000008.ckpt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped):
+        kept(tmp_path, 8, {4: [number]})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004.ckpt"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_in_the_last_step_is_a_normal_end(tmp_path):
+    made, found = kept(tmp_path, 4, {4: [signal.SIGTERM]})
+    assert made.global_step == 4
+    assert found == ["step-000004.ckpt"]
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    with pytest.raises(SystemExit):  # how Lightning passes on a KeyboardInterrupt
+        kept(tmp_path, 8, {4: [signal.SIGINT, signal.SIGINT]})
+    assert list((tmp_path / "checkpoints").glob("step-000004.ckpt")) == []

@@ -1,0 +1,79 @@
+"""Run folders: numbering, and finding a run to resume."""
+
+import os
+
+import pytest
+
+from gan.errors import UserError
+from gan.fit import folder
+
+
+def make(out, name, *checkpoints):
+    run = folder.create(out, name)
+    run.settings.write_text("run: x\n")
+    run.checkpoints.mkdir()
+    for age, checkpoint in enumerate(checkpoints):
+        (run.checkpoints / checkpoint).mkdir()
+        os.utime(run.checkpoints / checkpoint, (1000 + age, 1000 + age))
+    return run
+
+
+def test_numbers_go_up_whatever_the_name(tmp_path):
+    names = [folder.create(tmp_path / "runs", name).path.name for name in ("sean", "r3gan", "sean")]
+    assert names == ["001-sean", "002-r3gan", "003-sean"]
+    (tmp_path / "runs" / "041-mine").mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("not a run")
+    assert folder.create(tmp_path / "runs", "sean").path.name == "042-sean"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot write to '.*file': .*; choose a folder with --out"):
+        folder.create(tmp_path / "file", "sean")
+    with pytest.raises(UserError, match="cannot write to '/proc/runs'"):
+        folder.create(folder.Path("/proc/runs"), "sean")
+
+
+def test_auto_is_the_newest_run_with_a_checkpoint(tmp_path):
+    first = make(tmp_path, "sean", "step-000010.ckpt", "interrupted.ckpt")
+    make(tmp_path, "pix2pix", "step-000020.ckpt")
+    make(tmp_path, "sean")
+    assert folder.find("auto", tmp_path, None)[0].path.name == "002-pix2pix"
+    assert folder.find("auto", tmp_path, "sean") == (first, first.checkpoints / "interrupted.ckpt")
+    assert folder.find("auto", tmp_path, "r3gan") is None
+    assert folder.find("auto", tmp_path / "absent", None) is None
+
+
+def test_a_half_written_checkpoint_is_not_found(tmp_path):
+    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt.part")
+    assert run.newest_checkpoint().name == "step-000010.ckpt"
+
+
+def test_a_run_or_one_of_its_checkpoints_is_found_by_path(tmp_path):
+    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt")
+    assert folder.find(str(run.path), tmp_path, None) == (run, run.checkpoints / "step-000020.ckpt")
+    older = run.checkpoints / "step-000010.ckpt"
+    assert folder.find(str(older), tmp_path, None) == (run, older)
+    assert folder.find(f"{older}/", tmp_path, None) == (run, older)
+
+
+def test_a_checkpoint_is_found_from_inside_its_folder(tmp_path, monkeypatch):
+    run = make(tmp_path, "sean", "step-000010.ckpt")
+    monkeypatch.chdir(run.checkpoints)
+    found, checkpoint = folder.find("step-000010.ckpt", tmp_path, None)
+    assert found.settings.is_file() and checkpoint.is_dir()
+
+
+@pytest.mark.parametrize("where", ["absent", "001-empty", "001-empty/checkpoints/absent.ckpt"])
+def test_nothing_to_resume_is_refused(where, tmp_path):
+    make(tmp_path, "empty")
+    with pytest.raises(UserError, match="nothing to resume at"):
+        folder.find(str(tmp_path / where), tmp_path, None)
+
+
+def test_a_refused_run_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
+    gone, kept = make(tmp_path, "gone"), make(tmp_path, "kept", "step-000001.ckpt")
+    gone.discard()
+    kept.discard()
+    assert not gone.path.exists()
+    assert kept.path.exists()

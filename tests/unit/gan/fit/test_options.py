@@ -1,0 +1,107 @@
+"""Options: hyphens, settings of the run, and what overrides what."""
+
+import pytest
+import yaml
+
+from gan.errors import UserError
+from gan.fit import folder, options
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def saved(here, *arguments):
+    """A run with those settings and a checkpoint."""
+    settings, _ = options.parse(list(arguments))
+    run = folder.create(here / "runs", settings.run)
+    options.save(settings, settings.run, run.settings)
+    run.checkpoints.mkdir()
+    (run.checkpoints / "step-000001.ckpt").mkdir()
+    return run
+
+
+@pytest.mark.parametrize("argument", ["--batch-size=6", "--batch_size=6"])
+def test_hyphens_and_underscores_are_the_same(argument):
+    assert options.parse([argument])[0].batch_size == 6
+
+
+def test_a_value_may_hold_what_looks_like_an_option():
+    assert options.parse(["--out", "a-b_c"])[0].out == "a-b_c"
+
+
+def test_the_settings_are_those_of_the_run():
+    settings, resumed = options.parse(["--run", "r3gan-faces", "--latent", "7"])
+    assert resumed is None
+    own = options.run_settings(settings)
+    assert own["latent"] == 7
+    assert not own.keys() & {"run", "strategy", "devices", "out"}
+
+
+def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
+    typed = ["--run", "sean-facades", "--size", "512", "--style", "null", "--generator-rate", "3e-4", "--epochs", "7"]
+    own = options.run_settings(options.parse(typed)[0])
+    wanted = {"size": 512, "style": None, "generator_rate": 3e-4, "epochs": 7, "max_steps": None, "upsamplings": None}
+    assert {name: own[name] for name in wanted} == wanted
+    assert not own.keys() & {"run", "strategy", "shape", "open_splits", "edges", "settings"}
+    run = saved(here, *typed)
+    assert options.run_settings(options.parse(["--config", str(run.settings)])[0]) == own
+
+
+@pytest.mark.parametrize(("run", "typed"), [("spade-folder", "--style"), ("sean-cityscapes", "--crop")])
+def test_what_a_run_decides_itself_is_no_setting(run, typed, capsys):
+    with pytest.raises(SystemExit):
+        options.parse(["--run", run, typed, "3"])
+    assert typed.strip("-") in capsys.readouterr().err
+
+
+def test_what_is_typed_overrides_what_was_saved(here):
+    run = saved(here, "--run", "r3gan-faces", "--latent", "7", "--max-steps", "11", "--strategy", "single")
+    settings, resumed = options.parse(["--resume", str(run.path), "--max-steps", "22"])
+    assert (settings.run, settings.latent, settings.max_steps, settings.strategy) == ("r3gan-faces", 7, 22, "single")
+    assert resumed == (run, run.checkpoints / "step-000001.ckpt")
+    settings, _ = options.parse(["--config", str(run.settings), "--latent=8"])
+    assert (settings.run, settings.latent, settings.max_steps) == ("r3gan-faces", 8, 11)
+
+
+def test_auto_looks_for_the_run_that_was_named(here):
+    saved(here, "--run", "r3gan-faces")
+    newest = saved(here, "--run", "pix2pix-faces")
+    assert options.parse(["--resume", "auto"])[1][0] == folder.RunFolder(newest.path.relative_to(here))
+    assert options.parse(["--resume", "auto", "--run", "r3gan-faces"])[0].run == "r3gan-faces"
+    assert options.parse(["--resume", "auto", "--run", "sean-faces"])[1] is None
+
+
+def test_who_reads_settings_while_they_are_saved_anew_reads_them_whole(here):
+    """As the other ranks of a run that is resumed do."""
+    run = saved(here, "--run", "r3gan-faces", "--latent", "7")
+    settings, before = options.parse(["--resume", str(run.path), "--max-steps", "99"])[0], run.settings.read_text()
+    with run.settings.open() as reading:
+        options.save(settings, settings.run, run.settings)
+        assert before and reading.read() == before
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples", "settings.yaml"]
+
+
+def test_saved_settings_are_plain_yaml_without_what_belongs_to_one_call(here):
+    run = saved(here, "--run", "r3gan-faces", "--sample-every", "5", "--debug")
+    settings = yaml.safe_load(run.settings.read_text())
+    assert settings["sample_every"] == 5
+    assert settings["run"] == "r3gan-faces"
+    assert not settings.keys() & set(options.PASSING)
+
+
+def test_settings_that_cannot_be_read_are_refused(here):
+    (here / "list.yaml").write_text("- 1\n")
+    for name in ("list.yaml", "absent.yaml"):
+        with pytest.raises(UserError, match=f"cannot read settings from '{name}'"):
+            options.parse(["--config", name])
+
+
+def test_ranks_of_torchrun_are_counted(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert options.launched_ranks() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert options.launched_ranks() == 3

@@ -1,0 +1,279 @@
+"""Every run can be built small, trained a step and scored; settings and errors."""
+
+import functools
+import inspect
+import tempfile
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning import Trainer
+
+from datasets import Faces
+from gan.errors import UserError
+from gan.games.spade import Spade
+from gan.runs import RUNS, Run, build, faces, pairs
+from nets.sean.ace import ACE
+from strategies import PhaseStrategy
+from tests.support import layouts, narrow_vgg
+
+COMMON = {"size", "batch_size", "max_steps", "seed", "workers"}
+FACES = {"faces": 4, "held_out": 4}
+PAIRS = {"hidden": 2, "width": 2, "upsamplings": 2, "workers": 0, "held_out": 1}
+SMALL = {
+    "sean-faces": {"width": 2, "hidden": 2, "style": 4, **FACES},
+    "spade-faces": {"width": 2, "hidden": 2, **FACES},
+    "pix2pix-faces": {"width": 2, **FACES},
+    "cyclegan-faces": {"width": 2, "blocks": 1, **FACES},
+    "r3gan-faces": {"width": 4, **FACES},
+    "wgan-gp-faces": {"width": 4, **FACES},
+    "stylegan-faces": {"width": 4, **FACES},
+    "dmd2-faces": {"width": 4, **FACES},
+    "sean-celebamask": {"style": 4, **PAIRS},
+    "sean-ade20k": {"style": 4, **PAIRS},
+    "sean-cityscapes": {"style": 4, **PAIRS},
+    "sean-coco": {"style": 4, "edges": True, **PAIRS},
+    "sean-facades": {"style": 4, **PAIRS},
+    "sean-folder": {"style": 4, "labels": 4, **PAIRS},
+    "spade-folder": {"labels": 4, **PAIRS},
+}
+LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
+ON_FILES = [name for name in RUNS if name.partition("-")[2] in LABELS]
+
+
+FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces")
+
+
+def small(name: str, **settings) -> Run:
+    on_files = {"data": str(written(name.partition("-")[2])), "perceptual": vgg()} if name in ON_FILES else {}
+    return build(name, **{"size": 16, "batch_size": 2, "max_steps": 1} | SMALL[name] | on_files | settings)
+
+
+@functools.cache
+def written(layout: str) -> Path:
+    """A tiny data set in its exact layout."""
+    root = Path(tempfile.mkdtemp())
+    getattr(layouts, layout)(root)
+    return root
+
+
+@functools.cache
+def vgg() -> str:
+    return narrow_vgg.save(Path(tempfile.mkdtemp()) / "vgg.pth")
+
+
+@functools.cache
+def offered(name: str) -> tuple[dict[str, typing.Any], str]:
+    """Every setting that the command line offers for a run, with its default; and what it says of them."""
+    parser = ArgumentParser()
+    parser.add_function_arguments(RUNS[name], fail_untyped=True)
+    return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_trains_and_logs_its_scores(name):
+    run = small(name)
+    trainer = Trainer(
+        strategy=PhaseStrategy("ddp"), accelerator="cpu", devices=1, max_steps=run.max_steps, limit_val_batches=2,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        val_check_interval=1,
+    )  # fmt: skip
+    trainer.fit(run.game, run.data)
+    assert trainer.global_step == 1
+    assert run.score in run.scores
+    assert all(trainer.callback_metrics[score] > 0 for score in run.scores)
+    assert all(run.scores.values())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_seed_decides_on_the_networks(name):
+    one, same, other = (small(name, seed=seed).game.state_dict() for seed in (1, 1, 2))
+    tensors = [key for key, value in one.items() if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(one[key], same[key]) for key in tensors)
+    assert not all(torch.equal(one[key], other[key]) for key in tensors)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_command_line_can_offer_every_setting(name):
+    settings, said = offered(name)
+    assert settings.keys() >= COMMON
+    for function in (RUNS[name], pairs.painter, pairs.sean_folder, faces.painter):
+        hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name in settings:
+                kinds = [kind for kind in typing.get_args(hints[parameter.name]) or [hints[parameter.name]]]
+                assert all(issubclass(kind, (int, float, bool, str, type(None))) for kind in kinds)
+                assert f"\n    {parameter.name}: " in described
+    for setting in settings:
+        assert f"--{setting}" in said
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.endswith("faces")])
+def test_held_out_faces_are_not_trained_on(name):
+    run = small(name)
+
+    def numbers(dataset) -> set[int]:
+        inner = getattr(dataset, "faces", getattr(dataset, "posters", dataset))
+        return {inner.face(index) for index in range(len(inner))}
+
+    assert not numbers(run.data.train) & numbers(run.data.val)
+
+
+@pytest.mark.parametrize("name", ON_FILES)
+def test_held_out_pictures_are_not_trained_on_and_as_few_as_asked_for(name):
+    data = small(name, held_out=1).data
+
+    def pictures(dataset) -> set[Path]:
+        return {dataset.paths(index)[0] for index in range(len(dataset))}
+
+    assert not pictures(data.train) & pictures(data.val)
+    assert sum(len(batch["image"]) for batch in data.val_dataloader()) == 1
+
+
+# ---- the data sets' runs are the published training ----
+
+
+PUBLISHED = dict(
+    size=256, batch_size=32, epochs=100, max_steps=None, width=64, hidden=128, upsamplings=None, matching=10.0,
+    generator_rate=1e-4, discriminator_rate=4e-4, perceptual="torchvision", perceptual_weight=10.0,
+    perceptual_normalise=False, pixels=0.0, fake_once=False, recompute=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_FILES)
+def test_the_defaults_are_the_published_settings(name):
+    settings, _ = offered(name)
+    assert {key: settings[key] for key in PUBLISHED} == PUBLISHED
+    assert settings.get("style") == (512 if name.startswith("sean") else None)
+    assert settings["flip"] == (not name.endswith("folder"))
+    assert settings.get("crop", False) == (name != "sean-cityscapes")
+    assert settings.get("edges", False) == (name == "sean-cityscapes")
+
+
+@pytest.mark.parametrize("name", ON_FILES)
+def test_a_data_set_has_its_labels_its_shape_and_its_edges(name):
+    run = small(name)
+    labels, (item, *_) = LABELS[name.partition("-")[2]], run.data.train_dataloader()
+    assert run.game.labels == labels
+    assert item["image"].shape == (2, 3, 16, 32 if "cityscapes" in name else 16)
+    assert ("edges" in item) == run.game.edges == (name in ("sean-cityscapes", "sean-coco"))
+    assert run.game.discriminator.scales[0].stages[0][0].in_channels == labels + run.game.edges + 3
+    assert isinstance(run.game, Spade) and hasattr(run.game, "encoder") == name.startswith("sean")
+
+
+def test_the_networks_have_the_published_numbers_of_parameters(monkeypatch):
+    """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. On no memory at all."""
+
+    def on_meta(kind, *args, **settings):
+        with torch.device("meta"):
+            return kind(*args, **settings)
+
+    for kind in (pairs.StyleEncoder, pairs.SeanGenerator, pairs.MultiScaleDiscriminator):
+        monkeypatch.setattr(pairs, kind.__name__, functools.partial(on_meta, kind))
+    game = build(
+        "sean-folder", data=str(written("folder")), size=32, batch_size=1, held_out=1, perceptual=vgg(), labels=19
+    ).game
+    counts = [sum(p.numel() for p in part.parameters()) / 1e6 for part in (game.encoder, game.generator)]
+    assert sum(counts) == pytest.approx(266.9, abs=0.1)
+    assert counts[0] == pytest.approx(1.57, abs=0.01)
+    assert sum(p.numel() for p in game.discriminator.parameters()) / 1e6 == pytest.approx(1.36, abs=0.01)
+
+
+def test_a_mirrored_face_changes_left_and_right():
+    data = small("sean-celebamask").data
+    assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs
+    assert data.flip and data.crop
+
+
+@pytest.mark.parametrize(("settings", "steps"), [(dict(epochs=7), 7 * 2), (dict(epochs=7, max_steps=5), 5)])
+def test_epochs_count_steps_unless_those_are_given(settings, steps):
+    run = small("sean-folder", batch_size=1, **{"max_steps": None} | settings)
+    assert (run.max_steps, run.game.steps) == (steps, steps)
+
+
+@pytest.mark.parametrize(("size", "upsamplings"), [(256, 5), (480, 5), (512, 6), (1024, 6)])
+def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
+    game = small("spade-folder", size=size, upsamplings=None).game
+    assert game.generator.upsamplings == upsamplings
+
+
+def test_without_styles_a_run_is_spade():
+    run = small("sean-facades", style=None)
+    assert type(run.game) is Spade
+    assert run.score == "val/paint_error"
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_memory_can_be_traded_for_time(recompute):
+    generator = small("sean-folder", recompute=recompute).game.generator
+    assert {ace.recompute for ace in generator.modules() if isinstance(ace, ACE)} == {recompute}
+
+
+def test_the_perceptual_loss_can_be_turned_off_and_be_fed_normalised():
+    assert small("sean-folder", perceptual="off").game.vgg is None
+    assert not small("sean-folder").game.vgg.normalise
+    assert small("sean-folder", perceptual_normalise=True).game.vgg.normalise
+
+
+# ---- mistakes ----
+
+
+def test_an_unknown_run_is_answered_with_the_known_ones():
+    with pytest.raises(UserError, match="unknown run 'sean'; known: sean-faces, sean-celebamask, sean-ade20k"):
+        build("sean")
+
+
+@pytest.mark.parametrize("name", FROM_NOISE)
+def test_a_size_that_doubling_cannot_reach_is_answered_with_one_that_it_can(name):
+    with pytest.raises(UserError, match=r"^size=48 is not 4 doubled; try size=32"):
+        build(name, size=48)
+
+
+@pytest.mark.parametrize("name", FROM_NOISE)
+def test_a_size_is_that_of_the_pictures(name):
+    game = small(name, size=32, width=2).game
+    assert game.numbered(torch.tensor([0, 1]), torch.zeros(1)).shape == (2, 3, 32, 32)
+
+
+def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
+    run = small("dmd2-faces", faces=6)
+    known, seen = run.game.teacher.pictures, run.data.train_dataloader().dataset
+    assert len(known) == 6
+    for index in range(6):
+        assert torch.equal(known[index], seen[0, index]["image"])
+
+
+def test_noise_without_a_range_is_refused():
+    with pytest.raises(UserError, match="is not below sigma_max"):
+        build("dmd2-faces", sigma_min=2.0, sigma_max=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("sean-faces", dict(size=60), "a size of 60 x 60 cannot be halved 3 times; type --size 64, or fewer"),
+        ("spade-faces", dict(size=20), "a size of 20 x 20 cannot be halved 3 times; type --size 16, or fewer"),
+        ("sean-folder", dict(size=250), "a size of 250 x 250 cannot be halved 5 times; type --size 256, or fewer"),
+        ("sean-cityscapes", dict(size=400), "a size of 400 x 800 cannot be halved 5 times; type --size 384, or fewer"),
+        ("sean-coco", dict(size=544), "a size of 544 x 544 cannot be halved 6 times; type --size 512, or fewer"),
+        ("sean-ade20k", dict(data="nowhere"), "there is no folder nowhere"),
+        ("sean-folder", dict(batch_size=9), "2 training samples do not fill a batch of 9; try --batch-size 2"),
+        ("sean-folder", dict(held_out=3), "3 pictures in '.*', 3 to hold out; type a --held-out of 1 to 2"),
+        ("sean-folder", dict(perceptual="nowhere.pth"), "there is no file 'nowhere.pth' of VGG-19's weights"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, message, monkeypatch):
+    def made(*_, **__):
+        raise AssertionError("a network was made")
+
+    for place in ("gan.runs.pairs.SeanGenerator", "gan.runs.faces.SeanGenerator"):
+        monkeypatch.setattr(place, made)
+    if "faces" not in name and "data" not in settings:
+        base = dict(data=str(written(name.partition("-")[2])), workers=0, batch_size=2, held_out=1)
+        base |= {"labels": 4} if "folder" in name else {}
+        size = {} if "size" in settings else {"size": 16, "upsamplings": 2}
+        settings = base | size | settings
+    with pytest.raises(UserError, match=message):
+        build(name, **settings)

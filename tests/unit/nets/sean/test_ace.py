@@ -1,0 +1,175 @@
+"""SEAN's normalisation against its equations, written out with loops, in both ways that it is computed."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from nets.blocks import conv, onehot
+from nets.sean.ace import ACE, Affine
+from nets.sean.neighbourhood import View, neighbourhoods
+
+LABELS, STYLE, CHANNELS = 5, 6, 4
+WAYS = pytest.mark.parametrize("way", ["tables", "maps"])
+EDGES = pytest.mark.parametrize("edges", [False, True])
+
+
+def masks(edges: bool = False) -> torch.Tensor:
+    """Two masks of 16 x 20; label 4 is in none, label 3 only in the second."""
+    label = torch.zeros(2, 16, 20, dtype=torch.int64)
+    label[:, 4:11] = 1
+    label[:, :, 13:] += 1
+    label[1, :3, :3] = 3
+    planes = onehot(label, LABELS, torch.zeros((), dtype=torch.float64))
+    if not edges:
+        return planes
+    edge = torch.zeros(2, 1, 16, 20, dtype=torch.float64)
+    edge[:, :, 7, 2:18] = 1
+    return torch.cat([planes, edge], 1)
+
+
+def view(way: str, edges: bool = False) -> View:
+    planes = masks(edges)
+    found = neighbourhoods(planes, LABELS) if way == "tables" else None
+    assert (found is None) == (way == "maps")
+    return View(planes, found)
+
+
+def codes() -> torch.Tensor:
+    return torch.randn(2, LABELS, STYLE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def ace(style: int | None = STYLE, edges: bool = False, recompute: bool = True) -> ACE:
+    """An ACE whose every parameter matters."""
+    torch.manual_seed(2)
+    made = ACE(CHANNELS, LABELS, LABELS + edges, 7, style, 1.0, recompute).double()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    return made
+
+
+def after(kernel: int = 3) -> nn.Conv2d:
+    torch.manual_seed(3)
+    return conv(CHANNELS, 3, kernel).double()
+
+
+def convolved(rows: torch.Tensor, affine: Affine) -> torch.Tensor:
+    weight = affine.weight.permute(2, 3, 0, 1)
+    return F.conv2d(rows, weight, affine.bias, padding=1)
+
+
+def plain_affine(net: ACE, planes: torch.Tensor, codes: torch.Tensor) -> list[torch.Tensor]:
+    """SEAN's equations 1 to 3 word by word: loops over pictures and labels, and the whole style map."""
+    from_mask = convolved(F.relu(net.mask_features(planes)), net.mask_affine).chunk(2, 1)
+    if net.style_affine is None:
+        return list(from_mask)
+    spread = torch.zeros(len(planes), STYLE, *planes.shape[2:], dtype=planes.dtype)
+    for picture in range(len(planes)):
+        for label in range(LABELS):
+            code = F.relu(codes[picture, label] @ net.region_weight[label] + net.region_bias[label, 0])
+            spread[picture] += code[:, None, None] * planes[picture, label]
+    from_style = convolved(spread, net.style_affine).chunk(2, 1)
+    shares = torch.sigmoid(net.blend)
+    return [
+        share * style + (1 - share) * mask for share, style, mask in zip(shares, from_style, from_mask, strict=True)
+    ]
+
+
+def spread_out(parts: tuple[torch.Tensor, ...], where: View) -> list[torch.Tensor]:
+    """Scale and shift as maps, however they came."""
+    if where.neighbourhoods is None:
+        return list(parts)
+    index = where.neighbourhoods.pixels.expand(-1, CHANNELS, -1)
+    return [part.gather(2, index).unflatten(2, where.planes.shape[2:]) for part in parts]
+
+
+@WAYS
+@EDGES
+@pytest.mark.parametrize("style", [STYLE, None])
+def test_scale_and_shift_are_the_plain_ones(style, edges, way):
+    net, where = ace(style, edges), view(way, edges)
+    found = spread_out(net.affine(where, codes()), where)
+    for one, other in zip(found, plain_affine(net, where.planes, codes()), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@WAYS
+@EDGES
+@pytest.mark.parametrize("style", [STYLE, None])
+def test_their_gradients_are_the_plain_ones(style, edges, way):
+    net, where, learned = ace(style, edges), view(way, edges), codes().requires_grad_()
+    wanted = [p for name, p in net.named_parameters() if name != "noise_scale"] + [learned] * (style is not None)
+    weight = torch.randn(2, 2, CHANNELS, 16, 20, dtype=torch.float64)
+
+    def slopes(parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((torch.stack(parts) * weight).sum(), wanted)
+
+    found = slopes(spread_out(net.affine(where, learned), where))
+    for one, other in zip(found, slopes(plain_affine(net, where.planes, learned)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@WAYS
+@pytest.mark.parametrize(("kernel", "slope"), [(3, 0.2), (1, 1.0)])
+def test_noise_norm_scale_and_convolution_come_one_after_the_other(way, kernel, slope):
+    net, where, then = ace(), view(way), after(kernel)
+    x = torch.randn(2, CHANNELS, 16, 20, dtype=torch.float64)
+    torch.manual_seed(4)
+    found = net(x, where, codes(), then, slope)
+    torch.manual_seed(4)
+    noisy = x + torch.randn(2, 1, 16, 20, dtype=torch.float64) * net.noise_scale
+    centred = noisy - noisy.mean((0, 2, 3), keepdim=True)
+    normal = centred / (noisy.var((0, 2, 3), correction=0, keepdim=True) + net.norm.eps).sqrt()
+    scale, shift = plain_affine(net, where.planes, codes())
+    wanted = then(F.leaky_relu(normal * (1 + scale) + shift, slope))
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@WAYS
+def test_an_absent_region_has_a_zero_gradient_and_not_none(way):
+    net = ace()
+    x = torch.randn(2, CHANNELS, 16, 20, dtype=torch.float64)
+    net(x, view(way), codes(), after()).square().sum().backward()
+    assert net.region_weight.grad[4].abs().sum() == 0
+    assert net.region_weight.grad[3].abs().sum() > 0
+
+
+@WAYS
+def test_a_code_reaches_its_own_region_only(way):
+    """Up to the one pixel that a 3x3 convolution sees around it."""
+    net, where, changed = ace(), view(way), codes()
+    changed[1, 3] += 1
+    before, now = (torch.cat(spread_out(net.affine(where, each), where), 1) for each in (codes(), changed))
+    moved = (now - before).abs().sum(1) > 0
+    near = F.max_pool2d(where.planes[:, 3:4], 3, 1, 1)[:, 0] > 0
+    assert torch.equal(moved, near)
+
+
+@WAYS
+def test_grain_differs_by_sample_and_only_where_it_is_wanted(way):
+    net, where, then = ace(), view(way), after()
+    x = torch.zeros(2, CHANNELS, 16, 20, dtype=torch.float64)
+    assert not torch.equal(net(x, where, codes(), then), net(x, where, codes(), then))
+    nn.init.zeros_(net.noise_scale)
+    assert torch.equal(net(x, where, codes(), then), net(x, where, codes(), then))
+
+
+def test_an_edge_changes_the_mask_branch_and_leaves_the_styles_alone():
+    net, where = ace(edges=True), view("maps", True)
+    without = View(where.planes.clone(), None)
+    without.planes[:, LABELS:] = 0
+    assert not torch.equal(net.affine(where, codes())[0], net.affine(without, codes())[0])
+    with torch.no_grad():
+        net.blend.fill_(100)  # styles alone
+    torch.testing.assert_close(net.affine(where, codes())[0], net.affine(without, codes())[0])
+
+
+def test_each_half_of_an_affine_starts_as_a_convolution_of_its_own():
+    torch.manual_seed(0)
+    affine = Affine(40, 50, 0.02)
+    kernel = affine.kernel()
+    assert kernel.shape == (100, 40, 3, 3)
+    wanted = 0.02 * (2 / ((40 + 50) * 9)) ** 0.5  # Glorot and Bengio 2010
+    for half in kernel.chunk(2):
+        assert half.std().item() == pytest.approx(wanted, rel=0.02)
+    assert affine.bias.abs().sum() == 0

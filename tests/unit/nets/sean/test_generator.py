@@ -1,0 +1,158 @@
+"""SEAN's generator against a slow and plain computation of the same."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gan.bench import sean_reference
+from gan.errors import UserError
+from nets.blocks import onehot
+from nets.published import export_generator
+from nets.sean import neighbourhood
+from nets.sean.ace import ACE
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
+from nets.sean.keys import generator_entries
+from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
+
+LABELS, STYLE = 5, 6
+
+
+@pytest.fixture
+def mask() -> torch.Tensor:
+    """Two masks of 8 x 12; label 4 is in none, label 3 only in the second."""
+    generator = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 3, (2, 8, 12), generator=generator)
+    label[1, :3, :3] = 3
+    return onehot(label, LABELS, torch.zeros((), dtype=torch.float64))
+
+
+@pytest.fixture
+def codes() -> torch.Tensor:
+    return torch.randn(2, LABELS, STYLE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("upsamplings", [2, 3, 6])
+def test_any_size_comes_back(upsamplings):
+    net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings)
+    size = (2**upsamplings, 2 * 2**upsamplings)
+    planes = onehot(torch.zeros(2, *size, dtype=torch.int64), LABELS, torch.zeros(()))
+    image = net(planes, torch.zeros(2, LABELS, STYLE))
+    assert image.shape == (2, 3, *size)
+    assert image.abs().max() <= 1
+
+
+def test_the_published_size_has_the_published_parts():
+    with torch.device("meta"):
+        net = SeanGenerator()
+    aces = [module for module in net.modules() if isinstance(module, ACE)]
+    assert len(aces) == 18
+    assert sum(each.style_affine is not None for each in aces) == 15
+    assert sum(each.region_weight.numel() for each in aces if each.style_affine is not None) == 15 * 19 * 512 * 512
+    assert [block.conv_1.out_channels for block in (net.head, net.middle_0, net.middle_1, *net.ups)] == [
+        1024, 1024, 1024, 512, 256, 128, 64,
+    ]  # fmt: skip
+    assert [block.learned_shortcut for block in (net.head, net.middle_0, net.middle_1, *net.ups)] == [False] * 3 + [
+        True
+    ] * 4
+
+
+def cancelled(name: str) -> bool:
+    """See [Note: biases that a norm cancels] in nets/blocks.py."""
+    return name == "start.bias" or (name.endswith(("conv_0.bias", "conv_1.bias")) and name != "ups.0.conv_1.bias")
+
+
+def test_every_parameter_learns_but_biases_that_a_norm_cancels(mask, codes):
+    torch.manual_seed(0)
+    net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings=2, gain=1.0).double()
+    net(mask, codes).square().sum().backward()
+    still = {name for name, parameter in net.named_parameters() if parameter.grad.count_nonzero() == 0}
+    assert still == {name for name, _ in net.named_parameters() if cancelled(name)}
+
+
+def test_a_norm_cancels_the_biases_in_training_and_not_in_evaluation(mask, codes):
+    torch.manual_seed(0)
+    net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings=2, gain=1.0).double()
+    biases = [(name, parameter) for name, parameter in net.named_parameters() if name.endswith("bias")]
+
+    @torch.no_grad()
+    def moves(bias: nn.Parameter) -> bool:
+        saved = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        before = net(mask, codes)
+        net.load_state_dict(saved)
+        bias += 0.5
+        after = net(mask, codes)
+        net.load_state_dict(saved)
+        return bool((after - before).abs().max() > 1e-6)
+
+    assert [name for name, bias in biases if not moves(bias)] == [name for name, _ in biases if cancelled(name)]
+    net.eval()
+    assert all(moves(bias) for _, bias in biases)
+
+
+@pytest.mark.parametrize("way", ["tables", "maps"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("upsampling", ["normal", "more"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_generator_is_the_plain_one(seed, upsampling, training, way, monkeypatch):
+    """Pictures, gradients and buffers, at random widths and sizes, with regions in no or in one picture only."""
+    if way == "maps":
+        monkeypatch.setattr(neighbourhood, "neighbourhoods", lambda *_: None)
+    draw = torch.Generator().manual_seed(seed)
+    labels, style, width, hidden, pictures, tall, wide = (
+        int(torch.randint(low, high, (), generator=draw))
+        for low, high in ((3, 7), (3, 8), (1, 4), (2, 6), (2, 4), (1, 3), (2, 4))
+    )
+    upsamplings = {"normal": 5, "more": 6}[upsampling]
+    net = scramble(SeanGenerator(labels, style, width, hidden, upsamplings, recompute=seed % 2 == 0), seed)
+    net.train(training)
+    state = learning(export_generator(scramble(StyleEncoder(style, 1), seed), net))
+    size = (tall * 2**upsamplings, wide * 2**upsamplings)
+    label = torch.randint(0, labels - 2, (pictures, size[0] // 8, size[1] // 8), generator=draw)
+    label = label.repeat_interleave(8, 1).repeat_interleave(8, 2)
+    label[:, :5, :7] = torch.randint(0, labels - 2, (pictures, 5, 7), generator=draw)
+    label[0, : size[0] // 2] = labels - 2
+    planes = onehot(label, labels, torch.zeros((), dtype=torch.float64))
+    assert (neighbourhood.neighbourhoods(planes, labels) is None) == (way == "maps")
+    codes = torch.randn(pictures, labels, style, generator=draw, dtype=torch.float64)
+    ours, plain = codes.clone().requires_grad_(), codes.clone().requires_grad_()
+
+    torch.manual_seed(seed)
+    found = net(planes, ours)
+    torch.manual_seed(seed)
+    wanted = sean_reference.generator(state, planes, plain, training, upsampling)
+    assert distance(found, wanted) < 1e-12
+
+    weight = torch.randn(found.shape, generator=draw, dtype=torch.float64) / found.numel() ** 0.5
+    (found * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    assert distance(ours.grad, plain.grad) < 1e-12
+    found = gradients(net, generator_entries(net))
+    encoder = {key: tensor for key, tensor in state.items() if key.startswith("Zencoder.")}
+    assert all(tensor.grad is None for tensor in encoder.values())
+    assert_same_gradients(found, {key: tensor for key, tensor in state.items() if key not in encoder})
+
+    after = export_generator(StyleEncoder(style, 1), net)
+    for key in state:
+        if key.endswith(BUFFERS):
+            assert distance(after[key].double(), state[key].double()) < 1e-12, key
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_spectral_norm_iterates_once_a_forward_in_training_only(training, mask, codes):
+    net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings=2).double().train(training)
+    scramble(net, 0)
+    layer = net.head.conv_0.parametrizations.weight
+    u, matrix = layer[0]._u.clone(), layer.original.detach().flatten(1)
+    net(mask, codes)
+    once = F.normalize(matrix @ F.normalize(matrix.t() @ u, dim=0), dim=0)
+    torch.testing.assert_close(layer[0]._u, once if training else u, rtol=1e-13, atol=1e-13)
+
+
+def test_a_size_that_cannot_be_halved_says_which_one_can(mask, codes):
+    net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings=3).double()
+    with pytest.raises(UserError, match="a mask of 8 x 12 cannot be halved 3 times; choose a size divisible by 8"):
+        net(mask, codes)
+    with pytest.raises(UserError, match="upsamplings=7 is not in 2 to 6"):
+        SeanGenerator(upsamplings=7)

@@ -1,0 +1,164 @@
+"""The step made of many: the same as the operations one by one, lighter, and differentiable twice."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nets.norm import SyncBatchNorm
+from nets.sean.normconv import Step, norm_conv, plain_norm_conv
+
+CHANNELS, KINDS = 3, 5
+WAYS = pytest.mark.parametrize("tables", [True, False], ids=["tables", "maps"])
+MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+
+
+def step(tables: bool, training: bool = True, keep: bool = False, slope: float = 0.2, pictures: int = 4) -> Step:
+    torch.manual_seed(1)
+    norm = SyncBatchNorm(CHANNELS, affine=False).double().train(training)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    draw = torch.Generator().manual_seed(2)
+    pixels = torch.randint(0, KINDS, (4, 1, 6 * 7), generator=draw)[:pictures] if tables else None
+    return Step(norm, training, pixels, slope, 1, keep)
+
+
+def tensors(tables: bool, learn: bool = True) -> list[torch.Tensor]:
+    """x, grain, noise scale, scale, shift, weight, bias."""
+    draw = torch.Generator().manual_seed(0)
+    affine = (4, CHANNELS, KINDS) if tables else (4, CHANNELS, 6, 7)
+    shapes = [(4, CHANNELS, 6, 7), (4, 1, 6, 7), (CHANNELS, 1, 1), affine, affine, (2, CHANNELS, 3, 3), (2,)]
+    made = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    return [part.requires_grad_(learn and number != 1) for number, part in enumerate(made)]
+
+
+def learning(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [part for part in parts if part.requires_grad]
+
+
+def constants(settings: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
+    norm = settings.norm
+    return None if settings.training else (norm.running_mean, torch.rsqrt(norm.running_var + norm.eps))
+
+
+@WAYS
+@MODES
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("slope", [0.2, 1.0])
+def test_values_and_gradients_are_those_of_the_operations_one_by_one(tables, training, keep, slope):
+    settings, parts = step(tables, training, keep, slope), tensors(tables)
+    wanted = plain_norm_conv(settings, parts, constants(settings))
+    found = norm_conv(settings, *parts)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(found.shape, dtype=torch.float64)
+    pairs = (torch.autograd.grad((out * weight).sum(), learning(parts)) for out in (found, wanted))
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@WAYS
+@MODES
+def test_its_gradient_can_be_differentiated(tables, training):
+    settings, parts = step(tables, training), tensors(tables)
+
+    def slopes(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (slope,) = torch.autograd.grad(out.tanh().sum(), parts[0], create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), learning(parts)[:-1], allow_unused=True)
+
+    wanted = plain_norm_conv(settings, parts, constants(settings))
+    pairs = zip(slopes(norm_conv(settings, *parts)), slopes(wanted), strict=True)
+    for one, other in pairs:
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@WAYS
+def test_gradients_are_the_slopes(tables):
+    """By finite differences, which know neither implementation."""
+    settings, parts = step(tables), tensors(tables)
+    assert torch.autograd.gradcheck(lambda *some: norm_conv(settings, *some), parts)
+
+
+def test_running_statistics_move_as_a_batch_norm_moves_them():
+    settings, parts = step(True), tensors(True)
+    other = torch.nn.BatchNorm2d(CHANNELS, affine=False).double()
+    other.load_state_dict(settings.norm.state_dict())
+    norm_conv(settings, *parts).sum().backward()
+    other(parts[0] + parts[1] * parts[2])
+    for name, buffer in other.named_buffers():
+        torch.testing.assert_close(dict(settings.norm.named_buffers())[name], buffer)
+
+
+def kept(tables: bool, keep: bool) -> int:
+    """Bytes that a forward keeps for backward."""
+    storages = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    parts = tensors(tables)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = norm_conv(step(tables, keep=keep), *parts)
+    assert out.requires_grad
+    return sum(storages.values()) - sum(part.untyped_storage().nbytes() for part in parts)
+
+
+@WAYS
+def test_beyond_its_inputs_it_keeps_only_two_numbers_a_channel_unless_asked_for_more(tables):
+    picture = 4 * CHANNELS * 6 * 7 * 8
+    indices = 4 * 6 * 7 * 8 if tables else 0
+    assert kept(tables, keep=False) <= 2 * CHANNELS * 8 + indices
+    assert kept(tables, keep=True) >= 2 * picture
+
+
+def test_what_is_frozen_gets_no_gradient():
+    settings, parts = step(True), tensors(True)
+    for number in (0, 2, 5, 6):
+        parts[number].requires_grad_(False)
+    norm_conv(settings, *parts).square().sum().backward()
+    assert [part.grad is not None for part in parts] == [False, False, False, True, True, False, False]
+
+
+@WAYS
+def test_half_precision_is_kept_to_the_convolution(tables):
+    parts = [part.detach().float().requires_grad_(part.requires_grad) for part in tensors(tables)]
+    settings = step(tables)
+    settings.norm.float()
+    wanted = norm_conv(settings, *parts)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm_conv(settings, parts[0].bfloat16(), *parts[1:])
+    assert found.dtype == torch.bfloat16
+    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
+    found.sum().backward()
+    assert parts[5].grad.dtype == torch.float32
+
+
+def on_rank(tables: bool, shares: list[int]) -> tuple[torch.Tensor, ...]:
+    rank, first = dist.get_rank(), sum(shares[: dist.get_rank()])
+    settings, parts = step(tables), tensors(tables)
+    rows = slice(first, first + shares[rank])
+    mine = [part.detach()[rows].requires_grad_() if part.shape[0] == 4 and part.dim() > 2 else part for part in parts]
+    mine[1].requires_grad_(False)
+    settings = Step(settings.norm, True, settings.pixels[rows] if tables else None, 0.2, 1, False)
+    out = norm_conv(settings, *mine)
+    weights = torch.randn(4, *out.shape[1:], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    (out * weights[rows]).sum().backward()
+    shared = [mine[2].grad, mine[5].grad, mine[6].grad]
+    for gradient in shared:
+        dist.all_reduce(gradient)
+    return out.detach(), mine[0].grad, mine[3].grad, *shared
+
+
+@WAYS
+@pytest.mark.parametrize("shares", [[2, 2], [1, 3]])
+def test_ranks_together_are_one_device(tables, shares, ranks):
+    parts = tensors(tables)
+    out = norm_conv(step(tables), *parts)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    (out * weights).sum().backward()
+    results = ranks(2).run(on_rank, tables, shares)
+    for place, wanted in enumerate((out.detach(), parts[0].grad, parts[3].grad)):
+        torch.testing.assert_close(torch.cat([result[place] for result in results]), wanted, rtol=1e-11, atol=1e-12)
+    for place, wanted in enumerate((parts[2].grad, parts[5].grad, parts[6].grad), 3):
+        torch.testing.assert_close(results[0][place], wanted, rtol=1e-11, atol=1e-11)

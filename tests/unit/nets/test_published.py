@@ -1,0 +1,260 @@
+"""Published state dicts in and out, and the golden figures that the published networks make of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gan.errors import UserError
+from gan.losses import feature_matching, hinge_discriminator, hinge_generator
+from nets.blocks import onehot
+from nets.discriminator import MultiScaleDiscriminator
+from nets.published import export_discriminator, export_generator, load_discriminator, load_generator
+from nets.sean.encoder import StyleEncoder
+from nets.sean.generator import SeanGenerator
+from nets.sean.keys import discriminator_entries, encoder_entries, generator_entries
+from tests.support import golden, oracle
+
+TOLERANCE, ZERO = 1e-9, 1e-12
+
+
+# ---- golden ----
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, Any]:
+    return golden.load()
+
+
+@pytest.fixture(scope="module")
+def figures(wanted) -> dict[str, Any]:
+    """What our networks make of the recipe, under the golden keys."""
+    settings = wanted["settings"]
+    image, label = golden.inputs(settings)
+    mask = onehot(label, settings["labels"], image)
+    weights = golden.weights(wanted["generator_keys"], settings["seed"])
+    judge_weights = golden.weights(wanted["discriminator_keys"], settings["seed"] + 1)
+    encoder, generator = load_generator(weights, settings["upsampling"])
+    discriminator = load_discriminator(judge_weights)
+    saved = export_generator(encoder, generator)
+    found: dict[str, Any] = {"exported": all(torch.equal(saved[key], weights[key]) for key in weights | saved)}
+    del weights, saved
+
+    def judged(fake: Tensor) -> list[list[tuple[Tensor, Tensor]]]:
+        both = torch.cat([torch.cat([mask, fake], 1), torch.cat([mask, image], 1)])
+        return [[tuple(features.chunk(2)) for features in scale] for scale in discriminator(both)]
+
+    # Evaluation.
+    for net in (encoder, generator, discriminator):
+        net.eval()
+    with torch.no_grad():
+        found["style_codes"] = encoder(image, mask)
+        found["eval_image"] = generator(mask, found["style_codes"])
+        found["eval_scores_fake"] = [scale[-1][0] for scale in judged(found["eval_image"])]
+
+    # The generator's turn.
+    for net in (encoder, generator, discriminator):
+        net.train()
+    fake = generator(mask, encoder(image, mask))
+    pairs = judged(fake)
+    ours, theirs = ([[pair[side] for pair in scale] for scale in pairs] for side in (0, 1))
+    found["train_image"] = fake.detach()
+    found["g_gan"] = torch.stack([hinge_generator(scale[-1]) for scale in ours]).mean()
+    found["g_feat"] = 10 * feature_matching(theirs, ours)
+    (found["g_gan"] + found["g_feat"]).backward()
+    found["g_grads"] = oracle.gradients(encoder, encoder_entries(encoder))
+    found["g_grads"] |= oracle.gradients(generator, generator_entries(generator))
+
+    # The discriminator's turn, on the same pictures and from the recipe's weights again.
+    discriminator = load_discriminator(judge_weights)
+    pairs = judged(found["train_image"])
+    nothing = torch.tensor(1.0)
+    found["d_fake"] = torch.stack([hinge_discriminator(nothing, scale[-1][0]) for scale in pairs]).mean()
+    found["d_real"] = torch.stack([hinge_discriminator(scale[-1][1], -nothing) for scale in pairs]).mean()
+    (found["d_fake"] + found["d_real"]).backward()
+    found["d_grads"] = oracle.gradients(discriminator, discriminator_entries(discriminator))
+    return found
+
+
+def unused(wanted: dict[str, Any]) -> list[str]:
+    """Parameters of the mask-only block that no forward reads."""
+    return [key for key, figures in wanted.items() if figures is None and "blending" in key]
+
+
+def deviation(found: Any, wanted: Any) -> float:
+    """The largest relative deviation, tensor by tensor; absolute where the figure is zero up to rounding."""
+    if isinstance(wanted, dict):
+        # The scale of the random noise is not among the figures, and ours have no blending that is never used.
+        assert {key for key in found if not key.endswith("noise_var")} == wanted.keys() - {*unused(wanted)}
+        return max(
+            deviation(
+                torch.stack([found[key].norm(), found[key].sum()])[side], torch.tensor(figure, dtype=torch.double)
+            )
+            for key, figures in wanted.items()
+            if key in found
+            for side, figure in enumerate(figures or [0.0, 0.0])
+        )
+    if isinstance(wanted, list):
+        return max(deviation(one, other) for one, other in zip(found, wanted, strict=True))
+    difference = (found.detach() - wanted.reshape(found.shape)).abs().max().item()
+    largest = wanted.abs().max().item()
+    return difference / (largest if largest > ZERO else 1.0)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "style_codes", "eval_image", "eval_scores_fake",
+        "train_image", "g_gan", "g_feat", "g_grads",
+        "d_fake", "d_real", "d_grads",
+    ],
+)  # fmt: skip
+def test_the_networks_compute_the_golden_figures(key, figures, wanted):
+    found = deviation(figures[key], wanted[key])
+    print(f"{key}: {found:.1e}")
+    assert found < TOLERANCE
+
+
+def test_every_golden_figure_is_compared(figures, wanted):
+    assert figures.keys() - {"exported"} == wanted.keys() - {"settings", "generator_keys", "discriminator_keys"}
+
+
+def test_a_region_in_no_picture_has_gradients_of_exactly_zero(figures, wanted):
+    absent = [key for key, norm_and_sum in wanted["g_grads"].items() if norm_and_sum is None and "fc_mu" in key]
+    assert absent
+    assert all(figures["g_grads"][key].count_nonzero() == 0 for key in absent)
+
+
+def test_the_recipe_comes_out_as_it_went_in(figures):
+    assert figures["exported"]
+
+
+# ---- in and out ----
+
+
+def narrow(upsamplings: int = 5) -> tuple[StyleEncoder, SeanGenerator]:
+    encoder, generator = StyleEncoder(5, 3), SeanGenerator(4, 5, 2, 6, upsamplings)
+    return oracle.scramble(encoder, 0), oracle.scramble(generator, 1)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one
+    )
+
+
+@pytest.mark.parametrize("upsampling", ["normal", "more"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_generator_goes_out_and_comes_back(upsampling, dtype):
+    encoder, generator = (net.to(dtype) for net in narrow({"normal": 5, "more": 6}[upsampling]))
+    state = export_generator(encoder, generator)
+    random_state = torch.get_rng_state()
+    back = load_generator(state, upsampling)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for net, one in zip((encoder, generator), back, strict=True):
+        assert same(net.state_dict(), one.state_dict())
+        assert all(parameter.requires_grad for parameter in one.parameters())
+        assert one.training
+    assert back[1].upsamplings == generator.upsamplings
+    assert same(export_generator(*back), state)
+
+
+def test_a_discriminator_goes_out_and_comes_back():
+    net = oracle.scramble(MultiScaleDiscriminator(6, 4, 4, 3), 0)
+    state = export_discriminator(net)
+    back = load_discriminator(state)
+    assert same(net.state_dict(), back.state_dict())
+    assert same(export_discriminator(back), state)
+
+
+def test_what_is_never_read_is_exported_as_it_was_loaded():
+    state = export_generator(*narrow())
+    dead = [key for key in state if "Spade.param_free_norm" in key or ("up_3" in key and "blending" in key)]
+    assert len(dead) == 18 * 3 + 3 * 2
+    assert all(state[key].count_nonzero() == (state[key].numel() if "var" in key else 0) for key in dead)
+    for key in dead:
+        state[key] += 3
+    encoder, generator = load_generator(state)
+    assert same(export_generator(encoder, generator), state)
+    assert generator.state_dict().keys() == narrow()[1].state_dict().keys()
+
+
+def test_a_loaded_network_shares_no_memory_with_the_state_dict():
+    state = export_generator(*narrow())
+    before = {key: tensor.clone() for key, tensor in state.items()}
+    nets = load_generator(state)
+    exported = export_generator(*nets)
+    with torch.no_grad():
+        for net in nets:
+            for tensor in (*net.parameters(), *net.buffers()):
+                tensor += 1
+    assert same(state, before)
+    assert same(exported, before)
+
+
+def test_the_names_are_the_published_ones():
+    """As listed with the golden figures, in their shapes."""
+    listed = golden.load()
+    settings = listed["settings"]
+    with torch.device("meta"):
+        nets = StyleEncoder(512, 32), SeanGenerator(settings["labels"], 512, settings["ngf"])
+        judge = MultiScaleDiscriminator(settings["labels"] + 3, settings["ndf"])
+    for state, name in (
+        (export_generator(*nets), "generator_keys"),
+        (export_discriminator(judge), "discriminator_keys"),
+    ):
+        assert {key: list(tensor.shape) for key, tensor in state.items()} == listed[name]
+
+
+# ---- what is refused ----
+
+
+def test_wrong_keys_are_named():
+    state = export_generator(*narrow())
+    state["up_9.conv.weight"] = state.pop("up_1.ace_0.fc_mu2.bias")
+    with pytest.raises(UserError, match=r"1 keys are missing: 'up_1.ace_0.fc_mu2.bias'; 1 .* 'up_9.conv.weight'"):
+        load_generator(state)
+    state = export_discriminator(MultiScaleDiscriminator(6, 4))
+    del state["discriminator_1.model1.0.0.weight_u"]
+    with pytest.raises(UserError, match=r"load_discriminator: .*missing: 'discriminator_1.model1.0.0.weight_u'"):
+        load_discriminator(state)
+
+
+def test_many_wrong_keys_are_counted_and_some_named():
+    state = {key: tensor for key, tensor in export_generator(*narrow()).items() if "fc_mu3" not in key}
+    with pytest.raises(UserError, match=r"30 keys are missing: '[\w.]+', '[\w.]+', '[\w.]+', \.\.\.$"):
+        load_generator(state)
+
+
+def test_a_shape_that_does_not_fit_is_named():
+    state = export_generator(*narrow())
+    state["up_0.conv_0.bias"] = torch.zeros(7)
+    with pytest.raises(UserError, match=r"'up_0.conv_0.bias' is \[7\] where \[16\] fits the others"):
+        load_generator(state)
+    state["fc.weight"] = torch.zeros(7)
+    with pytest.raises(UserError, match=r"'fc.weight' is \[7\] and not the weight of a convolution"):
+        load_generator(state)
+
+
+def test_the_other_network_or_another_file_is_recognised():
+    generator, discriminator = export_generator(*narrow()), export_discriminator(MultiScaleDiscriminator(6, 4))
+    with pytest.raises(UserError, match="try load_discriminator"):
+        load_generator(discriminator)
+    with pytest.raises(UserError, match="try load_generator"):
+        load_discriminator(generator)
+    for load in (load_generator, load_discriminator):
+        with pytest.raises(UserError, match=r"is missing among 1 keys, e\.g\. 'epoch'"):
+            load({"epoch": torch.zeros(())})
+    with pytest.raises(UserError, match="unknown upsampling 'most'; known: normal, more"):
+        load_generator(generator, "most")
+
+
+def test_what_the_published_networks_are_not_is_not_exported():
+    encoder, generator = narrow()
+    with pytest.raises(UserError, match=r"upsamplings=3, and the published one has 5 \(normal\) or 6 \(more\)"):
+        export_generator(encoder, SeanGenerator(4, 5, 2, 6, 3))
+    with pytest.raises(UserError, match="normalise=True"):
+        export_generator(StyleEncoder(5, 3, normalise=False), generator)
+    with pytest.raises(UserError, match="spectral=True"):
+        export_discriminator(MultiScaleDiscriminator(6, 4, spectral=False))
