@@ -1,5 +1,6 @@
 """DeepSpeed in float64, which tells what is wrong from what is rounded. Only for tests: it has no such setting."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
@@ -22,6 +23,7 @@ def doubled() -> Iterator[None]:
             (DeepSpeedEngine, "get_data_types", lambda _: (torch.float64, torch.float64)),
             (DeepSpeedEngine, "communication_data_type", torch.float64),
             (DeepSpeedEngine, "zero_reduce_scatter", lambda _: False),  # it knows no float64
+            (gc, "collect", lambda *_: 0),  # which takes half a second for each engine of stage 3
         ):
             stack.enter_context(mock.patch.object(where, name, value))
         stack.enter_context(mock.patch("strategies.policies.deepspeed.KIND", torch.float64))

@@ -1,4 +1,4 @@
-"""Processes that stay: starting torch takes seconds, so all tests of a world size share one launch."""
+"""Processes that stay: starting torch takes seconds, so it is started once, and all tests of a world size share one."""
 
 import os
 import socket
@@ -21,7 +21,8 @@ class Ranks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["tests.support.preload"])
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):

@@ -1,0 +1,363 @@
+"""What every entry of POLICIES must pass, written once. A new policy is tested by being entered, here and there.
+
+Each `check_...` function raises where a policy breaks its promise; the controls at the end enter policies that do.
+"""
+
+import gc
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+from torch.optim import Adafactor
+
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.choice import OPTIONS
+from strategies.policies.ddp import Replicated
+from strategies.strategy import POLICIES
+from tests.support.composite import Composite, Sized
+from tests.support.doubled import doubled
+from tests.support.hard_games import Plain
+from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
+from tests.support.saved import without_optimizers
+from tests.support.watch import WatchedStrategy
+
+STEPS, HALF = 6, 3
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a policy moves and keeps, in multiples of P, the bytes of a player's weights.
+
+    `moves`: the collectives of a phase with one learner, which reads one other player of the same size. There is a
+    third player, which plays no part and must add nothing.
+    `keeps`: what each of n ranks keeps between phases of a player that learns with Adam and an average.
+    `keeps_frozen`: the same of a frozen player. `fixed`: bytes beside it for each learner, whatever its size.
+    """
+
+    moves: dict[str, int]
+    keeps: Callable[[int], float]
+    keeps_frozen: Callable[[int], float] = lambda n: 1
+    fixed: int = 0
+    sharded: bool = True  # the optimizer sees pieces of weights
+
+
+GATHER, REDUCE, SUM = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+PROMISES = {
+    # keeps: weights, buckets of gradients, Adam's two moments, the average
+    "single": Promise({}, lambda n: 1 + 0 + 2 + 1, sharded=False),
+    "ddp": Promise({SUM: 1}, lambda n: 1 + 1 + 2 + 1, sharded=False),
+    "zero1": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 + 2 / n + 1 / n),
+    "zero2": Promise({REDUCE: 1, GATHER: 1}, lambda n: 1 + 0 + 2 / n + 1 / n),
+    "zero3": Promise({REDUCE: 1, GATHER: 2}, lambda n: 1 / n + 0 + 2 / n + 1 / n, lambda n: 1 / n),
+    # Engines of DeepSpeed keep a copy of the weights that the rank owns; stage 3 keeps a bucket of its own as well.
+    "deepspeed1": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 / n + 0 + 2 / n + 1 / n),
+    "deepspeed2": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 / n + 0 + 2 / n + 1 / n),
+    "deepspeed3": Promise(
+        {REDUCE: 1, GATHER: 2}, lambda n: 2 / n + 1 / n + 2 / n + 1 / n, lambda n: 1 / n, fixed=4 * 6 * 2**20
+    ),
+    # Of n devices in one process each has the weights, and the first has the rest.
+    "dp": Promise({}, lambda n: n + 0 + 2 + 1, lambda n: n, sharded=False),
+}
+NAMES = list(dict.fromkeys(policy.name for policy in POLICIES.values()))
+
+
+def promise(name: str) -> Promise:
+    if name not in PROMISES:
+        pytest.fail(f"policy '{name}' is in POLICIES, but not in PROMISES of {__file__}: say what it moves and keeps")
+    return PROMISES[name]
+
+
+def missing(name: str) -> bool:
+    package = POLICIES[name].package
+    return package is not None and find_spec(package) is None
+
+
+POLICY = [
+    pytest.param(name, marks=pytest.mark.skipif(missing(name), reason=f"needs {POLICIES[name].package}"))
+    for name in NAMES
+]
+WORLDS = [
+    pytest.param(name, world, marks=each.marks, id=f"{name}-{world}")
+    for each, name in zip(POLICY, NAMES, strict=True)
+    for world in ((1,) if POLICIES[name].max_ranks == 1 and name != "dp" else (2, 4))
+]
+
+
+# ---- playing ----
+
+
+@dataclass(frozen=True)
+class Play:
+    """A function that trains on every rank of some policy, in which other policies may be entered for a control."""
+
+    ranks: Any
+    swapped: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, function: Callable[..., Any], policy: str, world: int, **kwargs: Any) -> list[Any]:
+        if policy == "dp" or world == 1:
+            return [swapping(self.swapped, function, policy, world, **kwargs)]
+        return self.ranks(world).run(swapping, self.swapped, function, policy, world, **kwargs)
+
+
+def swapping(swapped: dict[str, Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with mock.patch.dict(POLICIES, swapped):
+        return function(*args, **kwargs)
+
+
+@pytest.fixture
+def play(ranks) -> Play:
+    return Play(ranks)
+
+
+def loader(policy: str, world: int, steps: int = STEPS) -> Whole:
+    """A rank's parts; under dp the replicas' parts are cut from the whole."""
+    several = policy != "dp" and world > 1
+    return Whole(steps, dist.get_rank() if several else 0, world if several else 1)
+
+
+class Saves(Callback):
+    """Saves between two steps, and trains on."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == HALF:
+            trainer.save_checkpoint(self.path)
+
+
+def trained(policy: str, world: int, save: str | None = None, resume: str | None = None) -> dict[str, Any]:
+    game, strategy = Composite(), PhaseStrategy(policy)
+    with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made = trainer(strategy, world, STEPS, sync_batchnorm=True, callbacks=[Saves(save)] if save else [])
+        made.fit(game, loader(policy, world), ckpt_path=resume)
+        return snapshot(game, strategy)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return trained("single", 1)
+
+
+def equals(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """The first rank has what one device has, and the others have the first one's weights to the last bit."""
+    assert distance(found[0], expected) < EXACT
+    for other in found[1:]:
+        assert distance(weights(other), weights(found[0])) == 0
+
+
+# ---- the same training, saved and resumed ----
+
+
+def check_training(play: Play, policy: str, world: int, alone: dict[str, Any], path: str) -> None:
+    """Parity with one device, also through a checkpoint that is made on the way and that ddp goes on from."""
+    equals(play(trained, policy, world, save=path), alone)
+    equals(Play(play.ranks)(trained, "ddp", 2, resume=path), alone)
+
+
+@pytest.mark.parametrize(("policy", "world"), WORLDS)
+def test_it_trains_as_one_device_and_ddp_goes_on_from_its_checkpoint(policy, world, play, alone, tmp_path):
+    check_training(play, policy, world, alone, str(tmp_path / "half.ckpt"))
+
+
+@pytest.fixture(scope="module")
+def ddps(ranks, tmp_path_factory) -> str:
+    """The checkpoint of ddp on two ranks at half of its steps."""
+    path = str(tmp_path_factory.mktemp("contract") / "half.ckpt")
+    Play(ranks)(trained, "ddp", 2, save=path)
+    return path
+
+
+@pytest.mark.parametrize(("policy", "world"), WORLDS)
+def test_it_goes_on_from_ddps_checkpoint(policy, world, play, alone, ddps):
+    equals(play(trained, policy, world, resume=ddps), alone)
+
+
+# ---- bytes ----
+
+
+class Single(Whole):
+    """The same batches in single precision."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {name: value.float() for name, value in batch.items()}
+
+
+def single(policy: str, world: int, steps: int) -> Single:
+    whole = loader(policy, world, steps)
+    return Single(steps, whole.rank, whole.world)
+
+
+P = 4 * sum(weight.numel() for weight in Sized().first.parameters())
+
+
+def moved(policy: str, world: int) -> dict[str, dict[str, float]]:
+    """The multiples of P that each kind of collective moved, in each phase of the third step."""
+    strategy = WatchedStrategy(policy)
+    trainer(strategy, world, 3, precision="32-true").fit(Sized(), single(policy, world, 3))
+    # A trace has the bytes that a collective reads and those that it fills: of a whole, and of a share of it.
+    both = {GATHER: 1 + 1 / world, REDUCE: 1 + 1 / world, SUM: 1}
+    found: dict[str, dict[str, float]] = {}
+    for step, phase, trace in strategy.traces:
+        for kind, size in trace.collectives if step == 2 else ():
+            sums = found.setdefault(phase, {})
+            sums[kind] = sums.get(kind, 0) + size / both.get(kind, 1) / P
+    return found
+
+
+def check_bytes(play: Play, policy: str, world: int) -> None:
+    for found in play(moved, policy, world):
+        for phase in ("first", "second"):
+            # Beside them there are norms and flags, a few bytes a weight.
+            counted = {kind: times for kind, times in found.get(phase, {}).items() if times > 0.01}
+            assert counted == pytest.approx(promise(policy).moves, rel=0.01), phase
+
+
+@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])
+def test_a_phase_moves_what_it_promises_and_no_more(policy, world, play):
+    check_bytes(play, policy, world)
+
+
+# ---- memory ----
+
+
+class Weighing(Callback):
+    """The bytes of all memory that tensors of this process have, when the last step is over."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == trainer.max_steps:
+            gc.collect()
+            tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+            storages = [each.untyped_storage() for each in tensors if not each.is_meta]
+            self.held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def kept(policy: str, world: int) -> float:
+    """Multiples of P that a rank keeps of `Sized`, by all tensors that Python knows and did not know before."""
+    gc.collect()
+    gc.freeze()
+    try:
+        weighing = Weighing()
+        made = trainer(PhaseStrategy(policy), world, 2, precision="32-true", callbacks=[weighing])
+        made.fit(Sized(), single(policy, world, 2))
+        return weighing.held / P
+    finally:
+        gc.unfreeze()
+
+
+def check_memory(play: Play, policy: str, world: int) -> None:
+    said = promise(policy)
+    expected = 2 * (said.keeps(world) + said.fixed / P) + said.keeps_frozen(world)
+    for found in play(kept, policy, world):
+        assert found == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 2])
+def test_a_rank_keeps_what_it_promises_between_phases(policy, world, play):
+    check_memory(play, policy, world)
+
+
+# ---- refusals ----
+
+
+class Whole2d(Plain):
+    """An optimizer that looks at whole weights."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, optimizer=partial(Adafactor, lr=1e-2))
+
+
+def refusal(policy: str, world: int) -> str | None:
+    try:
+        trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(Whole2d(), single(policy, world, 1))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def check_refusals(play: Play, policy: str, world: int) -> None:
+    """What a policy does not know is refused when it is typed; what it cannot train exactly, before it trains."""
+    with pytest.raises(UserError, match=f"unknown option 'magic' of strategy '{policy}'; known: "):
+        PhaseStrategy(f"{policy}+magic")
+    for option in OPTIONS.keys() - POLICIES[policy].takes:
+        with pytest.raises(UserError, match=f"strategy '{policy}' has no option '{option}'; type "):
+            PhaseStrategy(f"{policy}+{option}")
+    for message in play(refusal, policy, world):
+        if promise(policy).sharded:
+            assert message is not None
+            assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
+            assert f"type --strategy discriminator=ddp,*={policy}" in message
+        else:
+            assert message is None
+
+
+@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])
+def test_it_refuses_what_it_does_not_know_or_cannot_do(policy, world, play):
+    check_refusals(play, policy, world)
+
+
+# ---- controls: a policy that breaks a promise does not pass ----
+
+
+class Unclipped(Replicated):
+    def __init__(self, player, *rest):
+        super().__init__(replace(player, clip=None), *rest)
+
+
+class Averaging(Replicated):
+    """With another average than the player's."""
+
+    def __init__(self, player, *rest):
+        super().__init__(replace(player, ema=player.ema and 0.5), *rest)
+
+
+class Unscheduled(Replicated):
+    def __init__(self, player, *rest):
+        super().__init__(replace(player, schedule=None), *rest)
+
+
+@pytest.mark.parametrize("broken", [Deaf, Unclipped, Averaging, Unscheduled])
+def test_the_control_that_trains_otherwise_does_not_pass(broken, ranks, alone, tmp_path):
+    entered = Play(ranks, {"ddp": broken})
+    with pytest.raises(AssertionError):
+        check_training(entered, "ddp", 2, alone, str(tmp_path / "half.ckpt"))
+    assert distance(entered(trained, "ddp", 2)[0], alone) > BROKEN
+
+
+def test_the_control_that_forgets_in_a_checkpoint_does_not_pass(play, alone, ddps, tmp_path):
+    damaged = without_optimizers(ddps, tmp_path / "damaged.ckpt")
+    assert distance(play(trained, "zero2", 2, resume=damaged)[0], alone) > BROKEN
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "other"),
+    [
+        (check_bytes, "zero3", "zero2"),
+        (check_bytes, "zero2", "ddp"),
+        (check_memory, "zero3", "zero2"),
+        (check_memory, "zero2", "ddp"),
+        (check_refusals, "zero2", "ddp"),
+    ],
+)
+def test_the_control_that_is_not_what_it_is_called_does_not_pass(check, name, other, ranks):
+    with pytest.raises(AssertionError):
+        check(Play(ranks, {name: POLICIES[other]}), name, 2)
+
+
+def test_a_policy_that_promises_nothing_is_told_where_to():
+    assert set(NAMES) == set(PROMISES)
+    with pytest.raises(pytest.fail.Exception, match=r"policy 'mine' is in POLICIES, but not in PROMISES of .*contract"):
+        promise("mine")

@@ -1,0 +1,120 @@
+"""One game with everything that is hard on a policy, and one whose sizes are easy to count."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.optim import Adam
+from torch.optim.lr_scheduler import LambdaLR
+
+from gan import GanModule, Phase, Player, noise
+from tests.support.hard_games import by_shape, mlp
+
+
+class Painter(nn.Module):
+    """Never called itself: its method begins with weights of its own, one frozen, and has a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.gain = nn.Parameter(torch.randn(3)), nn.Parameter(torch.tensor(0.7))
+        self.table = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.layers = nn.Sequential(nn.Linear(7, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6))
+
+    def paint(self, z: Tensor) -> Tensor:
+        start = self.start * self.gain + self.table
+        return self.layers(torch.cat([z, start.expand(len(z), 3)], 1))
+
+
+class Composite(GanModule):
+    """The game that every policy must train as one device does.
+
+    It has own methods, a frozen weight and a frozen player, averages, clipping, schedules, groups of weights, batch
+    norm, R1 through batch norm, micro-batches, a phase of several learners, a phase that is not due in every step, a
+    fake that two phases share, and weights that are reached by some samples only, or by none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator = Painter()
+        self.discriminator = nn.Sequential(
+            nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1, bias=False)
+        )
+        self.critic = nn.ModuleList([mlp(6, 1) for _ in range(4)])
+        self.teacher = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+    def configure_players(self) -> Iterator[Player]:
+        falling = partial(LambdaLR, lr_lambda=lambda update: 0.9**update)
+        yield Player("generator", self.generator, partial(Adam, lr=1e-2, betas=(0.5, 0.9)), falling, 0.8, 0.1)
+        yield Player("discriminator", self.discriminator, partial(Adam, lr=2e-2), clip=0.1)
+        yield Player("critic", self.critic, by_shape, falling, 0.7, 0.2)
+        yield Player("teacher", self.teacher)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        # No batch norm in micro-batches: each of them would have statistics of its own.
+        yield Phase("critic", self.criticise, "critic", micro_batches=2)
+        yield Phase("discriminator", self.judge, "discriminator", second_order=True)
+        yield Phase("generator", self.fool, ("generator", "critic"))
+        yield Phase("rarely", self.rarely, "critic", every=3)
+
+    def fake(self, real: Tensor) -> Tensor:
+        return self.generator.paint(noise.randn((len(real), 4), like=real))
+
+    def score(self, x: Tensor) -> Tensor:
+        """Each sample's own layers; the last of them are nobody's."""
+        number = (x[:, 0].detach() > 0).long() + (x[:, 1].detach() > 1.2).long()
+        parts = [self.critic[k](x[number == k]).tanh().sum() for k in number.unique().tolist()]
+        return torch.stack(parts).sum() / len(x)
+
+    def criticise(self, batch: dict[str, Tensor]) -> Tensor:
+        real = batch["x"]
+        return self.score(real + 0.5 * noise.randn(real.shape, like=real)) - self.score(real)
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        fake = self.shared("fake", self.fake, batch["x"]).detach()
+        real = self.teacher(batch["x"]).detach().requires_grad_()
+        scores = self.discriminator(real)
+        (slope,) = torch.autograd.grad(scores.sum(), real, create_graph=True)
+        return {
+            "fake": softplus(self.discriminator(fake)).mean(),
+            "real": softplus(-scores).mean(),
+            "r1": slope.square().sum(1).mean(),
+        }
+
+    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        fake = self.shared("fake", self.fake, batch["x"])
+        return {"judge": softplus(-self.discriminator(self.teacher(fake))).mean(), "critic": self.score(fake)}
+
+    def rarely(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.score(batch["x"])
+
+
+WIDTH = 256
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH - 1), nn.Linear(WIDTH - 1, WIDTH))
+
+
+class Sized(GanModule):
+    """Three players of the same size: each phase has a learner, a player that is read, and one that plays no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.idle = layers(), layers(), layers()
+
+    def configure_players(self) -> Iterator[Player]:
+        yield Player("first", self.first, partial(Adam, lr=1e-3), ema=0.9)
+        yield Player("second", self.second, partial(Adam, lr=1e-3), ema=0.9)
+        yield Player("idle", self.idle)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("first", lambda batch: self.second(self.first(wide(batch))).square().mean(), "first")
+        yield Phase("second", lambda batch: self.second(self.first(wide(batch)).tanh()).mean(), "second")
+
+
+def wide(batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.pad(batch["x"], (0, WIDTH - 6))

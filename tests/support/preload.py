@@ -1,0 +1,14 @@
+"""What ranks import. A process imports it once, and every rank is a fork of that process: see worlds.py."""
+
+from importlib.util import find_spec
+
+import torch
+
+import tests.support.parity  # noqa: F401
+from strategies.policies.deepspeed import package
+
+if find_spec("deepspeed") is not None:
+    package(torch.device("cpu"))
+    import deepspeed.runtime.zero.utils  # noqa: F401
+import torch._dynamo
+import torch._inductor.compile_fx  # what DeepSpeed's first engine imports
