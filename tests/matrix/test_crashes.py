@@ -1,72 +1,13 @@
-"""Ranks that are killed: the others end and name them, the last whole checkpoint loads, and nothing is lost."""
+"""Fifty ranks that are killed at random moments, by `make crashes`: nothing is lost."""
 
 import os
 import random
-import re
 import time
 
 import pytest
 
-from tests.support.crashes import assert_named, made, newest, some_moment, train
+from tests.support.crashes import FIVE, assert_named, made, newest, some_moment, train
 from tests.support.parity import EXACT, distance
-
-FIVE = "--max-steps", "5", "--save-every", "1"
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """What one process makes, whom nobody kills."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    ended = train(folder, 1, *FIVE, "--strategy", "single")
-    assert ended.statuses == [0], ended.said
-    return made(folder)
-
-
-@pytest.mark.parametrize(
-    ("policy", "size", "victim", "itself"),
-    [
-        ("ddp", 2, 0, "forward"),
-        ("zero3", 3, 1, "collective"),
-        ("zero1", 2, 0, "writes"),
-    ],
-)
-def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(
-    policy, size, victim, itself, unbroken, tmp_path
-):
-    steps = *FIVE, "--strategy", policy
-    ended = train(tmp_path, size, *steps, victim=victim, itself=itself)
-    assert_named(ended, victim)
-    speaker = ended.said[1 if victim == 0 else 0]
-    assert re.search(r"go on from the last whole checkpoint with\n  python -m gan.fit --resume runs/001-wgan", speaker)
-    saved = newest(tmp_path)
-    assert saved.is_relative_to(tmp_path / "runs" / "001-wgan-gp-faces")
-    again = train(tmp_path, size, *steps)
-    assert again.statuses == [0] * size, again.said
-    assert f"from {saved.relative_to(tmp_path)}" in again.said[0]
-    assert distance(made(tmp_path), unbroken) <= EXACT
-
-
-def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
-    ended = train(tmp_path, 3, *FIVE, "--strategy", "zero2", victim=1, itself="error")
-    assert ended.statuses == [2, 1, 2], ended.said
-    assert ended.said[1].rstrip().endswith("ValueError: no such label")
-    for rank in (0, 2):
-        (error,) = re.findall("^error: .*", ended.said[rank], re.MULTILINE)
-        assert re.search(r"rank 1 \(process \d+ on .*\) ended with ValueError: no such label$", error)
-        assert "Traceback" not in ended.said[rank]
-    assert ended.left == []
-
-
-def test_a_mistake_on_one_rank_is_what_all_say(tmp_path):
-    ended = train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="mistake")
-    assert ended.statuses == [2, 2], ended.said
-    for said in ended.said:
-        assert re.findall("^error: .*", said, re.MULTILINE) == ["error: images/3.png cannot be read"]
-        assert "Traceback" not in said
-    assert ended.left == []
-
-
-# ---- fifty times: `make crashes` ----
 
 WORLDS = [(policy, size) for policy in ("ddp", "zero1", "zero2", "zero3") for size in (2, 3)]
 FIFTY = 50

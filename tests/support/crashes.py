@@ -22,18 +22,21 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan import errors, fit, noise
+from gan import errors, noise
 from gan.errors import UserError
+from gan.fit import command as fit
 from gan.fit.callbacks import Keep
 from gan.fit.folder import RunFolder
 from strategies import PhaseStrategy
 from strategies.processes.lost_ranks import Survivor
 from tests.support.parity import snapshot
 from tests.support.watch import Trace
+from tests.support.worlds import PRELOAD
 
 ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
 LIMIT = 30  # seconds in which the others must have ended
 TRAINS, STEP, SAVES = b"trains", b"step", b"saves"  # what a rank tells of itself
+FIVE = "--max-steps", "5", "--save-every", "1"
 ARGUMENTS = (
     "--run wgan-gp-faces --width 2 --latent 4 --faces 48 --held-out 12 --batch-size 12 --critic-steps 3 "
     "--accelerator cpu --precision 64-true --log-every 1 --sample-every 1000 --resume auto"
@@ -71,7 +74,7 @@ def train(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["gan.bench.peers.worker", __name__])
+    context.set_forkserver_preload(PRELOAD)
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []
     for rank in range(size):

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import torch
 
-import tests.support.parity  # noqa: F401
+import tests.support.crashes  # noqa: F401
 from strategies.policies.deepspeed import package
 
 if find_spec("deepspeed") is not None:

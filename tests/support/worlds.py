@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing as mp
 
 TIMEOUT = 240
+PRELOAD = ["tests.support.preload"]  # what the process imports from which all ranks are forked
 
 
 class Ranks:
@@ -22,7 +23,7 @@ class Ranks:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["tests.support.preload"])
+        context.set_forkserver_preload(PRELOAD)
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):

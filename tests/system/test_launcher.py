@@ -161,9 +161,8 @@ PROGRAM = """
 import os, sys, time
 from pathlib import Path
 from strategies import PhaseStrategy
-from strategies.survivor import Survivor
-from tests.hard_games import Plain
-from tests.parity import trainer
+from tests.support.hard_games import Plain
+from tests.support.parity import trainer
 
 def waits(self):
     mark = Path(str(os.environ.get("LOCAL_RANK", 0)))

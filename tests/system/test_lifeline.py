@@ -16,6 +16,7 @@ import pytest
 from strategies.processes import lifeline
 from strategies.processes.lifeline import Address, End, Lifeline
 
+pytestmark = pytest.mark.alone
 SOON = 20  # what comes at once, on a machine that is busy
 NEVER = 0.3  # what must not come has come by then, as a rule
 

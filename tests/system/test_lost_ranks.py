@@ -18,6 +18,7 @@ from strategies.processes import lost_ranks as survivor
 from strategies.processes.lifeline import End
 from strategies.processes.lost_ranks import Survivor
 
+pytestmark = pytest.mark.alone
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:40623"
 SOON = 20
 

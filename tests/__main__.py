@@ -1,0 +1,49 @@
+"""`make test`: three tiers, one after the other, and their totals. `python -m pytest` runs the same in one process."""
+
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+
+TWO_AT_A_TIME = ("-m", "not slow and not alone", "-n", "2", "--dist", "loadfile")
+TIERS = {
+    "unit": ("tests/unit", "tests/ranks", "tests/matrix", *TWO_AT_A_TIME),
+    "ranks": ("tests", "-m", "alone and not slow"),  # one world of ranks at a time
+    "system": ("tests/system", *TWO_AT_A_TIME),
+}
+COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed)")
+
+
+def run(*arguments: str) -> tuple[int, Counter[str]]:
+    """Run pytest and show what it prints; its exit code, and the counts of its closing line."""
+    command = [sys.executable, "-u", "-m", "pytest", "-q", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    line = closing = ""
+    while part := process.stdout.read(1):
+        print(part, end="", flush=True)
+        line += part
+        if part == "\n":
+            closing, line = line, ""
+    return process.wait(), Counter({kind: int(number) for number, kind in COUNTED.findall(closing)})
+
+
+def said(counts: Counter[str], seconds: float) -> str:
+    return f"{', '.join(f'{number} {kind}' for kind, number in counts.items())} in {seconds:.0f} s"
+
+
+def main() -> int:
+    lines, total, codes, began = [], Counter(), [], time.monotonic()
+    for name, arguments in TIERS.items():
+        print(f"==== {name}: pytest {' '.join(arguments)}", flush=True)
+        start = time.monotonic()
+        code, counts = run(*arguments)
+        codes.append(code)
+        total += counts
+        lines.append(f"{name:8}{said(counts, time.monotonic() - start)}")
+    print("====", *lines, f"{'all':8}{said(total, time.monotonic() - began)}", sep="\n")
+    return next(filter(None, codes), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
