@@ -4,7 +4,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gan import pictures, record
-from gan.folder import RunFolder
+from gan.folder import RunFolder, write
 from strategies import random_state
 from strategies.batch import rows
 from strategies.ending import Ending
@@ -156,6 +157,22 @@ class Score(Callback):
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
         """Both values of each."""
         self.first, self.last = dict(state["first"]), dict(state["last"])
+
+
+class Written(Callback):
+    """Writes down the settings that a run goes on with, once it does: the last callback, before the first step.
+
+    Not before: a command that is refused would leave settings that the run's checkpoints do not fit, and the run could
+    no longer be resumed or sampled. By now every rank has read the settings of before, and the checkpoint.
+    """
+
+    def __init__(self, texts: Mapping[Path, str]) -> None:
+        self.texts = texts
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning lets no rank begin before all have loaded."""
+        if trainer.is_global_zero:
+            write(self.texts)
 
 
 class Keep(Callback):

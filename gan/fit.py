@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan import folder, options
-from gan.callbacks import Bar, Keep, Pictures, Score
+from gan.callbacks import Bar, Keep, Pictures, Score, Written
 from gan.describe import describe
 from gan.errors import UserError, refuse
 from gan.folder import RunFolder
@@ -70,21 +71,22 @@ def _fit(argv: list[str] | None) -> None:
     if settings.resume == "auto" and resumed is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
 
-    # Rank 0 makes the folder; the others write nothing.
+    # Rank 0 makes the folder; the others write nothing. What a resumed run has is left as it is until training goes on.
     first = rank_zero_only.rank == 0
     if resumed is not None:
         where, checkpoint = resumed
     else:
         where = folder.create(Path(settings.out), settings.run) if first else RunFolder(Path(settings.out))
         checkpoint = None
-    if first:
-        options.save(settings, settings.run, where.settings)
-        where.game.write_text(summary)
+    texts = {where.settings: options.dump(settings, settings.run), where.game: summary}
+    if first and resumed is None:
+        folder.write(texts)
     if settings.dry_run:
-        say(options.dump(settings, settings.run), summary, f"saved in {where.path}")
+        ends = f"saved in {where.path}" if resumed is None else f"a dry run: {where.path} stays as it is"
+        say(*texts.values(), ends)
         return
     try:
-        train(settings, computer, strategy, run, where, checkpoint)
+        train(settings, computer, strategy, run, where, checkpoint, texts)
     except UserError:
         if first and resumed is None:
             where.discard()
@@ -98,6 +100,7 @@ def train(
     run: Run,
     where: RunFolder,
     checkpoint: Path | None,
+    texts: Mapping[Path, str],
 ) -> None:
     """Put the Trainer together, let it train, and say how it ended."""
     log, score = Record(where), Score(run.scores)
@@ -121,6 +124,7 @@ def train(
             Pictures(where, log, every),
             score,
             Keep(where, settings.save_every or every),
+            Written(texts),
         ],
         deterministic="warn" if settings.debug else None,
         detect_anomaly=settings.debug,

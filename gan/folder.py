@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,14 @@ def create(out: Path, name: str) -> RunFolder:
             return folder
     except OSError as error:
         raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
+
+
+def write(texts: Mapping[Path, str]) -> None:
+    """Write files, each there whole or not at all: a run that goes on writes them anew, while others may read them."""
+    for path, text in texts.items():
+        part = path.with_suffix(".part")
+        part.write_text(text)
+        part.replace(path)
 
 
 def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:

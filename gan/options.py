@@ -73,13 +73,8 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
 
 
 def save(settings: Namespace, run: str, path: Path) -> None:
-    """Write all settings down so that the run can be had again with `--config`.
-
-    Never half: a run that is resumed writes them anew, while its other ranks still read those of before.
-    """
-    part = path.with_suffix(".part")
-    part.write_text(dump(settings, run))
-    part.replace(path)
+    """Write all settings down so that the run can be had again with `--config`."""
+    folder.write({path: dump(settings, run)})
 
 
 def dump(settings: Namespace, run: str) -> str:
