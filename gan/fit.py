@@ -137,7 +137,8 @@ def train(
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
     except Stopped:
-        say(f"stopped at step {trainer.global_step}, all saved; go on with\n  python -m gan.fit --resume {where.path}")
+        step = trainer.global_step
+        say(f"stopped at step {step}, all saved; go on with\n  python -m gan.fit --resume {where.resuming(step)}")
     except UserError:
         end_other_ranks(trainer)
         raise
@@ -195,6 +196,9 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     say(f"{settings.run} on {how}: {run.max_steps} steps of {settings.batch_size} samples{resumed}")
     say(f"everything goes to {where.path}/")
+    step = None if checkpoint is None else folder.step_of(checkpoint)
+    if step is not None and (latest := max(where.steps(), default=step)) > step:
+        say(f"what it has of later steps stays; --resume {where.path} would go on from step {latest}")
 
 
 def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: float) -> None:
@@ -204,13 +208,14 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
         first, last = score.first.get(name), score.last.get(name)
         if first:
             say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
-    newest = max(where.samples.glob("step-*.png"), default=None)
+    step = trainer.global_step
+    saved = where.checkpoint(step)
     rows = (
-        ("look at", newest),
+        ("look at", max(where.samples.glob("step-*.png"), default=None)),
         ("curves", where.curves),
         ("metrics", where.metrics),
-        ("checkpoint", where.newest_checkpoint()),
-        ("train on", f"python -m gan.fit --resume {where.path} --max-steps {2 * run.max_steps}"),
+        ("checkpoint", saved if saved.exists() else where.newest_checkpoint()),
+        ("train on", f"python -m gan.fit --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
     )
     for title, value in rows:
         say(f"  {title:11}{value}")

@@ -72,8 +72,8 @@ def same(one, other, path="checkpoint"):
 
 
 def final(run):
-    (path,) = Path(run).glob("checkpoints/*")  # one, the newest
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(max(Path(run).glob("checkpoints/*")))
+    del checkpoint["callbacks"]["Keep"]  # which steps were saved
     # Lightning's own count of epochs is off by one after a resume at an epoch's end; nothing of ours depends on it.
     del checkpoint["loops"]["fit_loop"]["epoch_progress"], checkpoint["epoch"]
     return checkpoint
@@ -215,6 +215,18 @@ def test_a_finished_run_trains_on(here, capsys):
     assert "4 steps of 4 samples, from runs/001-r3gan-faces/checkpoints/step-000002.ckpt" in capsys.readouterr().out
     assert list(record.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2, 3]
     assert not (here / "runs" / "002-r3gan-faces").exists()
+
+
+def test_going_on_from_an_earlier_step_leaves_the_later_one_and_names_its_own(here, capsys):
+    checkpoints = here / "runs" / "001-r3gan-faces" / "checkpoints"
+    assert fit.main(options("r3gan-faces", max_steps=4, save_every=2)) == 0
+    (checkpoints / "step-000004.ckpt").rename(checkpoints / "step-000100.ckpt")
+    assert fit.main(["--resume", str(checkpoints / "step-000002.ckpt"), "--max-steps", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "would go on from step 100" in said
+    assert re.search(rf"train on +python -m gan.fit --resume {checkpoints}/step-000003.ckpt --max-steps", said)
+    found = sorted(path.name for path in checkpoints.iterdir())
+    assert found == ["step-000002.ckpt", "step-000003.ckpt", "step-000100.ckpt"]
 
 
 def test_auto_without_a_run_starts_one(here, capsys):
