@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torchmetrics
 import torchvision
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -28,6 +28,7 @@ from datasets.augment import Prepared
 from gan import fit, noise, options
 from gan.errors import UserError, refuse
 from gan.opened import Opened, open_run
+from gan.parser import Parser
 from gan.scores.features import INCEPTION
 from gan.scores.judge import NEEDS, choose
 from gan.scores.made import Made, makes
@@ -103,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The options of the command."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.evaluate",
         usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",
         description="Score what a run makes of its held-out samples: a table, and JSON in the run's folder.",

@@ -13,6 +13,7 @@ from jsonargparse.typing import PositiveInt
 
 from gan import folder
 from gan.errors import UserError
+from gan.parser import Parser
 from gan.runs import RUNS
 from strategies.base import POLICIES
 from strategies.choice import OPTIONS
@@ -69,6 +70,10 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
         configured = _run_in(Path(known.config)) if known.config else None
         run = known.run or configured or DEFAULT_RUN
     settings = _parser(run).parse_args(argv)
+    if settings.resume != known.resume:
+        raise UserError(
+            f"'{known.config}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
+        )
     return settings, resumed
 
 
@@ -106,10 +111,10 @@ def run_settings(settings: Namespace) -> dict[str, Any]:
     return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
 
 
-def _parser(run: str) -> ArgumentParser:
+def _parser(run: str) -> Parser:
     if run not in RUNS:
         raise UserError(f"unknown run '{run}'; known: {', '.join(RUNS)}")
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.fit",
         usage="python -m gan.fit [--run NAME] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",

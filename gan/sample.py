@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
 from gan import options
@@ -14,6 +14,7 @@ from gan.actions import ACTIONS
 from gan.errors import UserError, refuse
 from gan.opened import open_run
 from gan.painter import has_styles
+from gan.parser import Parser
 
 EXAMPLES = """actions:
 {actions}
@@ -171,9 +172,9 @@ _OPTIONS: dict[str | None, Callable[[Callable[..., Any]], None]] = {
 }
 
 
-def _parser(action: str | None) -> ArgumentParser:
+def _parser(action: str | None) -> Parser:
     described = "\n".join(f"  {name:13}{function.__doc__.splitlines()[0]}" for name, function in ACTIONS.items())
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.sample",
         usage=f"python -m gan.sample [RUN [{action or 'ACTION'}]] [options]",
         description=ACTIONS[action].__doc__ if action else "Look at what a run's networks make.",
