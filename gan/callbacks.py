@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from gan import pictures, record
 from gan.folder import RunFolder, write
 from strategies import random_state
 from strategies.batch import rows
-from strategies.ending import Ending
+from strategies.ending import SIGNALS, Ending, Signals
 
 SHOWN = 8
 KEPT = 2  # checkpoints
@@ -177,7 +176,7 @@ class Written(Callback):
 
 
 class Keep(Callback):
-    """Saves every so many steps, at the end, on Ctrl-C or SIGTERM, and when the guard gives up.
+    """Saves every so many steps, at the end, on Ctrl-C or a signal to end, and when the guard gives up.
 
     By hand, because ModelCheckpoint cannot be asked to save at a moment of ours. A signal reaches one rank or all, at
     any moment; all save together after the same step, and the strategy ends the run before the next: see
@@ -191,7 +190,7 @@ class Keep(Callback):
     def __init__(self, folder: RunFolder, every: int) -> None:
         self.folder, self.every = folder, every
         self.ending: Ending | None = None
-        self.before: dict[int, Any] = {}
+        self.signals = Signals()
         self.wrote: list[int] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -200,9 +199,7 @@ class Keep(Callback):
         if self.wrote is None:
             there = self.folder.steps() if trainer.global_step else ()
             self.wrote = [step for step in there if step <= trainer.global_step]
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._note)
+        self.signals.take((signal.SIGINT, *SIGNALS), self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.ending.wished and number == signal.SIGINT:
@@ -235,12 +232,10 @@ class Keep(Callback):
         """Those of the run that is gone on with."""
         self.wrote = list(state["wrote"])
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.before = {}
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All is saved. Lightning's handlers are back before Lightning takes them down."""
+        self.signals.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Also after a failure."""
-        self.teardown(trainer, pl_module, "fit")
+        self.signals.give_back()

@@ -37,7 +37,7 @@ from strategies.checkpoint_io import WholeCheckpointIO
 from strategies.choice import Choice, choices
 from strategies.compiled import played
 from strategies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
-from strategies.ending import Ending, Stopped
+from strategies.ending import OTHERS, Ending, Signals, Stopped
 from strategies.guard import Guard
 from strategies.launcher import launcher
 from strategies.loss_scale import LossScale
@@ -102,6 +102,7 @@ class PhaseStrategy(DDPStrategy):
         self.policies: dict[str, Policy] = {}
         self.guard = Guard()
         self.ending = Ending()
+        self.signals = Signals()
         self.losses: dict[str, Tensor] = {}
         self.seed = 0
         self._random_states: list[dict[str, Any]] | None = None
@@ -608,7 +609,11 @@ class PhaseStrategy(DDPStrategy):
         self._random_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """After a load, once set-up has drawn what it draws, go on with the random states of training."""
+        """After a load, once set-up has drawn what it draws, go on with the random states of training.
+
+        Signals to end beside SIGTERM, which is Lightning's, are taken where nobody else has.
+        """
+        self.signals.take(OTHERS, self.ending.wish, gently=True)
         states, self._random_states = self._random_states, None
         if states is None:
             return
@@ -625,7 +630,8 @@ class PhaseStrategy(DDPStrategy):
         return values
 
     def teardown(self) -> None:
-        """Give the networks back as their author made them."""
+        """Give the networks back as their author made them, and the signals."""
+        self.signals.give_back()
         if self.replicas is not None:
             self.replicas.close()
             self.replicas = None

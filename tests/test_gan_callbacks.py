@@ -14,7 +14,7 @@ from gan.callbacks import Bar, Keep, Pictures, Score, _losses
 from gan.folder import RunFolder
 from gan.record import Record
 from strategies import PhaseStrategy
-from strategies.ending import Stopped
+from strategies.ending import SIGNALS, Stopped
 from tests.hard_games import Plain
 from tests.parity import distance, snapshot, trainer, vectors
 from tests.saved import read_checkpoint, write_checkpoint
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *SIGNALS])
 def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
     before = signal.getsignal(number)
     with pytest.raises(Stopped):
@@ -176,8 +176,21 @@ def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
     assert signal.getsignal(number) is before
 
 
+def test_a_hang_up_that_is_ignored_stays_so(tmp_path):
+    """As nohup starts a run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        made, _ = kept(tmp_path, 8, {4: [signal.SIGHUP]})
+        assert made.global_step == 8
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_in_the_last_step_is_a_normal_end(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]
     made, found = kept(tmp_path, 4, {4: [signal.SIGTERM]})
+    assert [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)] == before
     assert made.global_step == 4
     assert found == ["step-000003.ckpt", "step-000004.ckpt"]
 

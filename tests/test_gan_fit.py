@@ -529,7 +529,8 @@ def children(pid):
 
 
 @pytest.mark.parametrize(
-    ("send", "number", "workers"), [(os.kill, signal.SIGINT, 0), (os.killpg, signal.SIGTERM, 1)], ids=["one", "all"]
+    ("send", "number", "workers"),
+    [(os.kill, signal.SIGINT, 0), (os.killpg, signal.SIGTERM, 1), (os.killpg, signal.SIGHUP, 1)],
 )
 def test_two_processes_need_no_launcher_and_stop_together(send, number, workers, here):
     """A person tells one process to end; a cluster, or Ctrl-C in a terminal, tells all and the loaders' workers too."""
