@@ -69,8 +69,8 @@ class GlobalBatches(DistributedSampler):
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal: a worker that dies of it takes the step at hand with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class ResumableLoader(DataLoader):

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gan.errors import UserError, refuse
 from gan.fit import options
+from gan.fit.parser import Parser
 from gan.games.sean import Sean
 from gan.module import GanModule
 from gan.painting.reopen import Opened, open_run
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The options of the command."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.export",
         usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
         description="Write each player's network as a safetensors file, which plain torch loads.",

@@ -50,7 +50,7 @@ from strategies.policies.zero2 import Zero2
 from strategies.policies.zero3 import Zero3
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
-from strategies.processes.stopping import Ending, Stopped
+from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
 from strategies.sharding.share import Share
 
 POLICIES: dict[str, type[Policy]] = {
@@ -103,6 +103,7 @@ class PhaseStrategy(DDPStrategy):
         self.policies: dict[str, Policy] = {}
         self.guard = Guard()
         self.ending = Ending()
+        self.signals = Signals()
         self.losses: dict[str, Tensor] = {}
         self.seed = 0
         self._random_states: list[dict[str, Any]] | None = None
@@ -609,7 +610,11 @@ class PhaseStrategy(DDPStrategy):
         self._random_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """After a load, once set-up has drawn what it draws, go on with the random states of training."""
+        """After a load, once set-up has drawn what it draws, go on with the random states of training.
+
+        Signals to end beside SIGTERM, which is Lightning's, are taken where nobody else has.
+        """
+        self.signals.take(OTHERS, self.ending.wish, gently=True)
         states, self._random_states = self._random_states, None
         if states is None:
             return
@@ -626,7 +631,8 @@ class PhaseStrategy(DDPStrategy):
         return values
 
     def teardown(self) -> None:
-        """Give the networks back as their author made them."""
+        """Give the networks back as their author made them, and the signals."""
+        self.signals.give_back()
         if self.replicas is not None:
             self.replicas.close()
             self.replicas = None

@@ -4,7 +4,6 @@ The pictures are as CelebAMask-HQ's: JPEG of 1024 px and label maps of 512 px. T
 disk has no part in the figures.
 """
 
-import argparse
 import itertools
 import os
 import tempfile
@@ -19,6 +18,7 @@ from PIL import Image
 from datasets import Augment, Faces, FolderPairs, GanData
 from datasets.augment import Prepared, to_tensors
 from datasets.files.pairs import read_map, read_picture, resize_map, resize_picture
+from gan.fit.parser import PlainParser
 
 DRAWN = 8  # different pictures
 WORKERS = (0, 1, 2)
@@ -26,7 +26,7 @@ WORKERS = (0, 1, 2)
 
 def main(argv: list[str]) -> int:
     """Draw a data set, read it in every way, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m gan.bench loading", description=__doc__.splitlines()[0])
+    parser = PlainParser(prog="python -m gan.bench loading", description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=256, help="height and width of what is trained on")
     parser.add_argument("--stored", type=int, default=1024, help="height and width of the JPEG pictures")
     parser.add_argument("--pictures", type=int, default=256, help="how many to read for each line of the table")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from datasets.drawn.faces import Faces
 from gan.errors import UserError
+from gan.fit.parser import PlainParser
 from nets.blocks import onehot
 from nets.published import export_generator
 from nets.sean.ace import ACE
@@ -40,7 +41,7 @@ class Way:
 
 def main(argv: list[str]) -> int:
     """Build the published generator, run it in every way on every kind of mask, and print a table."""
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="python -m gan.bench sean", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torchmetrics
 import torchvision
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -32,6 +32,7 @@ from gan.evaluate.scores.judge import NEEDS, choose
 from gan.evaluate.scores.outputs import Made, makes
 from gan.fit import command as fit
 from gan.fit import options
+from gan.fit.parser import Parser
 from gan.painting.reopen import Opened, open_run
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The options of the command."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.evaluate",
         usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",
         description="Score what a run makes of its held-out samples: a table, and JSON in the run's folder.",

@@ -2,9 +2,9 @@
 
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,13 +15,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gan.fit import metrics as record
-from gan.fit.folder import RunFolder
+from gan.fit.folder import RunFolder, write
 from gan.painting import grids as pictures
 from strategies import random_state
 from strategies.micro_batches import rows
-from strategies.processes.stopping import Ending
+from strategies.processes.stopping import SIGNALS, Ending, Signals
 
 SHOWN = 8
+KEPT = 2  # checkpoints
 
 
 class Bar(ProgressBar):
@@ -159,26 +160,47 @@ class Score(Callback):
         self.first, self.last = dict(state["first"]), dict(state["last"])
 
 
-class Keep(Callback):
-    """Saves every so many steps, at the end, on Ctrl-C or SIGTERM, and when the guard gives up.
+class Written(Callback):
+    """Writes down the settings that a run goes on with, once it does: the last callback, before the first step.
 
-    By hand, because ModelCheckpoint cannot be asked to save at a moment of ours. The newest checkpoint is
-    kept, and the one before until the new one is whole. A signal reaches one rank or all, at any moment; all save
-    together after the same step, and the strategy ends the run before the next: see
+    Not before: a command that is refused would leave settings that the run's checkpoints do not fit, and the run could
+    no longer be resumed or sampled. By now every rank has read the settings of before, and the checkpoint.
+    """
+
+    def __init__(self, texts: Mapping[Path, str]) -> None:
+        self.texts = texts
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning lets no rank begin before all have loaded."""
+        if trainer.is_global_zero:
+            write(self.texts)
+
+
+class Keep(Callback):
+    """Saves every so many steps, at the end, on Ctrl-C or a signal to end, and when the guard gives up.
+
+    By hand, because ModelCheckpoint cannot be asked to save at a moment of ours. A signal reaches one rank or all, at
+    any moment; all save together after the same step, and the strategy ends the run before the next: see
     strategies/processes/stopping.py. A second Ctrl-C ends at once.
+
+    The newest two checkpoints that this run wrote are kept. What it did not write stays: a copy under a name of a
+    person's own, or later steps where a run goes on from an earlier one. The steps that were written are in the
+    checkpoint, for those who resume; where one is older than that, the run wrote what the folder has up to its step.
     """
 
     def __init__(self, folder: RunFolder, every: int) -> None:
         self.folder, self.every = folder, every
         self.ending: Ending | None = None
-        self.before: dict[int, Any] = {}
+        self.signals = Signals()
+        self.wrote: list[int] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning has set its handlers by now; put ours in their place."""
         self.ending = trainer.strategy.ending
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._note)
+        if self.wrote is None:
+            there = self.folder.steps() if trainer.global_step else ()
+            self.wrote = [step for step in there if step <= trainer.global_step]
+        self.signals.take((signal.SIGINT, *SIGNALS), self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.ending.wished and number == signal.SIGINT:
@@ -194,19 +216,27 @@ class Keep(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Write this step's checkpoint, then remove the older ones."""
-        path = self.folder.checkpoints / f"step-{trainer.global_step:06d}.ckpt"
-        trainer.save_checkpoint(path)
+        """Write this step's checkpoint, then remove what this run wrote before the last one."""
+        step = trainer.global_step
+        self.wrote = [*(other for other in self.wrote if other < step), step]
+        trainer.save_checkpoint(self.folder.checkpoint(step))
         if trainer.is_global_zero:
-            for older in set(self.folder.checkpoints.glob("step-*.ckpt")) - {path}:
-                trainer.strategy.remove_checkpoint(older)
+            for older in self.wrote[:-KEPT]:
+                trainer.strategy.remove_checkpoint(self.folder.checkpoint(older))
+        self.wrote = self.wrote[-KEPT:]
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.before = {}
+    def state_dict(self) -> dict[str, list[int]]:
+        """The steps that this run wrote checkpoints of, and may remove."""
+        return {"wrote": list(self.wrote or ())}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        """Those of the run that is gone on with."""
+        self.wrote = list(state["wrote"])
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All is saved. Lightning's handlers are back before Lightning takes them down."""
+        self.signals.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Also after a failure."""
-        self.teardown(trainer, pl_module, "fit")
+        self.signals.give_back()

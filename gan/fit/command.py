@@ -4,6 +4,7 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.fit import folder, options
-from gan.fit.callbacks import Bar, Keep, Pictures, Score
+from gan.fit.callbacks import Bar, Keep, Pictures, Score, Written
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
@@ -69,21 +70,22 @@ def _fit(argv: list[str] | None) -> None:
     if settings.resume == "auto" and resumed is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
 
-    # Rank 0 makes the folder; the others write nothing.
+    # Rank 0 makes the folder; the others write nothing. What a resumed run has is left as it is until training goes on.
     first = rank_zero_only.rank == 0
     if resumed is not None:
         where, checkpoint = resumed
     else:
         where = folder.create(Path(settings.out), settings.run) if first else RunFolder(Path(settings.out))
         checkpoint = None
-    if first:
-        options.save(settings, settings.run, where.settings)
-        where.game.write_text(summary)
+    texts = {where.settings: options.dump(settings, settings.run), where.game: summary}
+    if first and resumed is None:
+        folder.write(texts)
     if settings.dry_run:
-        say(options.dump(settings, settings.run), summary, f"saved in {where.path}")
+        ends = f"saved in {where.path}" if resumed is None else f"a dry run: {where.path} stays as it is"
+        say(*texts.values(), ends)
         return
     try:
-        train(settings, computer, strategy, run, where, checkpoint)
+        train(settings, computer, strategy, run, where, checkpoint, texts)
     except UserError:
         if first and resumed is None:
             where.discard()
@@ -97,6 +99,7 @@ def train(
     run: Run,
     where: RunFolder,
     checkpoint: Path | None,
+    texts: Mapping[Path, str],
 ) -> None:
     """Put the Trainer together, let it train, and say how it ended."""
     log, score = Record(where), Score(run.scores)
@@ -120,6 +123,7 @@ def train(
             Pictures(where, log, every),
             score,
             Keep(where, settings.save_every or every),
+            Written(texts),
         ],
         deterministic="warn" if settings.debug else None,
         detect_anomaly=settings.debug,
@@ -132,7 +136,8 @@ def train(
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
     except Stopped:
-        say(f"stopped at step {trainer.global_step}, all saved; go on with\n  python -m gan.fit --resume {where.path}")
+        step = trainer.global_step
+        say(f"stopped at step {step}, all saved; go on with\n  python -m gan.fit --resume {where.resuming(step)}")
     except UserError:
         end_other_ranks(trainer)
         raise
@@ -190,6 +195,9 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     say(f"{settings.run} on {how}: {run.max_steps} steps of {settings.batch_size} samples{resumed}")
     say(f"everything goes to {where.path}/")
+    step = None if checkpoint is None else folder.step_of(checkpoint)
+    if step is not None and (latest := max(where.steps(), default=step)) > step:
+        say(f"what it has of later steps stays; --resume {where.path} would go on from step {latest}")
 
 
 def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: float) -> None:
@@ -199,13 +207,14 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
         first, last = score.first.get(name), score.last.get(name)
         if first:
             say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
-    newest = max(where.samples.glob("step-*.png"), default=None)
+    step = trainer.global_step
+    saved = where.checkpoint(step)
     rows = (
-        ("look at", newest),
+        ("look at", max(where.samples.glob("step-*.png"), default=None)),
         ("curves", where.curves),
         ("metrics", where.metrics),
-        ("checkpoint", where.newest_checkpoint()),
-        ("train on", f"python -m gan.fit --resume {where.path} --max-steps {2 * run.max_steps}"),
+        ("checkpoint", saved if saved.exists() else where.newest_checkpoint()),
+        ("train on", f"python -m gan.fit --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
     )
     for title, value in rows:
         say(f"  {title:11}{value}")

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +47,27 @@ class RunFolder:
         """What the run resumes from."""
         return self.path / "checkpoints"
 
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint of a step."""
+        return self.checkpoints / f"step-{step:06d}{CHECKPOINT}"
+
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, in order; one that is still being written has another ending."""
+        return sorted(step for path in self.checkpoints.glob(f"*{CHECKPOINT}") if (step := step_of(path)) is not None)
+
     def newest_checkpoint(self) -> Path | None:
-        """The checkpoint that was written last; one that is still being written has another ending."""
-        found = sorted(self.checkpoints.glob(f"*{CHECKPOINT}"), key=lambda path: path.stat().st_mtime_ns)
-        return found[-1] if found else None
+        """The checkpoint of the latest step, whenever it was written.
+
+        One that a person has given a name of another form, such as step-000004-keep.ckpt, is theirs: it is resumed
+        where its path is typed, and never chosen here.
+        """
+        steps = self.steps()
+        return self.checkpoint(steps[-1]) if steps else None
+
+    def resuming(self, step: int) -> Path:
+        """What to resume to go on from that step: the run, or the step's checkpoint where there is a later one."""
+        path = self.checkpoint(step)
+        return path if path.exists() and path != self.newest_checkpoint() else self.path
 
     def discard(self) -> None:
         """Remove what a run that was refused before its first step has left; anything else stays."""
@@ -73,6 +91,14 @@ def create(out: Path, name: str) -> RunFolder:
             return folder
     except OSError as error:
         raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
+
+
+def write(texts: Mapping[Path, str]) -> None:
+    """Write files, each there whole or not at all: a run that goes on writes them anew, while others may read them."""
+    for path, text in texts.items():
+        part = path.with_suffix(".part")
+        part.write_text(text)
+        part.replace(path)
 
 
 def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
@@ -110,6 +136,12 @@ def holding(path: Path) -> RunFolder:
     if not is_checkpoint(path):
         return RunFolder(path)
     return RunFolder((path if len(path.parts) > 1 else path.absolute()).parent.parent)
+
+
+def step_of(path: Path) -> int | None:
+    """The step in the name that a run gives its checkpoints; None for any other name."""
+    match = re.fullmatch(r"step-(\d{6}|[1-9]\d{6,})", path.stem)
+    return int(match[1]) if match else None
 
 
 def _number(path: Path) -> int:

@@ -13,6 +13,7 @@ from jsonargparse.typing import PositiveInt
 
 from gan.errors import UserError
 from gan.fit import folder
+from gan.fit.parser import Parser
 from gan.runs import RUNS
 from strategies.choice import OPTIONS
 from strategies.strategy import POLICIES
@@ -69,17 +70,16 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
         configured = _run_in(Path(known.config)) if known.config else None
         run = known.run or configured or DEFAULT_RUN
     settings = _parser(run).parse_args(argv)
+    if settings.resume != known.resume:
+        raise UserError(
+            f"'{known.config}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
+        )
     return settings, resumed
 
 
 def save(settings: Namespace, run: str, path: Path) -> None:
-    """Write all settings down so that the run can be had again with `--config`.
-
-    Never half: a run that is resumed writes them anew, while its other ranks still read those of before.
-    """
-    part = path.with_suffix(".part")
-    part.write_text(dump(settings, run))
-    part.replace(path)
+    """Write all settings down so that the run can be had again with `--config`."""
+    folder.write({path: dump(settings, run)})
 
 
 def dump(settings: Namespace, run: str) -> str:
@@ -111,10 +111,10 @@ def run_settings(settings: Namespace) -> dict[str, Any]:
     return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
 
 
-def _parser(run: str) -> ArgumentParser:
+def _parser(run: str) -> Parser:
     if run not in RUNS:
         raise UserError(f"unknown run '{run}'; known: {', '.join(RUNS)}")
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.fit",
         usage="python -m gan.fit [--run NAME] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",

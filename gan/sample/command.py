@@ -6,11 +6,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
 from gan.errors import UserError, refuse
 from gan.fit import options
+from gan.fit.parser import Parser
 from gan.painting.painter import has_styles
 from gan.painting.reopen import open_run
 from gan.sample.subcommands import ACTIONS
@@ -171,9 +172,9 @@ _OPTIONS: dict[str | None, Callable[[Callable[..., Any]], None]] = {
 }
 
 
-def _parser(action: str | None) -> ArgumentParser:
+def _parser(action: str | None) -> Parser:
     described = "\n".join(f"  {name:13}{function.__doc__.splitlines()[0]}" for name, function in ACTIONS.items())
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m gan.sample",
         usage=f"python -m gan.sample [RUN [{action or 'ACTION'}]] [options]",
         description=ACTIONS[action].__doc__ if action else "Look at what a run's networks make.",

@@ -1,9 +1,46 @@
 """Ending: ranks that are told to end do so after the same step."""
 
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+# A terminal that is closed, and what clusters send before a time limit, tell a run to end as SIGTERM does.
+OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, *OTHERS)
+
+
+class Signals:
+    """Handlers of signals that are put back as they were.
+
+    One of `OTHERS` that is ignored stays so: nohup wants a run to go on. Where `gently`, so does one that has a
+    handler, such as Lightning's on SLURM.
+    """
+
+    def __init__(self) -> None:
+        self.before: dict[int, Any] = {}
+
+    def take(
+        self, numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], gently: bool = False
+    ) -> None:
+        """Handle them from now on; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in numbers:
+            there = signal.getsignal(number)
+            if (number in OTHERS and there == signal.SIG_IGN) or (gently and there != signal.SIG_DFL):
+                continue
+            self.before[number] = signal.signal(number, handler)
+
+    def give_back(self) -> None:
+        """As they were."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.before = {}
 
 
 class Stopped(SIGTERMException):

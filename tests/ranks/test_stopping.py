@@ -8,10 +8,11 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from lightning import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
-from strategies.processes.stopping import Ending, Stopped
+from strategies.processes.stopping import OTHERS, SIGNALS, Ending, Stopped
 from tests.support.hard_games import Plain
 from tests.support.parity import share, trainer, vectors
 
@@ -93,30 +94,68 @@ def test_what_is_seen_between_two_steps_does_not_change_before_the_next():
 class Told(Callback):
     """One rank gets a signal in the middle of its third step."""
 
-    def __init__(self, who):
-        self.who = who
+    def __init__(self, who, number):
+        self.who, self.number = who, number
 
     def on_train_batch_start(self, trainer, *_):
         self.step = trainer.global_step
         if trainer.global_step == 2 and dist.get_rank() == self.who:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
 
-def end_of(who):
-    told = Told(who)
+def end_of(who, number):
+    told = Told(who, number)
     data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(30)], batch_size=None)
     made = trainer(PhaseStrategy("ddp"), 2, 30, callbacks=[told])
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(Stopped):
         made.fit(Plain(), data)
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
     return made.global_step
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_signal_to_one_rank_ends_all_of_them_after_the_same_step(who, ranks):
-    first, second = ranks(2).run(end_of, who)
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [(0, signal.SIGTERM), (1, signal.SIGTERM), (0, signal.SIGHUP), (1, signal.SIGUSR1), (0, signal.SIGUSR2)],
+)
+def test_a_signal_to_one_rank_ends_all_of_them_after_the_same_step(who, number, ranks):
+    first, second = ranks(2).run(end_of, who, number)
     assert first == second and 3 <= first <= 4
+
+
+def alone(number):
+    """Trained by one process that gets a signal in its third step."""
+
+    class Alone(Callback):
+        def on_train_batch_start(self, trainer, *_):
+            if trainer.global_step == 2:
+                os.kill(os.getpid(), number)
+
+    made = trainer(PhaseStrategy("single"), 1, 6, callbacks=[Alone()])
+    made.fit(Plain(), DataLoader([vectors(step) for step in range(6)], batch_size=None))
+    return made.global_step
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_one_process_ends_between_two_steps(number):
+    before = signal.getsignal(number)
+    with pytest.raises(SIGTERMException):
+        alone(number)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_a_signal_that_is_ignored_or_handled_by_another_is_left_to_it(number):
+    seen = []
+    before = signal.getsignal(number)
+    try:
+        for handler in (signal.SIG_IGN, lambda *_: seen.append(1)):
+            signal.signal(number, handler)
+            assert alone(number) == 6
+            assert signal.getsignal(number) == handler
+    finally:
+        signal.signal(number, before)
+    assert seen == [1]
 
 
 def collectives_between_phases():

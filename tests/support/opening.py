@@ -14,7 +14,8 @@ SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # of a run on files
 
 def train(out: Path, name: str, **settings) -> Path:
     """A run's folder after two steps on one device."""
-    settings = {"devices": 1, "accelerator": "cpu", "max-steps": 2, "batch-size": 4, "log-every": 1, **settings}
+    steps = {"max-steps": 2, "save-every": 2, "log-every": 1}
+    settings = {"devices": 1, "accelerator": "cpu", "batch-size": 4, **steps, **settings}
     options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     assert fit.main(["--run", name, "--out", str(out), *options]) == 0
     return max(out.glob(f"*-{name}"))

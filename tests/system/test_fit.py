@@ -73,8 +73,8 @@ def same(one, other, path="checkpoint"):
 
 
 def final(run):
-    (path,) = Path(run).glob("checkpoints/*")  # one, the newest
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(max(Path(run).glob("checkpoints/*")))
+    del checkpoint["callbacks"]["Keep"]  # which steps were saved
     # Lightning's own count of epochs is off by one after a resume at an epoch's end; nothing of ours depends on it.
     del checkpoint["loops"]["fit_loop"]["epoch_progress"], checkpoint["epoch"]
     return checkpoint
@@ -218,6 +218,18 @@ def test_a_finished_run_trains_on(here, capsys):
     assert not (here / "runs" / "002-r3gan-faces").exists()
 
 
+def test_going_on_from_an_earlier_step_leaves_the_later_one_and_names_its_own(here, capsys):
+    checkpoints = here / "runs" / "001-r3gan-faces" / "checkpoints"
+    assert fit.main(options("r3gan-faces", max_steps=4, save_every=2)) == 0
+    (checkpoints / "step-000004.ckpt").rename(checkpoints / "step-000100.ckpt")
+    assert fit.main(["--resume", str(checkpoints / "step-000002.ckpt"), "--max-steps", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "would go on from step 100" in said
+    assert re.search(rf"train on +python -m gan.fit --resume {checkpoints}/step-000003.ckpt --max-steps", said)
+    found = sorted(path.name for path in checkpoints.iterdir())
+    assert found == ["step-000002.ckpt", "step-000003.ckpt", "step-000100.ckpt"]
+
+
 def test_auto_without_a_run_starts_one(here, capsys):
     assert fit.main([*options("r3gan-faces", max_steps=1), "--resume", "auto"]) == 0
     assert "no run with a checkpoint in 'runs' yet; starting a new one" in capsys.readouterr().out
@@ -321,6 +333,34 @@ def test_a_checkpoint_of_another_size_or_game_is_refused(here, capsys):
     assert fit.main(["--resume", "runs/001-r3gan-faces", "--run", "sean-faces"]) == 2
     assert "is a run of r3gan-faces, not of sean-faces" in capsys.readouterr().err
     assert (here / "runs" / "001-r3gan-faces" / "checkpoints" / "step-000001.ckpt").is_dir()
+
+
+def contents(run):
+    """Every file of a run, and what is in it."""
+    return {path: path.read_bytes() for path in sorted(Path(run).rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--width", "8", "--max-steps", "2"], 2, "networks are of other sizes"),
+        (["--precision", "16-mixed"], 2, "16-mixed needs a GPU"),
+        (["--max-steps", "7", "--width", "8", "--dry-run"], 0, "a dry run: runs/001-r3gan-faces stays as it is"),
+    ],
+)
+def test_a_refused_or_dry_command_leaves_a_run_as_it_was(arguments, code, message, here, capsys):
+    if "16-mixed" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert fit.main(options("r3gan-faces", max_steps=1)) == 0
+    before = contents("runs/001-r3gan-faces")
+    assert fit.main(["--resume", "auto", *arguments]) == code
+    said = capsys.readouterr()
+    assert message in said.out + said.err
+    assert contents("runs/001-r3gan-faces") == before
+    assert fit.main(["--resume", "auto", "--max-steps", "2"]) == 0
+    settings = yaml.safe_load((here / "runs" / "001-r3gan-faces" / "settings.yaml").read_text())
+    assert (settings["max_steps"], settings["width"]) == (2, 4)
+    assert not list((here / "runs" / "001-r3gan-faces").glob("*.part"))
 
 
 def test_a_loss_that_is_not_finite_ends_with_a_message_and_a_checkpoint(here, monkeypatch, capsys):
@@ -490,7 +530,8 @@ def children(pid):
 
 
 @pytest.mark.parametrize(
-    ("send", "number", "workers"), [(os.kill, signal.SIGINT, 0), (os.killpg, signal.SIGTERM, 1)], ids=["one", "all"]
+    ("send", "number", "workers"),
+    [(os.kill, signal.SIGINT, 0), (os.killpg, signal.SIGTERM, 1), (os.killpg, signal.SIGHUP, 1)],
 )
 def test_two_processes_need_no_launcher_and_stop_together(send, number, workers, here):
     """A person tells one process to end; a cluster, or Ctrl-C in a terminal, tells all and the loaders' workers too."""
@@ -528,6 +569,19 @@ def test_torchruns_ranks_are_joined(here):
     assert "pix2pix-faces on 2 CPU processes" in out
     assert (here / "runs" / "001-pix2pix-faces" / "checkpoints" / "step-000002.ckpt").is_dir()
     assert not (here / "runs" / "002-pix2pix-faces").exists()
+
+
+def test_torchruns_ranks_resume_with_other_settings_or_leave_those_of_before(here):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "gan.fit")
+    assert fit.main(options("r3gan-faces", max_steps=1)) == 0
+    before = contents("runs/001-r3gan-faces")
+    resume = ["--resume", "runs/001-r3gan-faces", "--devices", "auto", "--max-steps", "2"]
+    code, _, err = wait(start(*resume, "--width", "8", launcher=launcher, cwd=here))
+    assert code != 0 and "networks are of other sizes" in err
+    assert contents("runs/001-r3gan-faces") == before
+    code, _, err = wait(start(*resume, launcher=launcher, cwd=here))
+    assert code == 0, err
+    assert yaml.safe_load(Path("runs/001-r3gan-faces/settings.yaml").read_text())["max_steps"] == 2
 
 
 def test_two_nodes_make_one_run(here):

@@ -28,6 +28,7 @@ from typing import Any
 
 from gan.bench.peers import worker
 from gan.errors import UserError
+from gan.fit.parser import PlainParser
 from strategies.strategy import POLICIES
 
 WAYS = "gan.bench.peers.frameworks"
@@ -68,7 +69,7 @@ def peers() -> Iterator[Peer]:
 
 def main(argv: list[str]) -> int:
     """Run every peer in both games, and print a table."""
-    parser = argparse.ArgumentParser(
+    parser = PlainParser(
         prog="python -m gan.bench peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument

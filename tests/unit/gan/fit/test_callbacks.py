@@ -1,6 +1,7 @@
 """The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
 
 import os
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ from gan.fit.callbacks import Bar, Keep, Pictures, Score, _losses
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
 from strategies import PhaseStrategy
-from strategies.processes.stopping import Stopped
+from strategies.processes.stopping import SIGNALS, Stopped
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, snapshot, trainer, vectors
+from tests.support.saved import read_checkpoint, write_checkpoint
 
 
 def data(steps):
@@ -114,34 +116,83 @@ class Signals(Callback):
             os.kill(os.getpid(), number)
 
 
-def kept(tmp_path, steps, at, every=3):
+def kept(tmp_path, steps, at, every=3, resume=None):
     keep = Keep(RunFolder(tmp_path), every)
     made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[Signals(at), keep])
     try:
-        made.fit(Plain(), data(steps))
+        made.fit(Plain(), data(steps), ckpt_path=resume and str(tmp_path / "checkpoints" / resume))
     finally:
         found = sorted(path.name for path in (tmp_path / "checkpoints").glob("*"))
     return made, found
 
 
-def test_the_newest_checkpoint_is_kept_and_the_last_step_is_saved(tmp_path):
+def test_the_newest_two_checkpoints_are_kept_and_the_last_step_is_saved(tmp_path):
     (tmp_path / "checkpoints" / "step-000099.ckpt.part").mkdir(parents=True)  # as a killed process leaves it
-    assert kept(tmp_path, 8, {})[1] == ["step-000008.ckpt"]
+    assert kept(tmp_path, 8, {})[1] == ["step-000006.ckpt", "step-000008.ckpt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def copied(checkpoints, one, other):
+    shutil.copytree(checkpoints / f"step-{one}.ckpt", checkpoints / f"step-{other}.ckpt")
+
+
+def test_what_this_run_did_not_write_stays(tmp_path):
+    """A person's copy, and the later steps of a run that goes on from an earlier one."""
+    kept(tmp_path, 4, {}, every=2)
+    copied(tmp_path / "checkpoints", "000004", "000004-keep")
+    copied(tmp_path / "checkpoints", "000004", "000100")
+    found = kept(tmp_path, 9, {}, resume="step-000004.ckpt")[1]
+    assert found == [f"step-{step}.ckpt" for step in ("000004-keep", "000006", "000009", "000100")]
+    found = kept(tmp_path, 10, {}, resume="step-000009.ckpt")[1]
+    assert found == [f"step-{step}.ckpt" for step in ("000004-keep", "000009", "000010", "000100")]
+
+
+def test_going_on_from_an_earlier_step_leaves_what_was_written_beyond_it(tmp_path):
+    kept(tmp_path, 7, {}, every=2)
+    assert kept(tmp_path, 10, {}, every=5, resume="step-000006.ckpt")[1] == [
+        f"step-{step}.ckpt" for step in ("000006", "000007", "000010")
+    ]
+
+
+def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
+    """As all did once: what the folder has up to its step is of its run."""
+    kept(tmp_path, 4, {}, every=2)
+    path = tmp_path / "checkpoints" / "step-000004.ckpt"
+    saved = read_checkpoint(path)
+    del saved["callbacks"]["Keep"]
+    write_checkpoint(path, saved)
+    for other in ("000003-keep", "000100"):
+        copied(tmp_path / "checkpoints", "000002", other)
+    assert kept(tmp_path, 8, {}, resume=path.name)[1] == [
+        f"step-{step}.ckpt" for step in ("000003-keep", "000006", "000008", "000100")
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *SIGNALS])
 def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
     before = signal.getsignal(number)
     with pytest.raises(Stopped):
         kept(tmp_path, 8, {4: [number]})
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004.ckpt"]
+    assert RunFolder(tmp_path).steps() == [3, 4]
     assert signal.getsignal(number) is before
 
 
+def test_a_hang_up_that_is_ignored_stays_so(tmp_path):
+    """As nohup starts a run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        made, _ = kept(tmp_path, 8, {4: [signal.SIGHUP]})
+        assert made.global_step == 8
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_in_the_last_step_is_a_normal_end(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]
     made, found = kept(tmp_path, 4, {4: [signal.SIGTERM]})
+    assert [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)] == before
     assert made.global_step == 4
-    assert found == ["step-000004.ckpt"]
+    assert found == ["step-000003.ckpt", "step-000004.ckpt"]
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):

@@ -35,13 +35,29 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 
 
 def test_auto_is_the_newest_run_with_a_checkpoint(tmp_path):
-    first = make(tmp_path, "sean", "step-000010.ckpt", "interrupted.ckpt")
+    first = make(tmp_path, "sean", "step-000020.ckpt", "step-000010.ckpt")
     make(tmp_path, "pix2pix", "step-000020.ckpt")
     make(tmp_path, "sean")
     assert folder.find("auto", tmp_path, None)[0].path.name == "002-pix2pix"
-    assert folder.find("auto", tmp_path, "sean") == (first, first.checkpoints / "interrupted.ckpt")
+    assert folder.find("auto", tmp_path, "sean") == (first, first.checkpoints / "step-000020.ckpt")
     assert folder.find("auto", tmp_path, "r3gan") is None
     assert folder.find("auto", tmp_path / "absent", None) is None
+
+
+def test_the_newest_checkpoint_is_of_the_latest_step_whenever_it_was_written(tmp_path):
+    copies = ("step-000300-keep.ckpt", "step-0000400.ckpt", "step-500.ckpt", "best.ckpt")
+    run = make(tmp_path, "sean", "step-1000000.ckpt", "step-999999.ckpt", "step-000020.ckpt", *copies)
+    assert run.steps() == [20, 999_999, 1_000_000]
+    assert run.newest_checkpoint() == run.checkpoint(1_000_000)
+    assert make(tmp_path, "mine", "best.ckpt").newest_checkpoint() is None
+    assert folder.find(str(run.checkpoints / "best.ckpt"), tmp_path, None) == (run, run.checkpoints / "best.ckpt")
+
+
+def test_what_resumes_at_a_step_is_the_run_or_that_step_where_there_is_a_later_one(tmp_path):
+    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt")
+    assert run.resuming(20) == run.path
+    assert run.resuming(10) == run.checkpoints / "step-000010.ckpt"
+    assert run.resuming(15) == run.path
 
 
 def test_a_half_written_checkpoint_is_not_found(tmp_path):
