@@ -18,7 +18,7 @@ from strategies.policies.dp import Threads
 from strategies.sharding import bucket
 from strategies.strategy import POLICIES
 from tests.ranks.test_games import GAMES, pictures
-from tests.ranks.test_zero import MIXES
+from tests.support.composite import MIXES
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD
 from tests.support.parity import BROKEN, EXACT, distance, train, vectors, weights

@@ -53,8 +53,8 @@ def test_one_device_trains_the_same(name, hard_alone):
     ("policy", "name"),
     [
         ("ddp", "BatchNorms"),
-        ("zero1", "Plain"),
-        ("zero2", "TwoForwards"),
+        pytest.param("zero1", "Plain", marks=pytest.mark.slow),
+        pytest.param("zero2", "TwoForwards", marks=pytest.mark.slow),
         pytest.param("zero3", "Teacher", marks=pytest.mark.slow),
         ("zero3", "Penalty"),
     ],

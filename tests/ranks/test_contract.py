@@ -5,7 +5,7 @@ Each `check_...` function raises where a policy breaks its promise; the controls
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +24,10 @@ from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
 from strategies.policies.ddp import Replicated
 from strategies.strategy import POLICIES
-from tests.support.composite import Composite, Sized
+from tests.support.composite import MIXES, Composite, Sized
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
+from tests.support.journey import travel
 from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
@@ -181,6 +182,45 @@ def ddps(ranks, tmp_path_factory) -> str:
 @pytest.mark.parametrize(("policy", "world"), WORLDS)
 def test_it_goes_on_from_ddps_checkpoint(policy, world, play, alone, ddps):
     equals(play(trained, policy, world, resume=ddps), alone)
+
+
+MORE = {  # and the ranks that each is tried on
+    **dict.fromkeys(MIXES, 2),
+    **dict.fromkeys([f"zero{stage}+offload" for stage in (1, 2, 3)], 4),
+    **dict.fromkeys(["zero1+hybrid:2", "zero2+hybrid:2", "zero3+hybrid:2+offload"], 4),
+    **dict.fromkeys([f"deepspeed{stage}+offload" for stage in (1, 2, 3)], 2),
+    **dict.fromkeys(["generator=deepspeed3,*=ddp", "generator=deepspeed1,*=zero3"], 2),
+    "generator=ddp,*=deepspeed2+offload": 2,
+}
+
+
+def needing(policies: Iterable[Any]) -> list[Any]:
+    """The same; those with DeepSpeed in them are skipped where it is not installed."""
+    deepspeed = pytest.mark.skipif(missing("deepspeed2"), reason="needs DeepSpeed")
+    return [pytest.param(each, marks=[deepspeed] * ("deepspeed" in str(each)), id=str(each)) for each in policies]
+
+
+@pytest.mark.parametrize("policy", needing(MORE))
+def test_mixes_and_options_train_as_one_device(policy, play, alone):
+    equals(play(trained, policy, MORE[policy]), alone)
+
+
+@pytest.mark.parametrize(
+    "policies",
+    needing(
+        [
+            ("single", "ddp", "zero1", "zero2", "zero3", "generator=zero3,*=zero1"),
+            ("deepspeed1", "zero3", "deepspeed2", "single", "deepspeed3", "ddp"),
+        ]
+    ),
+)
+def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_path):
+    """A step under each, at changing numbers of ranks."""
+    path = None
+    for step, policy in enumerate(policies, 1):
+        before, path = path, str(tmp_path / f"{step}.ckpt")
+        arrived = travel(ranks, policy, step, save=path, resume=before)
+    assert distance(arrived, unbroken) < EXACT
 
 
 # ---- bytes ----

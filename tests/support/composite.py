@@ -20,7 +20,9 @@ class Painter(nn.Module):
         super().__init__()
         self.start, self.gain = nn.Parameter(torch.randn(3)), nn.Parameter(torch.tensor(0.7))
         self.table = nn.Parameter(torch.randn(3), requires_grad=False)
-        self.layers = nn.Sequential(nn.Linear(7, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6))
+        # Nothing that is the same for all samples stands directly before the norm: its gradient would be rounding noise.
+        norm = nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
+        self.layers = nn.Sequential(nn.Linear(7, 8), nn.Tanh(), *norm, nn.Tanh(), nn.Linear(8, 6))
 
     def paint(self, z: Tensor) -> Tensor:
         start = self.start * self.gain + self.table
@@ -91,6 +93,7 @@ class Composite(GanModule):
         return self.score(batch["x"])
 
 
+MIXES = ["generator=zero3,*=ddp", "generator=zero1,*=zero3", "generator=ddp,discriminator=zero2,*=zero3"]
 WIDTH = 256
 
 
