@@ -20,7 +20,7 @@ class Painter(nn.Module):
         super().__init__()
         self.start, self.gain = nn.Parameter(torch.randn(3)), nn.Parameter(torch.tensor(0.7))
         self.table = nn.Parameter(torch.randn(3), requires_grad=False)
-        # Nothing that is the same for all samples stands directly before the norm: its gradient would be rounding noise.
+        # What is the same for all samples may not stand directly before a norm: its gradient would be rounding noise.
         norm = nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
         self.layers = nn.Sequential(nn.Linear(7, 8), nn.Tanh(), *norm, nn.Tanh(), nn.Linear(8, 6))
 
