@@ -65,6 +65,11 @@ class GanModule(LightningModule):
                 self._shared[key] = make(*args)
         return self._shared[key]
 
+    def on_validation_model_zero_grad(self) -> None:
+        """Lightning's hook before a validation makes its loaders, which draw from training's random states."""
+        if (aside := getattr(self.trainer.strategy, "set_random_states_aside", None)) is not None:
+            aside()
+
     def forget_shared(self) -> None:
         """Drop what `shared` keeps; the strategy calls it around every step."""
         self._shared.clear()

@@ -9,8 +9,7 @@ from torch import nn
 
 from gan.phase import Player
 from strategies.choice import Choice
-from strategies.policies.policy import Policy
-from strategies.policies.sharded import ELEMENTWISE
+from strategies.policies.policy import ELEMENTWISE, Policy
 from strategies.sharding import bucket
 
 LEFT = 0.5  # of the free memory, for what phases compute: activations are not known before they are made

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase
 from gan.errors import UserError
-from strategies import PhaseStrategy
-from strategies.policies import dp as threads
-from strategies.policies.dp import Meeting, Threads
+from strategies import PhaseStrategy, threads
+from strategies.policies.dp import Dp
 from strategies.policies.replica import Replica
 from strategies.strategy import POLICIES
+from strategies.threads import Meeting
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_zero import Lopsided
 from tests.support.hard_games import HARD, BatchNorms, Plain, TwoForwards
@@ -64,7 +64,7 @@ def test_it_is_the_same_twice(name):
     assert distance(one, two) == 0
 
 
-class Alone(Threads):
+class Alone(Dp):
     """A control: the first replica's gradients are taken for everyone's."""
 
     name = "alone"
@@ -74,7 +74,7 @@ class Alone(Threads):
             return super().finish(scale)
 
 
-class Stale(Threads):
+class Stale(Dp):
     """A control: the replicas never hear of an update within a step."""
 
     name = "stale"
@@ -86,7 +86,7 @@ class Stale(Threads):
 
 @pytest.mark.parametrize(("broken", "name"), [(Alone, "Plain"), (Alone, "Penalty"), (Stale, "TwoPhases")])
 def test_the_control_differs(broken, name, hard_alone):
-    with mock.patch.dict(POLICIES, dp=broken), mock.patch("strategies.strategy.Threads", broken):
+    with mock.patch.dict(POLICIES, dp=broken):
         assert distance(train(HARD[name], policy="dp", devices=2), hard_alone(name)) > BROKEN
 
 
@@ -324,7 +324,7 @@ def held(replica, policy):
     return found
 
 
-class Weighed(Threads):
+class Weighed(Dp):
     """Weighs in the second update, before gradients go."""
 
     def finish(self, scale):
@@ -337,7 +337,7 @@ class Weighed(Threads):
 
 def test_the_first_device_holds_two_and_a_half_times_as_much_as_the_others():
     game = Lopsided()
-    with mock.patch.dict(POLICIES, dp=Weighed), mock.patch("strategies.strategy.Threads", Weighed):
+    with mock.patch.dict(POLICIES, dp=Weighed):
         trainer(PhaseStrategy("dp"), 4, 2).fit(game, data(2))
     whole = 8 * sum(p.numel() for p in game.net.parameters())
     first, *others = Weighed.found

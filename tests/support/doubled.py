@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 
-from strategies.policies.deepspeed import package
+from strategies.sharding.deepspeed_engine import package
 
 
 @contextmanager
@@ -24,5 +24,5 @@ def doubled() -> Iterator[None]:
             (DeepSpeedEngine, "zero_reduce_scatter", lambda _: False),  # it knows no float64
         ):
             stack.enter_context(mock.patch.object(where, name, value))
-        stack.enter_context(mock.patch("strategies.policies.deepspeed.KIND", torch.float64))
+        stack.enter_context(mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64))
         yield
