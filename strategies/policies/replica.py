@@ -4,23 +4,22 @@ Made by copy.deepcopy. torch's replicate will not do: it refuses CPU tensors, gi
 leaves lists and attributes pointing at the networks of the first device.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from gan.errors import UserError
 from gan.module import GanModule
+from strategies.policies.deep_copy import ADVICE, deep_copy
 from strategies.policies.policy import Policy
 
+T = TypeVar("T")
+
 STRUCTURE = ("_parameters", "_buffers", "_modules")
-ADVICE = "type --strategy ddp"
 
 
 class Replica:
@@ -28,11 +27,11 @@ class Replica:
 
     [Note: what a replica copies]
     A replica is to its thread what a game is to a rank of ddp: nothing that a step can change is shared. So the whole
-    game is deep-copied, and the copy is asked for its own players and phases: a lambda in configure_phases then uses
-    the copy's networks. The trainer, its strategy and its loggers are not copied. A function that is kept in the game
-    cannot be copied with what it holds, so it is refused by name, and so is a lock or an open file.
+    game is deep-copied. The copy makes its own phases, so that a lambda in configure_phases uses the copy's networks.
+    The trainer, its strategy and its loggers are not copied. deepcopy does not copy functions: one that is kept in the
+    game and holds something of it, for example a lambda as a hook, is refused by name, and so is a lock or an open file.
 
-    Before each step a replica copies by name the author's weights and buffers, and besides what was assigned to the
+    Before each step a replica copies the author's weights and buffers, by their names, and what was assigned to the
     author's game between steps. What a step itself assigns stays with its replica.
     """
 
@@ -46,12 +45,12 @@ class Replica:
         self._seen: dict[int, dict[str, list[Any]]] = {}
         if number > 0:
             _refuse_compiled(game)
-            memo = {id(game.players): {}, id(game.phases): ()}
-            self.game = self._copy(game, memo)
-            self.game._trainer = game._trainer
-            self._pair_tensors()
-            self._finish_game()
-            self.game.assemble()
+            without = {id(game.players): {}, id(game.phases): ()}
+            self.game = self._copy(game, without, [vars(module) for module in game.modules()])
+            self.game.trainer = game._trainer
+            self._complete()
+            self.game.players = {n: replace(p, module=self.own(p.module)) for n, p in game.players.items()}
+            self.game.phases = tuple(self.game.configure_phases())
             self.note()
 
     # ---- the author's objects and this replica's own ----
@@ -103,70 +102,74 @@ class Replica:
     @torch.no_grad()
     def follow(self) -> None:
         """Copy what has changed in the author's game since the last step. See [Note: what a replica copies]."""
-        changes = {}
-        for original, own in self._modules.values():
-            seen, now = self._seen[id(original)], vars(original)
-            changes[id(own)] = {k: v for k, v in now.items() if k in STRUCTURE or _contents(v) != seen.get(k)}
+        known = {key: own for pairs in (self._modules, self._tensors) for key, (_, own) in pairs.items()}
+        changed = {}
+        for key, (original, own) in self._modules.items():
+            seen, now = self._seen[key], vars(original)
+            changed[key] = {k: v for k, v in now.items() if k in STRUCTURE or _differ(seen.get(k), _contents(v))}
             for name in seen.keys() - now.keys():
                 vars(own).pop(name, None)
-        pairs = [own for _, own in self._modules.values()]
-        memo = {key: own for known in (self._modules, self._tensors) for key, (_, own) in known.items()}
-        changes = self._copy(changes, memo)
-        for own in pairs:
-            vars(own).update(changes[id(own)])
-        self._pair_tensors()
+        for key, attributes in self._copy(changed, known, changed.values()).items():
+            vars(self._modules[key][1]).update(attributes)
+        self._complete()
         for original, own in self._tensors.values():
             _fill(own, original)
             if isinstance(own, nn.Parameter):
                 own.requires_grad_(original.requires_grad)
-        self._finish_game()
         self.note()
 
     def note(self) -> None:
-        """A step is over: do not copy what it has assigned to the author's game."""
-        for original, _ in self._modules.values():
-            self._seen[id(original)] = {name: _contents(value) for name, value in vars(original).items()}
+        """A step is over: what it has assigned to the author's game is not for this replica."""
+        for key, (original, _) in self._modules.items():
+            self._seen[key] = {name: _contents(value) for name, value in vars(original).items()}
 
-    def _pair_tensors(self) -> None:
-        """Parameters and buffers belong together by their names."""
-        self._tensors = {
-            id(tensor): (tensor, vars(own)[kind][name])
-            for original, own in self._modules.values()
-            for kind in ("_parameters", "_buffers")
-            for name, tensor in vars(original)[kind].items()
-            if tensor is not None
-        }
-
-    def _finish_game(self) -> None:
-        for _, own in self._modules.values():
+    def _complete(self) -> None:
+        """Pair tensors by their names; give the copies this replica's device and log."""
+        self._tensors = {}
+        for original, own in self._modules.values():
+            for kind in ("_parameters", "_buffers"):
+                theirs, ours = vars(original)[kind], vars(own)[kind]
+                self._tensors |= {id(t): (t, ours[name]) for name, t in theirs.items() if t is not None}
             if isinstance(vars(own).get("_device"), torch.device):
                 vars(own)["_device"] = self.device
         vars(self.game)["log"] = self.log
 
-    # ---- copying ----
-
-    def _copy(self, value: Any, memo: dict[int, Any]) -> Any:
-        """A deep copy on this device; `memo` says what is copied already."""
+    def _copy(self, value: T, known: Mapping[int, Any], attributes: Iterable[Mapping[str, Any]]) -> T:
         trainer = self.original._trainer
         shared = [] if trainer is None else [trainer, trainer.strategy, *trainer.loggers]
-        memo |= {id(each): each for each in shared}
-        for module in self.original.modules():
-            for attribute in vars(module).values():
-                if isinstance(attribute, ModuleType):
-                    memo[id(attribute)] = attribute
-                elif isinstance(attribute, torch.Generator) and id(attribute) not in memo:
-                    memo[id(attribute)] = self._generator(attribute)
-        try:
-            with _OnDevice(self.first, self.device):
-                made = copy.deepcopy(value, memo)
-                _refuse_functions(memo)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"strategy dp cannot copy {self._culprit()} for another device: {error}; make it outside of the game, "
-                f"or {ADVICE}"
-            ) from error
-        copied = memo.get(id(memo), ())  # deepcopy keeps here what it has copied
-        self._modules |= {id(each): (each, memo[id(each)]) for each in copied if isinstance(each, nn.Module)}
-        return made
+        known = {**known, **{id(each): each for each in shared}}
+        own, modules = deep_copy(value, known, self._device_for, attributes)
+        self._modules |= modules
+        return own
+
+    def _device_for(self, value: Tensor | torch.Generator) -> torch.device:
+        return self.device if value.device == self.first else value.device
+
+
+def _refuse_compiled(game: GanModule) -> None:
+    for module in game.modules():
+        compiled = isinstance(module, torch.jit.ScriptModule) or type(module).__module__.startswith("torch._dynamo")
+        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+            raise UserError(f"strategy dp makes no replicas of compiled networks ({type(module).__name__}); {ADVICE}")
+
+
+def _fill(own: Tensor, tensor: Tensor) -> None:
+    # By `.data`, so that no graph notices: a fake that phases share stays usable, as on one device.
+    own.data.copy_(tensor.data, non_blocking=True)
+
+
+def _contents(value: Any) -> list[Any]:
+    """A value and what is directly inside it, to see later whether it has changed."""
+    if isinstance(value, dict):
+        return [value, *value, *value.values()]
+    if isinstance(value, (list, set)):
+        return [value, *value]
+    if isinstance(value, Tensor):
+        return [value, 0 if value.is_inference() else value._version]
+    return [value, *getattr(value, "__dict__", {}).values()]
+
+
+def _differ(before: list[Any] | None, now: list[Any]) -> bool:
+    if before is None or len(before) != len(now):
+        return True
+    return any(a is not b and not (type(a) is type(b) is int and a == b) for a, b in zip(before, now, strict=True))
