@@ -37,7 +37,7 @@ from strategies.checkpoint.module_state import load_module_state, module_state
 from strategies.choice import Choice, choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
-from strategies.micro_batches import cut, rows
+from strategies.micro_batches import rows, split_batch
 from strategies.options.compile import played
 from strategies.policies import dp as threads
 from strategies.policies.ddp import Replicated
@@ -127,7 +127,7 @@ class PhaseStrategy(DDPStrategy):
                 held.enter_context(policy.hold(phase))
 
             # Accumulate gradients; learners' gradients are reduced during the last backward.
-            parts = cut(batch, phase.micro_batches, phase.name)
+            parts = split_batch(batch, phase.micro_batches, phase.name)
             sums: dict[str, Tensor] = {}
             for index, part in enumerate(parts):
                 losses = self._losses(phase, part, index)

@@ -17,7 +17,7 @@ from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Player
 from nets import norm
-from strategies.micro_batches import cut, rows
+from strategies.micro_batches import rows, split_batch
 from strategies.policies.policy import Policy, World
 from strategies.policies.replica import ADVICE, Replica
 
@@ -121,7 +121,7 @@ class Replicas:
                 f"a batch of {size} does not divide among the {len(self)} devices of strategy dp; choose a "
                 f"--batch-size that does, and drop_last=True in a loader of your own"
             )
-        parts = cut(batch, len(self), "dp")
+        parts = split_batch(batch, len(self), "dp")
         for replica in self.replicas[1:]:
             replica.follow()
 

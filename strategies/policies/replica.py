@@ -29,7 +29,7 @@ class Replica:
     A replica is to its thread what a game is to a rank of ddp: nothing that a step can change is shared. So the whole
     game is deep-copied. The copy makes its own phases, so that a lambda in configure_phases uses the copy's networks.
     The trainer, its strategy and its loggers are not copied. deepcopy does not copy functions: one that is kept in the
-    game and holds something of it, for example a lambda as a hook, is refused by name, and so is a lock or an open file.
+    game and holds something of it, for example a lambda as a hook, is refused by name. So is a lock or an open file.
 
     Before each step a replica copies the author's weights and buffers, by their names, and what was assigned to the
     author's game between steps. What a step itself assigns stays with its replica.
