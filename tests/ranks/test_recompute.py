@@ -32,12 +32,12 @@ from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads,
 from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
 from tests.support.watch import WatchedStrategy
 
-NOTHING_TO_CUT = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
+WITHOUT_BLOCKS = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
 
 
 def recomputing(policy, name):
     """The option for all players but one that has no block."""
-    whole = NOTHING_TO_CUT.get(name)
+    whole = WITHOUT_BLOCKS.get(name)
     return {"*": f"{policy}+recompute"} | ({} if whole is None else {whole: policy})
 
 

@@ -290,6 +290,28 @@ def test_what_a_step_assigns_stays_and_what_comes_between_steps_goes_to_all():
     assert not hasattr(own, "number")
 
 
+def test_a_tensor_with_a_graph_is_copied_without_it():
+    game = Plain()
+    mine = replica(game)
+    game.kept = game.generator(torch.ones(2, 4))
+    mine.follow()
+    assert torch.equal(mine.game.kept, game.kept) and mine.game.kept.is_leaf
+
+
+def test_a_tensor_that_nobody_changed_between_steps_stays_the_replicas_own():
+    game = Plain()
+    game.kept = torch.zeros(())
+    for _ in range(300):  # a version that Python keeps no single int object for
+        game.kept.add_(1)
+    mine = replica(game)
+    mine.game.kept.fill_(5)
+    mine.follow()
+    assert mine.game.kept == 5
+    game.kept.add_(1)
+    mine.follow()
+    assert mine.game.kept == 301
+
+
 def test_one_list_in_two_places_is_one_list_in_the_replica():
     game = Plain()
     game.features = []
