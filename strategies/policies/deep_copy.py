@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from inspect import signature
 from itertools import chain
+from traceback import walk_tb
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ def deep_copy(
     """A deep copy of a value, and the modules that were copied, each with its copy.
 
     `known` gives by id the copies that there are already, `device_for` the device for the copy of a tensor or a random
-    generator. `attributes` are those that the value leads to, for their names in errors. Python modules are shared.
+    generator. Generators and Python modules are looked for in `attributes`; Python modules are shared.
     """
     memo = dict(known)
     for each in chain.from_iterable(named.values() for named in attributes):
@@ -41,8 +42,8 @@ def deep_copy(
             own = copy.deepcopy(value, memo)
         except Exception as error:
             raise UserError(
-                f"strategy dp cannot copy {_culprit(attributes, memo)} for another device: {error}; keep it outside "
-                f"of the game, or {ADVICE}"
+                f"strategy dp cannot copy {_path(error)} for another device: {error}; keep it outside of the game, "
+                f"or {ADVICE}"
             ) from error
         copied = memo.get(id(memo), [])  # where deepcopy keeps what it has copied
         modules = {id(each): (each, memo[id(each)]) for each in copied if isinstance(each, nn.Module)}
@@ -68,15 +69,11 @@ class _OnDevice(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _culprit(attributes: Iterable[Mapping[str, Any]], memo: dict[int, Any]) -> str:
-    """The attribute that deepcopy fails on."""
-    for name, value in chain.from_iterable(named.items() for named in attributes):
-        try:
-            if name != "_modules":
-                copy.deepcopy(value, memo)
-        except Exception:  # noqa: BLE001
-            return f"attribute '{name}'"
-    return "the game"
+def _path(error: Exception) -> str:
+    """Where copy.deepcopy has failed, as far as the dicts on its way tell."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "_deepcopy_dict"]
+    keys = [frame.f_locals.get("key") for frame in frames]
+    return "'" + ".".join(key for key in keys if isinstance(key, str) and key != "_modules") + "'"
 
 
 def _refuse_functions(copied: Iterable[Any], memo: dict[int, Any]) -> None:

@@ -472,7 +472,7 @@ class Compiled(Plain):
         (Averaging, "averaged\\(\\) in a step: under strategy dp the first device alone has averages"),
         (Outside, "replica 1 on cpu calls a Sequential of the first device, .* as a global variable"),
         (LambdaHook, r"cannot copy the function LambdaHook.__init__.<locals>.<lambda>, for it holds 'self'"),
-        (Locked, "cannot copy attribute 'lock' for another device: cannot pickle .*, or type --strategy ddp"),
+        (Locked, "cannot copy 'lock' for another device: cannot pickle .*, or type --strategy ddp"),
         (Scripted, "makes no replicas of compiled networks \\(RecursiveScriptModule\\); type --strategy ddp"),
         (Compiled, "makes no replicas of compiled networks \\(Sequential\\); type --strategy ddp"),
     ],

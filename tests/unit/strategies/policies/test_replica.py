@@ -253,7 +253,7 @@ def test_what_deepcopy_cannot_copy_is_refused_by_name(extra):
     game = Plain()
     game.discriminator.extra = extra
     with pytest.raises(
-        UserError, match=r"cannot copy attribute 'extra' for another device: cannot pickle .* --strategy"
+        UserError, match=r"cannot copy 'discriminator.extra' for another device: cannot pickle .* --strategy"
     ):
         replica(game)
 
