@@ -17,7 +17,7 @@ from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from nets import norm
-from strategies.micro_batches import cut, rows
+from strategies.micro_batches import rows, split_batch
 from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE, Replica
 from strategies.ranks import Ranks
@@ -77,7 +77,7 @@ class ThreadRanks(Ranks):
                 f"a batch of {size} does not divide among the {self.size} devices of strategy dp; choose a "
                 f"--batch-size that does, and drop_last=True in a loader of your own"
             )
-        parts = cut(batch, self.size, "dp")
+        parts = split_batch(batch, self.size, "dp")
         for replica in self.replicas[1:]:
             replica.follow()
 

@@ -15,7 +15,7 @@ from gan import noise
 from gan.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.guard import Guard
-from strategies.micro_batches import cut, rows
+from strategies.micro_batches import rows, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.ranks import Ranks
@@ -52,7 +52,7 @@ def play(phase: Phase, batch: Any, table: Table) -> dict[str, Tensor]:
             held.enter_context(policy.hold(phase))
 
         # Accumulate gradients. They are reduced during the last backward.
-        parts = cut(batch, phase.micro_batches, phase.name)
+        parts = split_batch(batch, phase.micro_batches, phase.name)
         means: dict[str, Tensor] = {}
         for index, part in enumerate(parts):
             losses = _losses(phase, part, index, table)

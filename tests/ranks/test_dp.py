@@ -91,13 +91,7 @@ def test_the_control_differs(broken, name, hard_alone):
 
 
 def test_the_control_whose_replicas_keep_their_first_weights_differs(hard_alone):
-    follow = Replica.follow
-
-    def at_first(replica):
-        if not replica._seen:
-            follow(replica)
-
-    with mock.patch.object(Replica, "take"), mock.patch.object(Replica, "follow", at_first):
+    with mock.patch.object(Replica, "take"), mock.patch.object(Replica, "follow"):
         assert distance(train(Plain, policy="dp", devices=2), hard_alone("Plain")) > BROKEN
 
 
@@ -219,7 +213,10 @@ class Hooked(Plain):
     def __init__(self):
         super().__init__()
         self.features = []
-        self.discriminator[1].register_forward_hook(lambda module, inputs, output: self.features.append(output))
+        self.discriminator[1].register_forward_hook(self.collect)
+
+    def collect(self, module, inputs, output):
+        self.features.append(output)
 
     def fool(self, batch):
         self.features.clear()
@@ -440,6 +437,20 @@ class Outside(Plain):
         return OUTSIDE.discriminator(batch["x"]).square().mean()
 
 
+class LambdaHook(Plain):
+    """A hook that holds the game in a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator[1].register_forward_hook(lambda module, inputs, output: self.keep(output))
+
+
+class Locked(Plain):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 class Scripted(Plain):
     def __init__(self):
         super().__init__()
@@ -460,6 +471,8 @@ class Compiled(Plain):
         (Named, "replica 0 is at the losses loss 0; replica 1 is at the losses loss 1; type --strategy ddp"),
         (Averaging, "averaged\\(\\) in a step: under strategy dp the first device alone has averages"),
         (Outside, "replica 1 on cpu calls a Sequential of the first device, .* as a global variable"),
+        (LambdaHook, r"cannot copy the function LambdaHook.__init__.<locals>.<lambda>, for it holds 'self'"),
+        (Locked, "cannot copy 'lock' for another device: cannot pickle .*, or type --strategy ddp"),
         (Scripted, "makes no replicas of compiled networks \\(RecursiveScriptModule\\); type --strategy ddp"),
         (Compiled, "makes no replicas of compiled networks \\(Sequential\\); type --strategy ddp"),
     ],
