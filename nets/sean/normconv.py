@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nets.norm import SyncBatchNorm, global_moments, pooled_moments, shared, summed
+from gan import ranks
+from nets.norm import SyncBatchNorm, global_moments, pooled_moments, wide_sum
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class _NormConv(torch.autograd.Function):
 
         # Backward through the batch norm: `spare` is the gradient as if its statistics were constants.
         if step.training:
-            total = summed(torch.cat(sums)) / ctx.count
+            total = wide_sum(torch.cat(sums)) / ctx.count
             first, second = total.to(y.dtype).chunk(2)
             spare.addcmul_(y, _wide(second * rstd.square()), value=-1).sub_(_wide(first))
         dnoise = _dots(spare, grain).view_as(noise_scale) if wanted[2] else None
@@ -194,7 +195,7 @@ def _center(step: Step, y: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
     local = _per_channel(y) / count
     y.sub_(_wide(local))
     mean, variance, count = pooled_moments(local, _dots(y, y) / count, count)
-    if shared():
+    if ranks.more_than_one():
         y.sub_(_wide(mean - local))
     step.norm.track(mean, variance, count)
     return mean, variance, count
