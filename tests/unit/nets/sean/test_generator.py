@@ -9,11 +9,11 @@ from gan.bench import sean_reference
 from gan.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
+from nets.published.sean_keys import generator_entries
 from nets.sean import neighbourhood
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.sean.keys import generator_entries
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
 
 LABELS, STYLE = 5, 6
