@@ -13,10 +13,10 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from gan import ranks
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from nets import norm
 from strategies.micro_batches import rows, split_batch
 from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE, Replica
@@ -125,7 +125,7 @@ class ThreadRanks(Ranks):
             torch.accelerator.set_device_index(replica.device)
         token = _here.set(replica)
         try:
-            with torch.autograd.set_multithreading_enabled(False), norm.added_up_by(self.total):
+            with torch.autograd.set_multithreading_enabled(False), ranks.summed_by(self.total):
                 result = function(replica)
                 self.meeting.all(replica.number, "the end of the step")
         except BaseException:
@@ -180,7 +180,7 @@ class ThreadRanks(Ranks):
         """Everyone's tensor, stacked, as all_gather gives those of ranks."""
         if sync_grads:
             zeros, number = torch.zeros_like(value), self.number
-            return norm.added_up(torch.stack([value if each == number else zeros for each in range(self.size)]))
+            return ranks.sum(torch.stack([value if each == number else zeros for each in range(self.size)]))
         values = self.every(f"all_gather of tensors {list(value.shape)}", value.detach())
         return torch.stack([each.to(value.device) for each in values])
 

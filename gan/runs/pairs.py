@@ -11,9 +11,9 @@ from gan.games.sean import Sean
 from gan.games.spade import Spade
 from gan.runs.run import Run, Seed, Upsamplings, check_size
 from nets.discriminator import MultiScaleDiscriminator
+from nets.published import load_vgg19
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.vgg import load_vgg19
 
 Splits = tuple[Pairs, Pairs]
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from gan import noise
 from gan.errors import UserError
 from gan.phase import Player
-from nets.norm import heard, hearing
+from gan.ranks import recording, replaying
 from strategies.options.blocks import LayerGroups, find_blocks
 
 
@@ -140,7 +140,7 @@ class ForwardState:
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         before = [_version(tensor) for tensor in inputs], [_version(buffer) for _, _, buffer in others]
-        with hearing(self.sums):
+        with recording(self.sums):
             yield
         if before[0] != [_version(tensor) for tensor in inputs]:
             raise UserError(
@@ -175,7 +175,7 @@ class ForwardState:
         try:
             torch.set_default_dtype(self.dtype)
             self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
-            with noise.at(place), heard(self.sums):
+            with noise.at(place), replaying(self.sums):
                 yield
         finally:
             self._set(modes, requires_grad, buffers)

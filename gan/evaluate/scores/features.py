@@ -14,7 +14,8 @@ from torchmetrics.image.kid import KernelInceptionDistance
 from torchvision.models import vgg19
 
 from gan.errors import UserError
-from nets.vgg import Vgg19, load_vgg19
+from nets.published import load_vgg19
+from nets.vgg import Vgg19
 
 INCEPTION = "weights-inception-2015-12-05-6726825d.pth"  # its name ends with the start of its SHA-256
 VGG = "vgg19-dcbb9e9d.pth"
