@@ -1,6 +1,5 @@
 """`python -m gan.export RUN`: a run's networks as files that plain torch loads, one a player."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gan.errors import UserError, refuse
+from gan.files import whole_file
 from gan.fit import options
 from gan.games.sean import Sean
 from gan.module import GanModule
-from gan.painting.reopen import Opened, open_run
+from gan.painting.reopen import SavedRun, open_run
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
 from strategies.checkpoint.directory import load, whole
@@ -50,9 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
     try:
         request = parse(argv)
-        moved = {} if request.data is None else {"data": request.data}
-        for path in export(request.run, request.to, request.weights, request.published, request.out, **moved):
-            print(path)
+        written = export(request.run, request.to, request.weights, request.published, request.out, data=request.data)
+        print(*written, sep="\n")
     except UserError as error:
         return refuse(error)
     return 0
@@ -133,7 +132,7 @@ def _state(module: nn.Module) -> dict[str, Any]:
     return module.state_dict(keep_vars=True)  # the very objects, not views of them
 
 
-def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[Opened, list[Exported]]:
+def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[SavedRun, list[Exported]]:
     """The run, and its networks with the weights that were asked for."""
     while True:
         opened = open_run(which, out, **overrides)
@@ -142,10 +141,10 @@ def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: An
         except UserError:
             if opened.checkpoint.exists() or str(opened.checkpoint) == which:
                 raise
-            continue  # training has just replaced it by a newer one
+            continue  # training has just replaced it with a newer one
 
 
-def _safetensors(each: Exported, opened: Opened) -> Callable[[Path], None]:
+def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
     about = {
         "format": "pt",
         "run": opened.folder.path.resolve().name,
@@ -178,17 +177,12 @@ def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> Path:
-    """There whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path) as part:
         write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 
-def _readme(opened: Opened, players: list[Exported], published: bool) -> str:
+def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
     first = players[0]
     about = [
         f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "

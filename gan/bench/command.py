@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from gan.bench import loading, peers, sean
+from gan.bench import loading, sean
+from gan.bench.peers import command as peers
 from gan.errors import UserError, refuse
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main, "peers": peers.main}

@@ -1,8 +1,8 @@
 """SEAN's generator, forward and backward, against the published way of computing it.
 
-The other side is the plain reference of the tests: loops over pictures and labels, whole style maps, nothing
-recomputed. Both have the same weights and see the same masks, turn by turn, and the fastest turn of each counts.
-`kept` are the bytes that a forward keeps for backward, weights not counted.
+The published way is a plain reference: loops over pictures and labels, whole style maps, nothing recomputed. Both
+have the same weights and see the same masks. They run in turns, and the fastest turn of each counts. `kept` are the
+bytes that a forward pass keeps for the backward pass, without the weights.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from datasets.drawn.faces import Faces
+from gan.bench import sean_reference
 from gan.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
@@ -100,10 +101,6 @@ def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator
 
 def reference(generator: SeanGenerator, style: int) -> Way:
     """The published way, with this generator's weights."""
-    try:
-        from gan.bench import sean_reference
-    except ModuleNotFoundError as error:
-        raise UserError("the plain reference is a part of tests/; run this in a checkout of the project") from error
     state = export_generator(StyleEncoder(style, 1).to(generator.paint.weight.device), generator)
     weights = [tensor for key, tensor in state.items() if key.rpartition(".")[2] in LEARNED]
 

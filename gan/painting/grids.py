@@ -8,6 +8,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from gan.files import whole_file
+
 MARGIN, TITLE, CELL = 6, 22, 128
 EDITED = 512  # pixels that a label map to paint on should have
 
@@ -75,6 +77,10 @@ def palette(labels: int) -> Tensor:
     return (torch.tensor(colours) * 255).round().byte()
 
 
+def colour(label: int) -> tuple[int, int, int]:
+    return tuple(palette(label + 1)[label].tolist())
+
+
 def unpaint(colours: Tensor, labels: int) -> Tensor:
     """The label map [H, W] that `palette` paints in these colours [H, W, 3] of bytes; -1 where it has no such one."""
     known, order = _packed(palette(labels)).sort()
@@ -116,7 +122,6 @@ def legend(names: Mapping[int, str]) -> Image.Image:
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a picture whole or not at all: someone may be looking at the folder."""
-    part = path.with_suffix(".part")
-    image.save(part, format="PNG")
-    part.replace(path)
+    """Write a picture as PNG. Someone may be looking at the folder, so no half picture is ever there."""
+    with whole_file(path) as part:
+        image.save(part, format="PNG")

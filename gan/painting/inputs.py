@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional
 
 from datasets.files import pairs
 from gan.errors import UserError
-from gan.painting import grids as pictures
+from gan.painting import grids
 
 Size = tuple[int, int]
 
@@ -26,7 +26,7 @@ def read_picture(path: Path, size: Size) -> Tensor:
 def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) -> Tensor:
     """A label map [H, W], brought to a height and width by nearest.
 
-    Its pixels are the numbers of labels, or their colours in `pictures.palette`, as grids and `save-labels` paint
+    Its pixels are the numbers of labels, or their colours in `grids.palette`, as grids and `save-labels` paint
     them: an editor may write either. A palette PNG goes by its colours where all of them are of that palette. `void`
     are numbers that the data set's own files have for a label.
     """
@@ -61,7 +61,7 @@ def _coloured(path: Path, labels: int) -> np.ndarray | None:
     if image.mode in pairs.ONE_CHANNEL and image.mode != "P":
         return None
     colours = torch.from_numpy(np.array(image.convert("RGB")))
-    numbers = pictures.unpaint(colours, labels)
+    numbers = grids.unpaint(colours, labels)
     wrong = (numbers < 0).nonzero()
     if len(wrong) == 0:
         return numbers.numpy().astype(np.int32)

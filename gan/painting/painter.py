@@ -12,8 +12,8 @@ from tqdm import tqdm
 from datasets.augment import to_tensors
 from gan import noise
 from gan.errors import UserError
-from gan.painting import inputs as given
-from gan.painting.reopen import Opened
+from gan.painting import inputs
+from gan.painting.reopen import SavedRun
 from gan.painting.styles import Styles
 
 
@@ -34,6 +34,13 @@ class Picture:
         """The labels in the map."""
         return self.label.unique().tolist()
 
+    def spotlight(self, region: int) -> Tensor | None:
+        """The picture with everything but one region faded to grey; None where there is no picture."""
+        if self.image is None:
+            return None
+        faded = 0.25 * self.image.mean(0, keepdim=True).expand_as(self.image) + 0.6
+        return torch.where(self.label == region, self.image, faded)
+
 
 class Painter:
     """The encoder and the generator of an opened run, for pictures one by one, on the run's device.
@@ -42,7 +49,7 @@ class Painter:
     and styles alone. What comes out lies on the CPU.
     """
 
-    def __init__(self, opened: Opened, seed: int = 0) -> None:
+    def __init__(self, opened: SavedRun, seed: int = 0) -> None:
         game = opened.run.game
         if not has_styles(opened):
             raise UserError(
@@ -66,10 +73,10 @@ class Painter:
             return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if colon:
-            image, label = given.read_pair(Path(kind), Path(number), *rules)
+            image, label = inputs.read_pair(Path(kind), Path(number), *rules)
             return Picture(Path(kind).stem, label, image)
         if Path(which).suffix.lower() == ".png":
-            return Picture(Path(which).stem, given.read_labels(Path(which), *rules))
+            return Picture(Path(which).stem, inputs.read_labels(Path(which), *rules))
         raise UserError(
             f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
             f"or files of your own as picture.jpg:labels.png"
@@ -142,7 +149,7 @@ class Painter:
         return self.game.mask(labels.to(self.device), *more)
 
 
-def has_styles(opened: Opened) -> bool:
+def has_styles(opened: SavedRun) -> bool:
     """Whether the run's game reads styles from pictures."""
     return getattr(opened.run.game, "encoder", None) is not None
 

@@ -10,7 +10,7 @@ from gan.painting.painter import Painter, Picture
 from gan.painting.styles import Styles
 
 
-class Source:
+class StyleSource:
     """Where styles are taken from, as the command line names it: a picture, a file of styles, or `mean`.
 
     `missing` says how regions that are wanted and have no style here are painted: in the `mean` styles of `among`
@@ -35,11 +35,7 @@ class Source:
         return None if self.picture is None else self.picture.image
 
     def spotlight(self, region: int) -> Tensor | None:
-        """The picture with all but a region faded to grey."""
-        if self.image is None:
-            return None
-        faded = 0.25 * self.image.mean(0, keepdim=True).expand_as(self.image) + 0.6
-        return torch.where(self.picture.label == region, self.image, faded)
+        return None if self.picture is None else self.picture.spotlight(region)
 
     def on(self, picture: Picture, chosen: list[int] | None = None, edited: bool = False) -> Styles:
         """The styles to paint a label map in: all of these, or the picture's own with some regions in these.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gan.errors import UserError
+from gan.files import whole_file
 
 PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
 
@@ -61,12 +62,11 @@ class Styles:
             )
 
     def save(self, path: Path) -> None:
-        """Write a file that holds tensors, words and lists alone, whole or not at all."""
-        part = path.with_name(path.name + ".part")
+        """Write a file of tensors, strings and lists only, so that it can be loaded without running code."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({**vars(self), "label_names": list(self.label_names)}, part)
-            part.replace(path)
+            with whole_file(path) as part:
+                torch.save({**vars(self), "label_names": list(self.label_names)}, part)
         except (OSError, RuntimeError) as error:
             raise UserError(f"cannot write styles to '{path}': {error}; choose another file") from error
 

@@ -7,6 +7,9 @@ from html import escape
 from io import BytesIO
 
 from PIL import Image
+from torch import Tensor
+
+from gan.painting import grids
 
 TINY = 96  # pictures up to this size are kept and shown to the pixel
 
@@ -31,6 +34,11 @@ class Cell:
 
     words: str = ""
     pictures: tuple[Image.Image, ...] = ()
+
+
+def sample_cell(sample: Tensor, words: str = "") -> Cell:
+    """A cell with a tensor as `grids.picture` draws it: a picture or a label map."""
+    return Cell(words, (grids.picture(sample),))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`python -m gan.sample`: look at what a run's networks make: styles moved, mixed, repainted, saved."""
+"""`python -m gan.sample`: draw what a run's networks make, and take styles from one picture to another."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from gan.errors import UserError, refuse
 from gan.fit import options
 from gan.painting.painter import has_styles
 from gan.painting.reopen import open_run
-from gan.sample.subcommands import ACTIONS
+from gan.sample.actions import ACTIONS
 
 EXAMPLES = """actions:
 {actions}
@@ -40,9 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
     try:
         settings = parse(sys.argv[1:] if argv is None else argv)
-        opened = open_run(
-            settings.run, Path(settings.out), settings.device, **({"data": settings.data} if settings.data else {})
-        )
+        opened = open_run(settings.run, Path(settings.out), settings.device, settings.data)
         if settings.action is None:
             settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
         print(f"{opened.folder.path}, step {opened.step}", flush=True)
@@ -54,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> Namespace:
-    """The run, the action and its options; without an action, that of `show` and `reconstruct` which fits the game."""
+    """Read the command line: the run, the action and its options. Without an action, `main` chooses it by the game."""
     words = list(takewhile(lambda word: not word.startswith("-"), argv))[:2]
     action = words[1] if len(words) > 1 else None
     if action is not None and action not in ACTIONS:

@@ -1,7 +1,6 @@
 """The benchmark of SEAN's generator: its table, its masks, and that it counts bytes as it says."""
 
 import re
-import sys
 
 import pytest
 import torch
@@ -67,9 +66,3 @@ def test_memory_is_counted_once_and_weights_not_at_all():
 def test_drawn_faces_have_labels_of_their_own():
     with pytest.raises(UserError, match="the drawn faces have 19 labels; type --masks blocks random"):
         sean.main([*TINY, "--labels", "5"])
-
-
-def test_without_the_tests_it_says_where_to_run_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tests", None)
-    with pytest.raises(UserError, match="run this in a checkout"):
-        sean.main(TINY)

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from gan.sample import command as sample
-from gan.sample.subcommands import ACTIONS
+from gan.sample.actions import ACTIONS
 from tests.support import opening
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gan.bench.peers.game import STEPS, Feed, Hand, Task
+from gan.files import whole_file
 
 THRESHOLD = {torch.float64: 1e-10, torch.float32: 1e-6}  # of the largest difference of a weight after ten steps
 
@@ -38,9 +39,8 @@ def main(folder: str, request: str, environment: dict[str, str]) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it was is the result
         traceback.print_exc()
         result = {"failure": first_line(error)}
-    part = place.with_suffix(".part")
-    part.write_text(json.dumps({**result, "at": time.time()}))
-    part.rename(place)
+    with whole_file(place) as part:
+        part.write_text(json.dumps({**result, "at": time.time()}))
     # A peer's threads and a broken group could make an orderly end wait for ever.
     os._exit(0)
 

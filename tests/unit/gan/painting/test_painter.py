@@ -10,7 +10,7 @@ import torch
 from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import edges_of
-from gan.painting import grids as pictures
+from gan.painting import grids
 from gan.painting.painter import Painter
 from gan.painting.reopen import open_run
 from gan.painting.styles import Styles
@@ -159,7 +159,7 @@ def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):
     painter = Painter(open_run(str(folder_run)))
     label = painter.picture(f"{folder_run.parent.parent}/data/labels/7.png").label
     assert torch.equal(label, painter.picture("1").label)  # the last picture by name
-    bad = pictures.label_png(torch.full((32, 32), 19), 20)
+    bad = grids.label_png(torch.full((32, 32), 19), 20)
     bad.putpalette([0] * 768)
     bad.save(tmp_path / "bad.png")
     with pytest.raises(UserError, match=r"bad.png has the label 19; with 19 labels the allowed range is 0..18"):
