@@ -1,4 +1,4 @@
-"""`python -m gan.export RUN`: a run's networks as files that plain torch loads, one a player."""
+"""`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class Exported:
-    """One player's network as a checkpoint has it, under the network's own state-dict keys."""
+    """One player's network with the weights of a checkpoint, under the network's own state-dict keys."""
 
     player: str
     network: nn.Module
@@ -58,7 +58,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    """The options of the command."""
     parser = ArgumentParser(
         prog="python -m gan.export",
         usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
@@ -85,10 +84,10 @@ def export(
     out: Path = Path("runs"),
     **overrides: Any,
 ) -> list[Path]:
-    """Write every player's network, and how to load it; returns the files written.
+    """Write every player's network and a README on how to load them; returns the files.
 
-    `which`, `out` and `overrides` are those of `open_run`. `ema` are averaged weights where a player keeps an
-    average, raw ones where it does not. Nothing is written unless everything can be.
+    `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
+    averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
     opened, players = _open(which, out, weights, **overrides)
     files = {f"{each.player}.safetensors": _safetensors(each, opened) for each in players}
@@ -107,8 +106,8 @@ def export(
 
 
 def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
-    """The players' networks in a checkpoint, bit for bit and in its number format, whatever the game's is."""
-    # The game's keys say `generator.0.weight` where the network's own say `0.weight`, which may lie anywhere in it.
+    """The players' networks exactly as a checkpoint has them, also in its number format."""
+    # A weight is `generator.0.weight` in the game and `0.weight` in its network: they are the same tensor object.
     places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
     found = []
     for name, player in game.players.items():
@@ -122,18 +121,17 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
                     f"which a safetensors file cannot hold; keep it in a buffer"
                 )
             state[key] = averages[id(tensor)] if id(tensor) in averages else saved["state_dict"][places[id(tensor)]]
-        # Copies: a layer that is there under two names is written under both.
+        # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
         state = {key: tensor.clone() for key, tensor in whole(state).items()}
         found.append(Exported(name, player.module, "raw" if average is None else "ema", state))
     return found
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    return module.state_dict(keep_vars=True)  # the very objects, not views of them
+    return module.state_dict(keep_vars=True)  # the parameters themselves, not views of them
 
 
 def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[SavedRun, list[Exported]]:
-    """The run, and its networks with the weights that were asked for."""
     while True:
         opened = open_run(which, out, **overrides)
         try:
@@ -161,7 +159,7 @@ def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
 
 
 def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[Path], None]]:
-    """The files of the published SEAN, made before anything is written: a network may not have its form."""
+    """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
     if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
         raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
     for each in players:

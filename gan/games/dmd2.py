@@ -72,7 +72,7 @@ class Dmd2(FromNoise):
         }
 
     def distil(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move the pictures from the fake score's denoising towards the teacher's, and to where the head is deceived."""
+        """Move the pictures towards the teacher's denoising and away from the fake score's, and deceive the head."""
         fake = self.draw(batch["image"])
         with torch.no_grad():
             noisy, sigma = self.diffuse(fake)

@@ -1,4 +1,4 @@
-"""A SEAN run put to use: it reads styles from pictures and paints label maps in them."""
+"""Use a trained SEAN: read styles from pictures, and paint label maps in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from gan.painting.styles import Styles
 
 @dataclass(frozen=True)
 class Picture:
-    """A label map [H, W] with its picture [3, H, W] in -1 to 1, and edges where its data have instances.
+    """A label map [H, W] with its picture [3, H, W] in -1 to 1, and edges where the data have instances.
 
-    A label map that a person drew has neither picture nor edges.
+    A label map that a user drew has no picture and no edges.
     """
 
     title: str
@@ -43,10 +43,10 @@ class Picture:
 
 
 class Painter:
-    """The encoder and the generator of an opened run, for pictures one by one, on the run's device.
+    """The encoder and the generator of an opened run, for one picture at a time, on the run's device.
 
-    `seed` decides on the generator's noise, which is the same in every picture, so that pictures differ by label map
-    and styles alone. What comes out lies on the CPU.
+    `seed` decides the generator's noise. The noise is the same in every picture, so that pictures differ only by label
+    map and styles. The results are on the CPU.
     """
 
     def __init__(self, opened: SavedRun, seed: int = 0) -> None:
@@ -83,7 +83,7 @@ class Painter:
         )
 
     def styles(self, picture: Picture) -> Styles:
-        """The styles of a picture's regions; a region too small for the encoder to see has none."""
+        """The styles of a picture's regions. A region that is too small for the encoder to see has no style."""
         if picture.image is None:
             raise UserError(f"'{picture.title}' is a label map alone; give its picture too, as picture.jpg:labels.png")
         codes = self._encode(picture.image.unsqueeze(0), picture.label.unsqueeze(0))[0]
@@ -91,7 +91,7 @@ class Painter:
         return Styles(codes, codes.abs().amax(1) > 0, self.label_names, source)
 
     def load(self, path: Path) -> Styles:
-        """Styles from a file, if they fit this run."""
+        """Styles from a file; an error where they do not fit this run."""
         styles = Styles.load(path)
         length = self._encode(torch.zeros(1, 3, *self.size), torch.zeros(1, *self.size, dtype=torch.int64)).shape[-1]
         styles.check(self.label_names, length, path)
@@ -99,22 +99,23 @@ class Painter:
 
     @torch.no_grad()
     def paint(self, picture: Picture, styles: Styles) -> Tensor:
-        """The label map painted in some styles: [3, H, W] in -1 to 1."""
+        """Paint the label map in these styles: [3, H, W] in -1 to 1."""
         planes = self._planes(picture.label.unsqueeze(0), picture.edges)
         with noise.at(noise.Place(("sample", self.seed), 0, 1, 1)):
             return self.game.generator(planes, styles.codes.unsqueeze(0).to(planes))[0].cpu()
 
     def mean(self, among: int = 1000) -> Styles:
-        """The mean of each region's styles over training pictures that have it, `among` so many spread over the set.
+        """The mean of each region's styles over training pictures that have the region.
 
-        It is kept in the run's folder, and made anew for a newer checkpoint.
+        `among` is how many pictures to take, evenly spread over the training set. The mean is saved in the run's
+        folder, and computed again for a newer checkpoint.
         """
         count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
         if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
         numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
         workers = self.opened.settings.get("workers", 0)
-        items = DataLoader(Subset(_Plain(self.train), numbers), batch_size=8, num_workers=workers)
+        items = DataLoader(Subset(_PicturesAndLabels(self.train), numbers), batch_size=8, num_workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:
@@ -135,7 +136,7 @@ class Painter:
         return styles
 
     def mean_path(self, among: int = 1000) -> Path:
-        """Where the mean of so many is kept."""
+        """The file in which the mean of that many pictures is saved."""
         count = min(among, len(self.train))
         return self.opened.folder.path / "styles" / f"mean-of-{count}-{self.opened.checkpoint.stem}.pt"
 
@@ -155,15 +156,15 @@ def has_styles(opened: SavedRun) -> bool:
 
 
 def _written(path: Path) -> int:
-    """When; a checkpoint that training has replaced meanwhile was written before anything there is."""
+    """When a file was written; 0 for a checkpoint that training has removed meanwhile."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
 
-class _Plain:
-    """Pictures and labels alone, as tensors."""
+class _PicturesAndLabels:
+    """A data set without its other entries, as tensors."""
 
     def __init__(self, dataset: Sequence[dict[str, Tensor]]) -> None:
         self.dataset = dataset

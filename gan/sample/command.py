@@ -65,88 +65,23 @@ def parse(argv: list[str]) -> Namespace:
     return settings
 
 
-def _shown(add: Callable[..., Any]) -> None:
+def _count_option(add: Callable[..., Any]) -> None:
     add("--count", metavar="N", type=PositiveInt, default=8, help="how many held-out pictures")
 
 
-def _reconstructed(add: Callable[..., Any]) -> None:
-    _shown(add)
-    add(
-        "--picture",
-        metavar="PICTURE...",
-        nargs="+",
-        type=str,
-        default=None,
-        help="these pictures; default the first --count held-out ones",
-    )
-
-
-def _regions(add: Callable[..., Any]) -> None:
-    what = "only these regions' styles, by name or number"
-    add("--region", metavar="NAME", nargs="+", type=str, default=None, help=what)
-
-
-def _transferred(add: Callable[..., Any]) -> None:
-    add(
-        "--from",
-        metavar="STYLES",
-        nargs="+",
-        type=str,
-        default=None,
-        help="the styles; default the first five held-out pictures",
-    )
-    add(
-        "--to",
-        metavar="PICTURE",
-        nargs="+",
-        type=str,
-        default=None,
-        help="the pictures to paint; default the first five held-out ones",
-    )
-    _regions(add)
-    add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
-    _missing(add, "own")
-
-
-def _interpolated(add: Callable[..., Any]) -> None:
-    add(
-        "--between",
-        metavar="STYLES",
-        nargs="+",
-        type=str,
-        default=None,
-        help="two styles; default those of held-out pictures 0 and 1",
-    )
-    add(
-        "--on",
-        metavar="PICTURE...",
-        nargs="+",
-        type=str,
-        default=None,
-        help="the pictures to paint; default the first of the two",
-    )
-    add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
-    _regions(add)
-    _missing(add, "own")
-
-
-def _repainted(add: Callable[..., Any]) -> None:
-    _saved(add)
-    add(
-        "--label",
-        metavar="FILE",
-        type=str,
-        default=None,
-        help="the edited label map: a PNG of numbers or of save-labels' colours",
-    )
-    _missing(add)
-
-
-def _saved(add: Callable[..., Any]) -> None:
+def _picture_option(add: Callable[..., Any]) -> None:
     add("--picture", type=str, default="0", help="the picture; default the first held-out one")
 
 
-def _missing(add: Callable[..., Any], *more: str) -> None:
+def _list_option(add: Callable[..., Any], name: str, metavar: str, help: str) -> None:
+    add(name, metavar=metavar, nargs="+", type=str, default=None, help=help)
+
+
+def _region_option(add: Callable[..., Any]) -> None:
+    _list_option(add, "--region", "NAME", "only these regions' styles, by name or number")
+
+
+def _missing_option(add: Callable[..., Any], *more: str) -> None:
     own = ", the painted picture's own" if more else ""
     add(
         "--missing",
@@ -156,16 +91,44 @@ def _missing(add: Callable[..., Any], *more: str) -> None:
     )
 
 
+def _reconstruct_options(add: Callable[..., Any]) -> None:
+    _count_option(add)
+    _list_option(add, "--picture", "PICTURE...", "these pictures; default the first --count held-out ones")
+
+
+def _transfer_options(add: Callable[..., Any]) -> None:
+    _list_option(add, "--from", "STYLES", "the styles; default the first five held-out pictures")
+    _list_option(add, "--to", "PICTURE", "the pictures to paint; default the first five held-out ones")
+    _region_option(add)
+    add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
+    _missing_option(add, "own")
+
+
+def _interpolate_options(add: Callable[..., Any]) -> None:
+    _list_option(add, "--between", "STYLES", "two styles; default those of held-out pictures 0 and 1")
+    _list_option(add, "--on", "PICTURE...", "the pictures to paint; default the first of the two")
+    add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
+    _region_option(add)
+    _missing_option(add, "own")
+
+
+def _repaint_options(add: Callable[..., Any]) -> None:
+    _picture_option(add)
+    what = "the edited label map: a PNG of numbers or of save-labels' colours"
+    add("--label", metavar="FILE", type=str, default=None, help=what)
+    _missing_option(add)
+
+
 _OPTIONS: dict[str | None, Callable[[Callable[..., Any]], None]] = {
-    None: _shown,
-    "show": _shown,
-    "reconstruct": _reconstructed,
-    "transfer": _transferred,
-    "interpolate": _interpolated,
-    "repaint": _repainted,
-    "mean-styles": _shown,
-    "save-styles": _saved,
-    "save-labels": _saved,
+    None: _count_option,
+    "show": _count_option,
+    "reconstruct": _reconstruct_options,
+    "transfer": _transfer_options,
+    "interpolate": _interpolate_options,
+    "repaint": _repaint_options,
+    "mean-styles": _count_option,
+    "save-styles": _picture_option,
+    "save-labels": _picture_option,
 }
 
 
@@ -184,33 +147,16 @@ def _parser(action: str | None) -> ArgumentParser:
     add("action", nargs="?", default=None, help="what to do, see below; by default a grid of held-out pictures")
     _OPTIONS[action](add)
     if action in ("transfer", "interpolate", "repaint", "mean-styles"):
-        add(
-            "--mean-of",
-            metavar="N",
-            type=PositiveInt,
-            default=1000,
-            help="how many training pictures the mean styles are of",
-        )
+        what = "how many training pictures the mean styles are of"
+        add("--mean-of", metavar="N", type=PositiveInt, default=1000, help=what)
     if action not in ("save-styles", "save-labels"):
         add("--singles", action="store_true", help="also write each picture by itself, in its own size")
-        add(
-            "--seed", metavar="N", type=NonNegativeInt, default=0, help="decides on the noise, the same in all pictures"
-        )
-    add(
-        "-o",
-        "--file",
-        metavar="FILE",
-        type=str | None,
-        default=None,
-        help="where to write; default in the run's samples/",
-    )
-    add(
-        "--data",
-        metavar="FOLDER",
-        type=str | None,
-        default=None,
-        help="where the run's pictures are now, if they have moved",
-    )
+        what = "decides the noise, which is the same in all pictures"
+        add("--seed", metavar="N", type=NonNegativeInt, default=0, help=what)
+    where = "where to write; default in the run's samples/"
+    add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
+    where = "where the run's pictures are now, if they have moved"
+    add("--data", metavar="FOLDER", type=str | None, default=None, help=where)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu or cuda")
-    add("--out", metavar="FOLDER", type=str, default="runs", help="where runs lie, for auto")
+    add("--out", metavar="FOLDER", type=str, default="runs", help="the folder of all runs, for auto")
     return parser

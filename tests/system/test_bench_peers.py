@@ -11,7 +11,7 @@ from torch import nn
 
 from gan.bench.peers import command
 from gan.bench.peers.command import Peer, measure
-from gan.bench.peers.game import Feed, Hand, Payload, Task, weights
+from gan.bench.peers.game import Feed, HandLoop, Payload, Task, weights
 from gan.bench.peers.worker import distance, first_line
 from gan.errors import UserError
 from strategies.strategy import POLICIES
@@ -30,7 +30,7 @@ def task(**changes):
 
 def deaf(task):
     """The control: the loop by hand without its synchronisation."""
-    hand = Hand(task)
+    hand = HandLoop(task)
     hand.average = lambda learner: None
     for batch in task.batches:
         hand.step(batch)
@@ -38,7 +38,7 @@ def deaf(task):
 
 
 def wrong_on_one_rank(task):
-    hand = Hand(task)
+    hand = HandLoop(task)
     for batch in task.batches:
         hand.step(batch)
     return {name: weight + task.rank for name, weight in hand.weights().items()}
@@ -149,7 +149,7 @@ def test_the_penalty_is_part_of_the_loss_and_reaches_the_weights():
 
 
 def test_the_loop_by_hand_teaches_both():
-    hand = Hand(task())
+    hand = HandLoop(task())
     before = hand.weights()
     hand.step(task().batch(0))
     assert all(not torch.equal(before[name], weight) for name, weight in hand.weights().items())

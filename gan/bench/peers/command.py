@@ -1,13 +1,13 @@
 """The same small GAN under other frameworks and ours, on CPU ranks: who is exact, and how fast.
 
 Two networks learn in turns, without a gradient penalty and with one (R1). Every peer is used as its documentation
-says, in processes of its own with a time limit, so that it may fail or hang.
-  exact       its weights after ten steps are one device's: to 1e-10 in float64, and for DeepSpeed, which computes
-              in float32, to 1e-6 of the same in float32
-  of by hand  its speed as a multiple of a loop by hand in plain torch, 1.00 being as fast; the two run by turns in
-              the same processes, in float32, and the fastest round of each counts
-  payload     what collectives are given on a rank in a step, of input and output the larger (a tensor costs a
-              network twice as much to all-reduce as to gather or to scatter)
+says. It runs in processes of its own with a time limit, so that it may fail or hang.
+  exact       its weights after ten steps are the same as on one device: to 1e-10 in float64, and to 1e-6 for
+              DeepSpeed, which computes in float32
+  of by hand  its speed compared with a loop by hand in plain torch: 1.00 is as fast. The two run in turns in the same
+              processes, in float32, and the fastest round of each counts
+  payload     the bytes that collectives get on a rank in a step, of input and output the larger (a network needs
+              twice as long to all-reduce a tensor as to gather or scatter it)
 """
 
 import argparse
@@ -32,12 +32,12 @@ from strategies.strategy import POLICIES
 
 WAYS = "gan.bench.peers.frameworks"
 GAMES = {"plain": "without a gradient penalty", "r1": "with a gradient penalty (R1)"}
-GRACE = 5.0  # seconds for the other ranks, once one has failed
+GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One line of the table: a function and its settings, the packages it needs and the format it computes in."""
+    """A line of the table: the function to run (`way`), its settings, the packages it needs and its number format."""
 
     title: str
     way: str
@@ -47,7 +47,7 @@ class Peer:
 
 
 def peers() -> Iterator[Peer]:
-    """All there are, ours last: every policy for more ranks than one."""
+    """All peers. Ours are the last: every policy that works on more than one rank."""
     yield Peer("torch, by hand", f"{WAYS}:by_hand")
     yield Peer("torch, DDP", f"{WAYS}:torch_ddp")
     yield Peer("torch, FSDP2", f"{WAYS}:fsdp2")
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(peer: Peer, ranks: int, limit: float, **sizes: Any) -> dict[str, Any]:
-    """What came of a peer: its figures, or why there are none, under `skipped`, `failure` or `hang`."""
+    """A peer's figures, or why there are none: under `skipped`, `failure` or `hang`."""
     missing = [package for package in peer.needs if find_spec(package) is None]
     if missing:
         return {"skipped": f"{' and '.join(missing)} not installed"}
@@ -133,7 +133,7 @@ def measure(peer: Peer, ranks: int, limit: float, **sizes: Any) -> dict[str, Any
 
 
 def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[dict[str, Any]]:
-    """The ranks' results, until all are there, or the time is up, or one has failed and the others had theirs."""
+    """Wait for the ranks' results: until all are there, or the time is up, or GRACE after one rank has failed."""
     until = time.monotonic() + limit
     while True:
         done = [not process.is_alive() for process in processes]
@@ -145,7 +145,7 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[dict
         time.sleep(0.05)
     for rank, process in enumerate(processes):
         if process.exitcode and not (folder / f"rank-{rank}.json").exists():
-            # The first cause of whatever the others have met with.
+            # It comes first: what the other ranks report is probably a consequence.
             results.append({"failure": f"rank {rank} ended with {process.exitcode}", "at": 0.0})
     return results
 
@@ -160,7 +160,7 @@ def _start(folder: str, request: str, rank: int, ranks: int, port: int) -> BaseP
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
     }
-    # A server that has torch and Lightning imported forks each: else most of the time would go into that.
+    # A server that has imported torch and Lightning forks each process. Importing in each would take most of the time.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([worker.__name__, WAYS])
     process = context.Process(target=worker.main, args=(folder, request, environment), daemon=True)
@@ -169,7 +169,7 @@ def _start(folder: str, request: str, rank: int, ranks: int, port: int) -> BaseP
 
 
 def _end(process: BaseProcess) -> None:
-    """With all that it has started, such as a compiler."""
+    """End a process and all that it has started, such as a compiler."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

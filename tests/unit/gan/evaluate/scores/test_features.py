@@ -167,4 +167,4 @@ def test_the_stand_in_is_torchvisions_vgg_where_that_is_cached(tmp_path, monkeyp
 
 def test_pictures_are_seen_as_the_bytes_they_are_saved_as():
     values = torch.tensor([-2.0, -1.0, 0.0, 1.0, 1.5]).view(1, 1, 1, 5).expand(1, 3, 1, 5)
-    assert features.saved(values)[0, 0, 0].tolist() == [0, 0, 128, 255, 255]
+    assert features.as_bytes(values)[0, 0, 0].tolist() == [0, 0, 128, 255, 255]
