@@ -67,7 +67,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     )
     add = parser.add_argument
     add("run", nargs="?", default="auto", help="a run's folder, a checkpoint inside one, or auto: the newest run")
-    add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that can be had")
+    add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
     add(
         "--inception",
         type=Path | None,
@@ -81,8 +81,8 @@ def parse(argv: list[str] | None = None) -> Namespace:
         help="weights for mIoU: a state dict of a torchvision segmentation network",
     )
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
-    add("--count", type=PositiveInt | None, default=None, help="score only the first so many held-out samples")
-    add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes speed alone")
+    add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, the first ones")
+    add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
     add(
         "--devices", type=PositiveInt | Literal["auto"], default="auto", help="processes; auto: all GPUs, or two on CPU"
     )

@@ -70,8 +70,8 @@ def _coloured(path: Path, labels: int) -> np.ndarray | None:
     row, column = wrong[0].tolist()
     colour = "#{:02x}{:02x}{:02x}".format(*colours[row, column].tolist())
     raise UserError(
-        f"{path} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that are no "
-        f"label's; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
+        f"{path} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
+        f"to no label; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
     )
 
 

@@ -85,7 +85,7 @@ class Painter:
     def styles(self, picture: Picture) -> Styles:
         """The styles of a picture's regions. A region that is too small for the encoder to see has no style."""
         if picture.image is None:
-            raise UserError(f"'{picture.title}' is a label map alone; give its picture too, as picture.jpg:labels.png")
+            raise UserError(f"'{picture.title}' is only a label map; give its picture too, as picture.jpg:labels.png")
         codes = self._encode(picture.image.unsqueeze(0), picture.label.unsqueeze(0))[0]
         source = f"picture {picture.title} of {self.opened.folder.path.name}, step {self.opened.step}"
         return Styles(codes, codes.abs().amax(1) > 0, self.label_names, source)

@@ -47,13 +47,13 @@ class StyleSource:
         known = self.picture.regions if same else ()
         lacking = [region for region in self.styles.lacking(picture.regions) if region not in known]
         if chosen is None:
-            return self._filled(lacking, picture)
+            return self._with_replaced(lacking, picture)
         absent = [region for region in chosen if region not in picture.regions]
         self._note(f"picture {picture.title} lacks", absent, "nothing to change there")
-        filled = self._filled([region for region in lacking if region in chosen], picture)
+        filled = self._with_replaced([region for region in lacking if region in chosen], picture)
         return self.painter.styles(picture).taking(filled, chosen)
 
-    def _filled(self, lacking: list[int], picture: Picture) -> Styles:
+    def _with_replaced(self, lacking: list[int], picture: Picture) -> Styles:
         """These styles, with the missing ones replaced."""
         if not lacking or self.missing == "zero":
             return self.styles

@@ -83,8 +83,9 @@ def edit(
         raise UserError(f"pictures {picture} and {other} have no region in common; choose another picture")
     (label,) = [_most_moved(subject, known, start, end)] if region is None else regions([region], names)
     if label not in known:
-        have = f"picture {picture} has" if other is None else f"both pictures {picture} and {other} have"
-        raise UserError(f"region {region!r} is none that {have}: {', '.join(names[each] for each in known)}")
+        where = f"picture {picture}" if other is None else f"both pictures {picture} and {other}"
+        have = ", ".join(names[each] for each in known)
+        raise UserError(f"region {region!r} is not in {where}; choose from {have}")
 
     # Paint with the one code moved, and show below where the picture changed.
     made = [painter.paint(subject, own.taking(start.towards(end, amount), [label])) for amount in amounts]

@@ -132,7 +132,7 @@ def painter(
     """Make a run of SEAN on pictures with label maps, or without styles of SPADE.
 
     Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The published
-    generator alone takes seconds to make.
+    generator takes seconds to make.
 
     Args:
         open_splits: Opens the training and the held-out split.

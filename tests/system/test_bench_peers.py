@@ -1,4 +1,4 @@
-"""The comparison with other frameworks: its verdicts, its figures, and that nothing a peer does can stop it."""
+"""The comparison with other frameworks: its verdicts and figures, and that no peer can stop it."""
 
 import os
 import re

@@ -29,7 +29,7 @@ def test_every_kind_of_mask_is_painted_in_every_way(capsys):
 
 @pytest.mark.parametrize("kind", sean.MASKS)
 def test_what_is_kept_is_at_most_half(kind):
-    """Bytes do not depend on the machine. A quarter of the published widths, half the size, two pictures."""
+    """Bytes do not depend on the machine. It has a quarter of the published widths, half the size and two pictures."""
     torch.manual_seed(0)
     generator = SeanGenerator(19, 128, width=16, hidden=32)
     planes, codes = sean.masks(kind, 2, 128, 19), torch.randn(2, 19, 128)

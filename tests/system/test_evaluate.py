@@ -23,14 +23,14 @@ from tests.support import inception, opening
 
 
 class Coarse(nn.Module):
-    """A few features of a picture, where a test needs no network's."""
+    """A few features of a picture, for tests that need no network."""
 
     def forward(self, pictures):
         return nn.functional.avg_pool2d(pictures.float(), 16).flatten(1)
 
 
 def quick():
-    """A stand-in network that costs nothing."""
+    """A replacement network that costs nothing."""
     return features.Extractor("coarse", Coarse(), 12)
 
 

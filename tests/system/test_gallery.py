@@ -74,7 +74,7 @@ def test_the_slider_goes_through_training(made, page):
     assert set(page.evaluate(seen)) == {0}
     assert page.evaluate(shown) == "step 0"
 
-    # It also plays, to the end.
+    # It also plays to the end.
     page.evaluate("document.querySelector('.moments button').click()")
     play = "document.querySelector('.moments button').textContent"
     assert page.evaluate(play) == "Pause"
@@ -98,7 +98,7 @@ def test_a_click_enlarges_and_keys_go_on(made, page):
     page.press("Escape")
     assert page.evaluate(words) is None
 
-    # Without a mouse as well.
+    # It also works without a mouse.
     page.evaluate("document.querySelector('#masks img').focus()")
     page.press("Enter")
     assert page.evaluate(words) == "picture, picture 0"

@@ -171,7 +171,7 @@ def read_weights(file: Path, what: str) -> dict[str, Tensor]:
         weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds of errors for broken files
         reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file} cannot be read as {what}, a state dict of tensors alone ({reason})") from error
+        raise UserError(f"{file} cannot be read as {what}, a state dict of only tensors ({reason})") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise UserError(f"{file} is not {what}: a state dict of tensors alone, as torch.save(net.state_dict()) makes")
+        raise UserError(f"{file} is not {what}: a state dict of only tensors, as torch.save(net.state_dict()) makes")
     return weights

@@ -1,4 +1,4 @@
-"""Runs opened again: found, built anew, with the weights of a checkpoint."""
+"""Runs opened again: found, built, and with the weights of a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.saved import read_checkpoint, write_checkpoint
 
 @pytest.fixture
 def copy(sean_run, tmp_path):
-    """The trained run, to spoil."""
+    """A copy of the trained run, to damage."""
     return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
 
 

@@ -131,7 +131,7 @@ def test_a_copy_of_a_training_picture_is_found(sean_run):
     assert "nothing points to copies" in table.note and "16 of 16" in table.note
     assert [row.title for row in table.rows] == ["made", "nearest 1", "nearest 2", "nearest 3"]
 
-    # A game that has learned three training pictures by heart.
+    # A game that has memorised three training pictures.
     learned = torch.stack([run.run.data.train[index]["image"] for index in (5, 2, 11)]) / 127.5 - 1
     run.run.game.show = lambda batch: {"shape": batch["label"], "output": learned}
     table = run_tables.nearest(run, count=3)

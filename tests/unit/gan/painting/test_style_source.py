@@ -1,4 +1,4 @@
-"""Where styles come from, and what stands in for missing ones."""
+"""Where styles come from, and what replaces missing ones."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def painter(sean_run):
 
 
 def lacks(painter, picture, *regions):
-    """A picture's source, which has not these regions."""
+    """The styles of a picture, without those of these regions."""
     source = StyleSource(painter, picture)
     keep = torch.ones(19, dtype=torch.bool)
     keep[list(regions)] = False
@@ -98,7 +98,7 @@ def test_a_region_that_the_painted_picture_lacks_is_said(painter):
 
 
 def test_regions_of_a_label_map_alone_cannot_keep_styles(painter):
-    with pytest.raises(UserError, match="'x' is a label map alone; give its picture too"):
+    with pytest.raises(UserError, match="'x' is only a label map; give its picture too"):
         StyleSource(painter, "2").on(Picture("x", painter.picture("0").label), [HAIR])
 
 

@@ -18,7 +18,7 @@ def run(sean_run):
 
 @pytest.fixture(scope="module")
 def lively(sean_run):
-    """The run with styles that matter: after two steps they hardly do."""
+    """The run with changed weights: after two steps styles make hardly a difference yet."""
     opened = open_run(str(sean_run))
     dice = torch.Generator().manual_seed(0)
     for name, weight in opened.run.game.generator.named_parameters():
@@ -108,5 +108,5 @@ def test_a_region_that_one_of_them_lacks_is_said(run):
     labels = [set(run.run.data.val[number]["label"].unique().tolist()) for number in range(2)]
     lacking = (set(range(19)) - (labels[0] & labels[1])).pop()
     name = run.run.data.val.label_names[lacking]
-    with pytest.raises(UserError, match=f"region '{name}' is none that both pictures 0 and 1 have: "):
+    with pytest.raises(UserError, match=f"region '{name}' is not in both pictures 0 and 1; choose from "):
         style_tables.edit(run, region=name)

@@ -66,7 +66,7 @@ def vgg() -> str:
 
 @functools.cache
 def offered(name: str) -> tuple[dict[str, typing.Any], str]:
-    """Every setting that the command line offers for a run, with its default; and what it says of them."""
+    """Every setting that the command line offers for a run, with its default; and the help text."""
     parser = ArgumentParser()
     parser.add_function_arguments(RUNS[name], fail_untyped=True)
     return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
@@ -164,7 +164,7 @@ def test_a_data_set_has_its_labels_its_shape_and_its_edges(name):
 
 
 def test_the_networks_have_the_published_numbers_of_parameters(monkeypatch):
-    """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. On no memory at all."""
+    """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. No memory is used."""
 
     def on_meta(kind, *args, **settings):
         with torch.device("meta"):

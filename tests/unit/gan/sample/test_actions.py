@@ -1,4 +1,4 @@
-"""Each action by what it does to pixels and files."""
+"""Each action, by the pixels and files it makes."""
 
 import shutil
 
@@ -23,7 +23,7 @@ CELL = 128 + grids.MARGIN
 
 @pytest.fixture(scope="module")
 def run(sean_run, tmp_path_factory):
-    """The trained run, to draw into."""
+    """A copy of the trained run, to write into."""
     return shutil.copytree(sean_run, tmp_path_factory.mktemp("actions") / "runs" / sean_run.name)
 
 
@@ -34,7 +34,7 @@ def opened(run):
 
 @pytest.fixture
 def act(opened, run):
-    """Do what is typed after the run; gives the paths that come out."""
+    """Run an action by the words that are typed after the run; gives its files."""
     return lambda *words: ACTIONS[words[0]](opened, parse([str(run), *map(str, words)]))
 
 

@@ -1,4 +1,4 @@
-"""Which scores can be had, and how figures come from rows and sums."""
+"""Which scores are possible, and how figures come from rows and sums."""
 
 import math
 
@@ -20,19 +20,18 @@ STAND_IN = features.Extractor("random VGG-19 relu5_1", nn.Identity(), 512)
 
 @pytest.fixture(autouse=True)
 def no_networks(tmp_path, monkeypatch):
-    """None in the cache, and a stand-in that costs nothing."""
+    """No network is in the cache, and the replacement costs nothing."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     monkeypatch.setattr(features, "vgg", lambda: STAND_IN)
 
 
 @pytest.fixture
 def networks(monkeypatch):
-    """All there are."""
     monkeypatch.setattr(features, "inception", lambda path: FID)
     monkeypatch.setattr(segments, "segmenter", lambda path, labels: nn.Identity())
 
 
-def test_by_default_there_is_all_that_can_be_had(tmp_path):
+def test_by_default_there_is_all_that_is_possible(tmp_path):
     found = choose(PAINTED, 8, labels=19)
     assert found.scores == ("ssim", "rmse", "psnr", "features")
     assert found.extractor is STAND_IN
@@ -67,7 +66,7 @@ def test_what_a_game_has_no_use_for_is_left_out_silently():
         (PAINTED, 8, ("features", "fid"), "ask for the one or the other"),
     ],
 )
-def test_what_is_asked_for_and_cannot_be_had_is_an_error(made, count, asked, message):
+def test_what_is_asked_for_and_not_possible_is_an_error(made, count, asked, message):
     with pytest.raises(UserError, match=message):
         choose(made, count, asked)
 

@@ -170,7 +170,7 @@ def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[
             "latest_net_D.pth": export_discriminator(game.discriminator),
         }
     except UserError as error:
-        raise UserError(f"these networks have not the published form. {error}; or leave --published out") from error
+        raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
     return {name: lambda path, state=state: torch.save(state, path) for name, state in states.items()}
 
 
@@ -227,7 +227,3 @@ def _version() -> str:
         return version("coordinated-gans")
     except PackageNotFoundError:
         return "a checkout"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
