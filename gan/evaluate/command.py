@@ -56,7 +56,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    """The options of the command."""
     parser = ArgumentParser(
         prog="python -m gan.evaluate",
         usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",

@@ -67,7 +67,6 @@ class Pix2pix(GanModule):
         return self.discriminator(torch.cat([mask, image], 1))[-1]
 
     def mask(self, batch: dict[str, Tensor]) -> Tensor:
-        """The label maps as one-hot planes."""
         return onehot(batch["label"], self.labels, like=batch["image"])
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:

@@ -31,7 +31,6 @@ class Picture:
 
     @property
     def regions(self) -> list[int]:
-        """The labels in the map."""
         return self.label.unique().tolist()
 
     def spotlight(self, region: int) -> Tensor | None:
@@ -100,7 +99,8 @@ class Painter:
     @torch.no_grad()
     def paint(self, picture: Picture, styles: Styles) -> Tensor:
         """Paint the label map in these styles: [3, H, W] in -1 to 1."""
-        planes = self._planes(picture.label.unsqueeze(0), picture.edges)
+        edges = None if picture.edges is None else picture.edges.unsqueeze(0).to(self.device)
+        planes = self.game.mask(picture.label.unsqueeze(0).to(self.device), edges)
         with noise.at(noise.Place(("sample", self.seed), 0, 1, 1)):
             return self.game.generator(planes, styles.codes.unsqueeze(0).to(planes))[0].cpu()
 
@@ -144,10 +144,6 @@ class Painter:
     def _encode(self, images: Tensor, labels: Tensor) -> Tensor:
         planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
         return self.game.encoder(images.to(planes), planes).cpu()
-
-    def _planes(self, labels: Tensor, edges: Tensor | None) -> Tensor:
-        more = () if edges is None else (edges.unsqueeze(0).to(self.device),)
-        return self.game.mask(labels.to(self.device), *more)
 
 
 def has_styles(opened: SavedRun) -> bool:

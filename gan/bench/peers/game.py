@@ -68,7 +68,6 @@ class Task:
         return loss
 
     def fool(self, generator: Network, discriminator: Network, batch: Batch) -> Tensor:
-        """The generator's loss."""
         return softplus(-discriminator(generator(batch["z"]))).mean()
 
 
