@@ -16,7 +16,7 @@ from jsonargparse.typing import PositiveInt
 from gan.errors import UserError, refuse
 from gan.evaluate.report import save, table
 from gan.evaluate.scores.features import INCEPTION
-from gan.evaluate.scores.judge import NEEDS
+from gan.evaluate.scores.scorer import NEEDS
 from gan.evaluate.scoring import evaluate, from_first_rank, this_rank
 from gan.fit import options
 from gan.fit.command import Computer, machine, quiet
@@ -67,24 +67,15 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("run", nargs="?", default="auto", help="a run's folder, a checkpoint inside one, or auto: the newest run")
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
-    add(
-        "--inception",
-        type=Path | None,
-        default=None,
-        help=f"weights for FID and KID; default: {INCEPTION} in torch's cache",
-    )
-    add(
-        "--segmenter",
-        type=Path | None,
-        default=None,
-        help="weights for mIoU: a state dict of a torchvision segmentation network",
-    )
+    what = f"weights for FID and KID; default: {INCEPTION} in torch's cache"
+    add("--inception", type=Path | None, default=None, help=what)
+    what = "weights for mIoU: a state dict of a torchvision segmentation network"
+    add("--segmenter", type=Path | None, default=None, help=what)
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
     add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, the first ones")
     add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
-    add(
-        "--devices", type=PositiveInt | Literal["auto"], default="auto", help="processes; auto: all GPUs, or two on CPU"
-    )
+    what = "processes; auto: all GPUs, or two on CPU"
+    add("--devices", type=PositiveInt | Literal["auto"], default="auto", help=what)
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     add("--data", type=str | None, default=None, help="where the run's pictures are, if they have moved")
     add("--out", type=Path, default=Path("runs"), help="where to look for the newest run")

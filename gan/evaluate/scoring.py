@@ -18,8 +18,8 @@ from tqdm import tqdm
 from datasets.augment import Prepared
 from gan import noise
 from gan.errors import UserError
-from gan.evaluate.scores.judge import choose
 from gan.evaluate.scores.outputs import Made, makes
+from gan.evaluate.scores.scorer import choose
 from gan.painting.reopen import SavedRun
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class RankResult:
     sums: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def add(self, title: str, first: int, rows: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
-        """Add what the judge says of one batch."""
+        """Add what the scorer says of one batch."""
         for name, values in rows.items():
             self.rows[title, name][first] = values
         for name, values in sums.items():
@@ -69,7 +69,7 @@ def evaluate(
 
     # What the game makes of one sample shows which scores are possible.
     ((_, shown),) = _made(opened, [range(1)], count, device)
-    judge = choose(
+    scorer = choose(
         shown,
         count,
         scores,
@@ -84,12 +84,13 @@ def evaluate(
     with tqdm(total=count, unit="picture", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
         for numbers, made in _made(opened, batches[rank::ranks], count, device, opened.run.data.workers):
             for title, each in made.items():
-                result.add(title, numbers[0], judge.rows(each), judge.sums(each))
+                result.add(title, numbers[0], scorer.rows(each), scorer.sums(each))
             bar.update(min(len(numbers) * ranks, count - bar.n))
 
     results = _gather(result)
     if results is None:
         return None
+    label_names = getattr(data, "label_names", ())
     return {
         "run": opened.name,
         "folder": opened.folder.path.name,
@@ -98,10 +99,10 @@ def evaluate(
         "data": type(data).__name__,
         "pictures": count,
         "held_out": len(data),
-        "scores": {title: judge.figures(*_joined(results, title), getattr(data, "label_names", ())) for title in shown},
-        "left_out": judge.left_out,
-        "notes": judge.notes(count),
-        "about": judge.about(count),
+        "scores": {title: scorer.figures(*_joined(results, title), label_names) for title in shown},
+        "left_out": scorer.left_out,
+        "notes": scorer.notes(count),
+        "about": scorer.about(count),
         "settings": opened.settings,
         "computed": {"ranks": ranks, "batch_size": batch_size, "device": _device_name(device)},
         "versions": {

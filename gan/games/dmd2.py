@@ -85,7 +85,7 @@ class Dmd2(FromNoise):
 
     def diffuse(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures with noise of a random size, and the size for each picture, [B]."""
-        # EDM, Karras et al. 2022, equation 5 with rho = 7: the paper's steps of a sampler are a random number here.
+        # EDM, Karras et al. 2022, equation 5 with rho = 7, where a random number takes the place of i / (N - 1).
         low, high = (sigma ** (1 / 7) for sigma in self.sigmas)
         sigma = (low + noise.rand((len(pictures),), like=pictures) * (high - low)) ** 7
         return pictures + sigma[:, None, None, None] * noise.randn(pictures.shape, like=pictures), sigma

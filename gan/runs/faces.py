@@ -26,15 +26,15 @@ def sean_faces(style: PositiveInt = 32, **settings: Any) -> Run:
     Args:
         style: Length of a region's style code.
     """
-    return painter(style=style, **settings)
+    return sean_or_spade(style=style, **settings)
 
 
 def spade_faces(**settings: Any) -> Run:
     """SPADE on drawn faces: paint label maps in one palette, without styles."""
-    return painter(style=None, **settings)
+    return sean_or_spade(style=None, **settings)
 
 
-def painter(
+def sean_or_spade(
     style: PositiveInt | None,
     size: PositiveInt = 64,
     batch_size: PositiveInt = 8,

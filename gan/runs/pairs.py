@@ -25,7 +25,7 @@ def sean_celebamask(data: str = "data/CelebAMask-HQ", size: PositiveInt = 256, *
         data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
         size: Height and width that pictures and label maps are resized to.
     """
-    return painter(splits(CelebAMask, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(splits(CelebAMask, data, size=size), (size, size), False, **settings)
 
 
 def sean_ade20k(data: str = "data/ADEChallengeData2016", size: PositiveInt = 256, **settings: Any) -> Run:
@@ -35,7 +35,7 @@ def sean_ade20k(data: str = "data/ADEChallengeData2016", size: PositiveInt = 256
         data: The folder that holds images/ and annotations/.
         size: Height and width that pictures and label maps are resized to.
     """
-    return painter(splits(ADE20K, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(splits(ADE20K, data, size=size), (size, size), False, **settings)
 
 
 def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edges: bool = True, **settings: Any) -> Run:
@@ -48,7 +48,7 @@ def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edge
     """
     shape = size, 2 * size
     # The published training does not crop here.
-    return painter(splits(Cityscapes, data, size=shape, edges=edges), shape, edges, crop=False, **settings)
+    return sean_or_spade(splits(Cityscapes, data, size=shape, edges=edges), shape, edges, crop=False, **settings)
 
 
 def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool = False, **settings: Any) -> Run:
@@ -59,7 +59,7 @@ def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool
         size: Height and width that pictures and label maps are resized to.
         edges: Show the networks where one thing ends and the next one begins.
     """
-    return painter(splits(CocoStuff, data, size=size, edges=edges), (size, size), edges, **settings)
+    return sean_or_spade(splits(CocoStuff, data, size=size, edges=edges), (size, size), edges, **settings)
 
 
 def sean_facades(data: str = "data/facades", size: PositiveInt = 256, **settings: Any) -> Run:
@@ -69,7 +69,7 @@ def sean_facades(data: str = "data/facades", size: PositiveInt = 256, **settings
         data: The folder that holds base/ and extended/.
         size: Height and width that pictures and label maps are resized to.
     """
-    return painter(splits(Facades, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(splits(Facades, data, size=size), (size, size), False, **settings)
 
 
 def sean_folder(
@@ -90,7 +90,7 @@ def sean_folder(
         flip: Mirror half of the pictures; not for labels that differ between left and right.
     """
     pairs = splits(FolderPairs, data, labels, size, held_out=held_out)
-    return painter(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
+    return sean_or_spade(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
 
 
 def spade_folder(**settings: Any) -> Run:
@@ -103,7 +103,7 @@ def splits(kind: type[Pairs], *where: Any, **how: Any) -> Callable[[], Splits]:
     return lambda: (kind(*where, split="train", **how), kind(*where, split="val", **how))
 
 
-def painter(
+def sean_or_spade(
     open_splits: Callable[[], Splits],
     shape: tuple[int, int],
     edges: bool,

@@ -16,8 +16,8 @@ from datasets.augment import to_tensors
 from gan import noise
 from gan.errors import UserError
 from gan.evaluate import command, report, scoring
-from gan.evaluate.scores import features, judge, pixels
-from gan.evaluate.scores.judge import NEEDS
+from gan.evaluate.scores import features, pixels, scorer
+from gan.evaluate.scores.scorer import NEEDS
 from gan.painting.reopen import open_run
 from tests.support import inception, opening
 
@@ -37,7 +37,7 @@ def quick():
 @pytest.fixture(autouse=True)
 def no_networks(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    monkeypatch.setattr(judge.features, "vgg", quick)
+    monkeypatch.setattr(scorer.features, "vgg", quick)
 
 
 @pytest.fixture(scope="session")

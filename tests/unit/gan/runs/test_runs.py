@@ -99,7 +99,7 @@ def test_the_seed_decides_on_the_networks(name):
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON
-    for function in (RUNS[name], pairs.painter, pairs.sean_folder, faces.painter):
+    for function in (RUNS[name], pairs.sean_or_spade, pairs.sean_folder, faces.sean_or_spade):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:

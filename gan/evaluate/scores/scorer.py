@@ -32,7 +32,7 @@ MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill")
 
 
 @dataclass
-class Judge:
+class Scorer:
     """The scores of an evaluation, with the networks they need; `left_out` says why other scores are missing."""
 
     scores: tuple[str, ...]
@@ -43,7 +43,7 @@ class Judge:
     ignore: tuple[int, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def to(self, device: torch.device | str) -> "Judge":
+    def to(self, device: torch.device | str) -> "Scorer":
         for network in (self.extractor and self.extractor.network, self.segmenter):
             if network is not None:
                 network.to(device)
@@ -149,8 +149,8 @@ def choose(
     inception: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
-) -> Judge:
-    """A judge for the scores `asked` for, by default for all that can be computed.
+) -> Scorer:
+    """A scorer for the scores `asked` for, by default for all that can be computed.
 
     `made` shows what the game makes. A score that was asked for, by its name or by giving a file for it, and cannot be
     computed is an error. Any other is left out, and only where a file is missing is the reason kept.
@@ -160,7 +160,7 @@ def choose(
     for label in ignore:
         if not 0 <= label < labels:
             raise UserError(f"--ignore-labels {label}: the labels are {f'0 to {labels - 1}' if labels else 'none'}")
-    judge = Judge(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
+    scorer = Scorer(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
     fits = {name for each in made.values() for name in _fitting(each, count)}
     files = {"fid": inception, "kid": inception, "miou": segmenter}
     for name in asked or NEEDS:
@@ -170,21 +170,21 @@ def choose(
         try:
             if name not in fits:
                 raise UserError(f"it needs {NEEDS[name]}")
-            if name == "features" and judge.extractor is not None:
+            if name == "features" and scorer.extractor is not None:
                 continue  # FID or KID are computed already
             if name == "features":
-                judge.extractor = features.vgg()
-            if name in ("fid", "kid") and judge.extractor is None:
-                judge.extractor = features.inception(inception)
+                scorer.extractor = features.vgg()
+            if name in ("fid", "kid") and scorer.extractor is None:
+                scorer.extractor = features.inception(inception)
             if name == "miou":
-                judge.segmenter = segments.segmenter(segmenter, labels)
+                scorer.segmenter = segments.segmenter(segmenter, labels)
         except UserError as error:
             if must:
                 raise UserError(f"score {name}: {error}") from error
-            judge.left_out[name] = str(error)
+            scorer.left_out[name] = str(error)
         else:
-            judge.scores += (name,)
-    return judge
+            scorer.scores += (name,)
+    return scorer
 
 
 def _fitting(made: Made, count: int) -> set[str]:
