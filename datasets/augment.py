@@ -1,4 +1,4 @@
-"""From a data set's bytes to the tensors that networks take, on the way mirrored and moved."""
+"""From a data set's bytes to tensors for networks, mirrored and cropped at random."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ Item = dict[str, Any]
 
 
 class Augment:
-    """Mirror half of the samples; enlarge by 286/256 and cut out a random part, as SPADE and SEAN train.
+    """Mirrors half of the samples (`flip`), and enlarges by 286/256 and crops at random (`crop`), as SPADE and SEAN do.
 
-    All pictures and labels of a sample move together. What is drawn depends on (seed, epoch, index) alone, and
-    the global random state is neither read nor written.
+    All pictures and labels of a sample move together. The random numbers depend on (seed, epoch, index) alone; the
+    global random state is neither read nor changed.
     """
 
     def __init__(
@@ -27,18 +27,18 @@ class Augment:
         self.seed, self.flip, self.crop, self.flip_pairs = seed, flip, crop, flip_pairs
 
     def __call__(self, item: Item, epoch: int, index: int) -> Item:
-        """The item as this epoch sees it; pictures and labels are known by their tv_tensors types."""
+        """The item, augmented for this epoch. Pictures and labels are known by their tv_tensors types."""
         mirror, down, right = self._draw(epoch, index)
         if self.crop:
             item = {name: _crop(value, down, right) for name, value in item.items()}
         return self._mirror(item, mirror)
 
-    def take(self, dataset: Dataset, epoch: int, index: int) -> Item:
-        """The sample as this epoch sees it; where it lies in files, its part is cut from what the files hold."""
-        if not (self.crop and hasattr(dataset, "cut")):
+    def load(self, dataset: Dataset, epoch: int, index: int) -> Item:
+        """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one."""
+        if not (self.crop and hasattr(dataset, "load_crop")):
             return self(dataset[index], epoch, index)
         mirror, down, right = self._draw(epoch, index)
-        return self._mirror(dataset.cut(index, *_part(dataset.size, down, right)), mirror)
+        return self._mirror(dataset.load_crop(index, *_random_part(dataset.size, down, right)), mirror)
 
     def _draw(self, epoch: int, index: int) -> list[float]:
         dice = torch.Generator().manual_seed(seed_for("augment", self.seed, epoch, index))
@@ -58,21 +58,21 @@ class Augment:
         return value
 
 
-def _part(size: tuple[int, int], down: float, right: float) -> tuple[list[int], tuple[int, int]]:
-    """The size to enlarge to, and the corner from which to cut: `down` and `right` from 0 to 1 say where."""
+def _random_part(size: tuple[int, int], down: float, right: float) -> tuple[list[int], tuple[int, int]]:
+    """The size to enlarge to, and the corner of the crop, which `down` and `right` choose from 0 to 1."""
     larger = [round(length * 286 / 256) for length in size]
     spare = [grown - length + 1 for grown, length in zip(larger, size, strict=True)]
     return larger, (int(down * spare[0]), int(right * spare[1]))
 
 
 def _crop(value: Any, down: float, right: float) -> Any:
-    """Enlarge and cut out, for samples that are no files."""
+    """Enlarge and crop: for samples that are not in files."""
     if not isinstance(value, tv_tensors.TVTensor):
         return value
     height, width = value.shape[-2:]
-    larger, (top, left) = _part((height, width), down, right)
+    larger, (top, left) = _random_part((height, width), down, right)
     if isinstance(value, tv_tensors.Mask):
-        # The exact kind of nearest: the other is off by half a pixel from the picture.
+        # torch's other nearest would be half a pixel off the picture.
         plain = value.as_subclass(Tensor).reshape(-1, 1, height, width)
         grown = functional.resize(plain, larger, InterpolationMode.NEAREST_EXACT).reshape(*value.shape[:-2], *larger)
         return tv_tensors.Mask(functional.crop(grown, top, left, height, width))
@@ -88,7 +88,7 @@ def _swap(label: tv_tensors.Mask, pairs: tuple[tuple[int, int], ...]) -> tv_tens
 
 
 def to_tensors(item: Item) -> Item:
-    """Pictures to floats from -1 to 1, labels to int64, both as plain tensors; the rest stays as it is."""
+    """Pictures as floats from -1 to 1, labels as int64, both as plain tensors. Other values stay as they are."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, tv_tensors.Mask):
@@ -101,7 +101,7 @@ def to_tensors(item: Item) -> Item:
 
 
 class Prepared(Dataset):
-    """A data set asked for by (epoch, index): its items augmented, if at all, and made tensors."""
+    """A data set with the index (epoch, index), whose items are augmented and made tensors."""
 
     def __init__(self, dataset: Dataset, augment: Augment | None = None) -> None:
         self.dataset, self.augment = dataset, augment
@@ -111,4 +111,4 @@ class Prepared(Dataset):
 
     def __getitem__(self, which: tuple[int, int]) -> Item:
         epoch, index = which
-        return to_tensors(self.augment.take(self.dataset, epoch, index) if self.augment else self.dataset[index])
+        return to_tensors(self.augment.load(self.dataset, epoch, index) if self.augment else self.dataset[index])

@@ -1,4 +1,4 @@
-"""Batches that are the same at any number of ranks, and a loader that goes on where it stopped."""
+"""Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
 import signal
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ class GlobalBatches(DistributedSampler):
         the order of an epoch   |  global batch 0   |  global batch 1   |  ...
         with two ranks          | rank 0  | rank 1  | rank 0  | rank 1  |
 
-    Training shuffles by (seed, epoch) and drops an incomplete last batch. Otherwise the order is that of the
-    data, the last batch may be smaller, and as many samples are left out as make the ranks' parts unequal.
+    In training, the order is shuffled by (seed, epoch), and an incomplete last batch is dropped. Otherwise the order
+    is that of the data, and the last batch may be smaller: only samples that would make ranks unequal are left out.
 
-    A DistributedSampler, so that Lightning takes it as it is and tells it the epoch.
+    It is a DistributedSampler, so that Lightning does not replace it and tells it the epoch.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class GlobalBatches(DistributedSampler):
         assert batch_size % ranks == 0, "checked by GanData"
         self.length, self.batch_size = length, batch_size
         self.used = length - length % (batch_size if training else ranks)
-        self.first_batch = 0  # of the next pass
-        self.skipped = 0  # epochs that the caller of set_epoch is ahead of this count
-        self._resumed: int | None = None  # the epoch of it, until the next pass begins
+        self.first_batch = 0  # where the next pass begins
+        self.skipped = 0  # how many epochs the caller of set_epoch is ahead of us
+        self._resumed: int | None = None  # the epoch that was resumed, until the next pass begins
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch of the next pass: another one starts at its beginning, the same goes on as resumed."""
+        """Set the epoch of the next pass. A new epoch starts at its beginning; a resumed one continues."""
         # See [Note: an empty epoch]
         if self._resumed is not None:
             self.skipped = max(self.skipped, epoch - self._resumed - 1)
@@ -43,11 +43,11 @@ class GlobalBatches(DistributedSampler):
             self.epoch, self.first_batch = epoch - self.skipped, 0
 
     # [Note: an empty epoch]
-    # Where a run is counted in steps and its checkpoint is from the end of epoch e, Lightning first goes through
-    # epoch e + 1 without a batch and then calls the next one e + 2. We remember that it is one ahead of us.
+    # If a run is counted in steps and its checkpoint is from the end of epoch e, Lightning first goes through epoch
+    # e + 1 without any batch, and calls the next one e + 2. We remember that Lightning is one ahead of us.
 
     def resume(self, epoch: int, batch: int, skipped: int = 0) -> None:
-        """Let the next pass begin inside an epoch; `skipped` says how far ahead the caller of set_epoch counts."""
+        """Let the next pass begin inside an epoch."""
         self.epoch, self.first_batch, self.skipped = epoch, batch, skipped
         self._resumed = epoch
 
@@ -68,16 +68,16 @@ class GlobalBatches(DistributedSampler):
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal: a worker that dies of it takes the step at hand with it."""
+    """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 class ResumableLoader(DataLoader):
-    """A loader of GlobalBatches whose position is saved and restored with a checkpoint.
+    """A loader of GlobalBatches whose position is saved in checkpoints.
 
-    The position counts the batches that were handed out, not those that workers have prepared ahead, and it
-    counts global batches: a checkpoint goes on at another number of ranks.
+    The position counts batches that were handed out, not batches that workers have prepared. It counts global
+    batches, so a run can resume on another number of ranks.
     """
 
     sampler: GlobalBatches
@@ -105,17 +105,17 @@ class ResumableLoader(DataLoader):
             yield item
 
     # [Note: the epoch comes late]
-    # Lightning makes an iterator before it calls set_epoch, and when it resumes from the end of an epoch it
-    # makes no other. Workers would by then have prepared batches of the wrong epoch. This iterator is a
-    # generator: nothing in it runs before the first batch is asked for, and then the epoch is known.
+    # Lightning makes an iterator before it calls set_epoch. When it resumes from the end of an epoch, it makes no
+    # other one, and workers would already have prepared batches of the wrong epoch. Our iterator is a generator:
+    # it runs only when the first batch is asked for, and then the epoch is known.
 
     def state_dict(self) -> dict[str, int]:
-        """Where the pass is: as many batches of the epoch were handed out."""
+        """The epoch, and how many of its batches were handed out."""
         epoch, batch = self._position
         return {"epoch": epoch, "batch": batch, "skipped": self.sampler.skipped, **self._order()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after the last batch that was handed out."""
+        """Continue after the last batch that was handed out."""
         for name, value in self._order().items():
             if state[name] != value:
                 raise UserError(
@@ -126,5 +126,5 @@ class ResumableLoader(DataLoader):
         self._position = state["epoch"], state["batch"]
 
     def _order(self) -> dict[str, int]:
-        """What decides on the order of the samples, and so must not change between save and load."""
+        """What the order of samples depends on, which must not change when a run resumes."""
         return {"seed": self.sampler.seed, "batch_size": self.sampler.batch_size, "samples": self.sampler.length}

@@ -10,11 +10,11 @@ from gan.errors import UserError
 
 
 class GanData(LightningDataModule):
-    """Training and held-out samples of a run; `batch_size` is that of all ranks together.
+    """Training and held-out samples of a run. `batch_size` counts the samples of all ranks together.
 
-    Each rank gets an equal part of every batch, and a training sample is augmented by its own number, so the
-    ranks together see what a single device would. Held-out samples come in their order, as they are; validation
-    looks at the first `val_count` of them, by default at all.
+    Each rank gets an equal part of every batch, and a sample's augmentation depends on its own number. So all ranks
+    together see what one device would see. Held-out samples are not augmented or shuffled; validation uses the first
+    `val_count` of them, by default all.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class GanData(LightningDataModule):
         self.workers, self.seed, self.flip, self.crop = workers, seed, flip, crop
 
     def setup(self, stage: str | None = None) -> None:
-        """Refuse what cannot be split, before the first step."""
-        _, ranks = self._place()
+        """Refuse, before the first step, what cannot be split into equal parts."""
+        _, ranks = self._rank_of_ranks()
         _check_divides(self.batch_size, ranks, "batch", "--batch-size")
         if len(self.train) < self.batch_size:
             fits = len(self.train) // ranks * ranks
@@ -59,22 +59,22 @@ class GanData(LightningDataModule):
                 )
 
     def train_dataloader(self) -> ResumableLoader:
-        """This rank's part of the training batches, shuffled anew in every epoch."""
+        """This rank's part of the training batches, in another order in every epoch."""
         augment = Augment(self.seed, self.flip, self.crop, getattr(self.train, "flip_pairs", ()))
         return self._loader(Prepared(self.train, augment), len(self.train), self.batch_size, training=True)
 
     def val_dataloader(self) -> ResumableLoader | list:
-        """This rank's part of the held-out batches, in order; the last one may be smaller."""
+        """This rank's part of the held-out batches, in order. The last batch may be smaller."""
         if self.val is None:
             return []
         return self._loader(Prepared(self.val), self.val_count, self.val_batch_size, training=False)
 
     def _loader(self, dataset: Prepared, count: int, batch_size: int, training: bool) -> ResumableLoader:
-        rank, ranks = self._place()
+        rank, ranks = self._rank_of_ranks()
         sampler = GlobalBatches(count, batch_size, ranks=ranks, rank=rank, seed=self.seed, training=training)
         return ResumableLoader(dataset, sampler, workers=self.workers)
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_of_ranks(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
 

@@ -1,7 +1,7 @@
-"""A framework to train GANs, and any game of several networks, on one device or many.
+"""A framework to train GANs, or any game of several networks, on one device or many.
 
-A game is a `GanModule`: it names its `Player`s (sub-networks) and its `Phase`s (turns). How the players
-live on devices is the business of `strategies.PhaseStrategy`, and of nobody else.
+A game is a `GanModule`. It names its `Player`s (networks) and its `Phase`s (turns). How players are spread over
+devices is decided by `strategies.PhaseStrategy` alone.
 """
 
 from gan.module import GanModule

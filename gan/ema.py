@@ -1,7 +1,7 @@
-"""An exponential average of a player's weights, kept beside them tensor by tensor.
+"""A moving average (EMA) of a player's weights: one tensor for each parameter.
 
-By hand, because torch's AveragedModel and Lightning's WeightAveraging deep-copy the network, which FSDP2
-forbids; tensors beside tensors are sharded the way their player is.
+It is written by hand, because torch's AveragedModel and Lightning's WeightAveraging deep-copy the network, which
+FSDP2 forbids. A tensor for each parameter is sharded just like the parameter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class Ema:
-    """The average of some named parameters."""
-
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
         self.parameters = dict(parameters)
         self.average = [parameter.detach().clone() for parameter in self.parameters.values()]
@@ -22,13 +20,13 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """average = decay * average + (1 - decay) * weights."""
+        """Move the average: average = decay * average + (1 - decay) * weights."""
         self._blend(self.average, list(self.parameters.values()), None)
 
     @contextmanager
     @torch.no_grad()
     def swapped(self) -> Iterator[None]:
-        """The network computes with its averages for a while; buffers, such as running statistics, stay."""
+        """Inside the `with`, the network has the averaged weights. Buffers, such as running statistics, stay."""
         self._swap()
         try:
             yield
@@ -43,11 +41,10 @@ class Ema:
                 average.copy_(weights)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages under the names of their parameters."""
         return dict(zip(self.parameters, self.average, strict=True))
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor] | None) -> None:
-        """Take over saved averages; where none were saved, start at the weights as they are now."""
+        """Load saved averages. With None, start from the present weights."""
         for (name, parameter), average in zip(self.parameters.items(), self.average, strict=True):
             average.copy_(parameter if state is None else state[name])

@@ -1,40 +1,42 @@
-"""The one kind of error that is the user's to mend, and how the commands say it."""
+"""Mistakes that the user can correct, and how the commands print them."""
 
 import sys
 import time
 
 from lightning.pytorch.utilities import rank_zero_only
 
-OTHERS = 12  # seconds in which the first rank says what another one has met, and ends it
+FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's error and ends that rank
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: the message says what was wrong and what to type instead.
+    """A mistake in what was asked for. The message says what was wrong and what to type instead.
 
-    The commands print it without a traceback; a traceback is kept for mistakes of ours.
-
-    `said` once it has been printed. `agreed` where every rank raises it by itself, at the same place.
+    The commands print the message without a traceback. A traceback means a mistake in the program.
     """
 
-    said = False
-    agreed = False
+    said = False  # True once it has been printed
+    agreed = False  # True where every rank raises it at the same place
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message alone, too."""
+        """A notebook calls this. It shows only the message, too."""
         return [f"error: {self}"]
 
 
 class RankLost(UserError):
-    """Another rank is gone or has failed, and this one ends because of it; the message names it."""
+    """This rank ends because another rank has failed or is gone. The message names that rank."""
 
 
 def refuse(error: Exception) -> int:
-    """Say it once, from the first rank that has it: the others find out together, or are ended by it. Returns 2."""
+    """Print an error once, and return the exit status 2.
+
+    The first rank prints at once, for all ranks. Another rank waits first: meanwhile the first rank either prints the
+    same error and ends this rank, or does not have the error, and then this rank prints it.
+    """
     if getattr(error, "said", False):
         return 2
     if rank_zero_only.rank != 0 and not isinstance(error, RankLost):
-        time.sleep(OTHERS)
-    # A worker process wraps the message in its own traceback; the message is its last line.
+        time.sleep(FIRST_RANK_SPEAKS)
+    # An error from a data loader's worker holds the worker's traceback. The message is its last line.
     message = str(error).rpartition("UserError: ")[2].strip()
     print(f"error: {message}", file=sys.stderr, flush=True)
     return 2

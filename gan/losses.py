@@ -1,7 +1,7 @@
-"""The losses of the games: one small function a formula, each with its source.
+"""The losses of the games: a small function for each formula, with its source.
 
-Scores are a discriminator's raw outputs, of any shape; a loss is their mean, so that the average over equal
-shares of a batch is the loss of the whole batch.
+Scores are a discriminator's raw outputs, of any shape. A loss is a mean over samples, so the average over equal parts
+of a batch is the loss of the whole batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ Features = Sequence[Tensor]
 
 
 def hinge_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Push real scores above 1 and fake scores below -1; what is beyond pulls no more."""
+    """Push real scores above 1 and fake scores below -1. Scores beyond that have no gradient."""
     # Lim and Ye 2017, Tran et al. 2017.
     return F.relu(1 - real).mean() + F.relu(1 + fake).mean()
 
 
 def hinge_generator(fake: Tensor) -> Tensor:
-    """Raise the score of the fakes; the hinge has no bend on this side, or a good fake would stop learning."""
+    """Raise the scores of the fakes. There is no hinge here, or a good fake would stop learning."""
     # Lim and Ye 2017, Tran et al. 2017.
     return -fake.mean()
 
@@ -36,14 +36,14 @@ def non_saturating_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def non_saturating_generator(fake: Tensor) -> Tensor:
-    """The generator's loss that keeps a slope where the discriminator is sure."""
+    """The generator's loss that keeps a gradient where the discriminator is sure."""
     # Goodfellow et al. 2014, section 3: maximise log D(G(z)).
     return F.softplus(-fake).mean()
 
 
 def least_squares_discriminator(real: Tensor, fake: Tensor) -> Tensor:
-    """Real scores towards 1, fake scores towards 0; halved, as the discriminator shall not run ahead."""
-    # Mao et al. 2017; the half is of Zhu et al. 2017 (CycleGAN), section 7.1.
+    """Real scores towards 1 and fake scores towards 0; halved, to slow the discriminator down."""
+    # Mao et al. 2017; the half is from Zhu et al. 2017 (CycleGAN), section 7.1.
     return 0.5 * ((real - 1).square().mean() + fake.square().mean())
 
 
@@ -54,17 +54,17 @@ def least_squares_generator(fake: Tensor) -> Tensor:
 
 
 def relativistic(better: Tensor, worse: Tensor) -> Tensor:
-    """Wish that each score of `better` exceeds the one of `worse` it is paired with.
+    """Push each score of `better` above the score of `worse` that it is paired with.
 
-    The discriminator passes (real, fake) and the generator (fake, real): judging in pairs leaves no constant
-    score that satisfies it, which is what lets a generator drop modes.
+    The discriminator passes (real, fake), the generator (fake, real). No constant score can satisfy a loss on pairs,
+    which is what lets a generator drop modes elsewhere.
     """
     # Jolicoeur-Martineau 2019 in the pairing form of R3GAN, Huang et al. 2024, equation 2.
     return F.softplus(worse - better).mean()
 
 
 def wasserstein_critic(real: Tensor, fake: Tensor) -> Tensor:
-    """Raise real scores above fake ones without bound; only a critic with bounded slope may be asked to."""
+    """Raise real scores above fake ones without limit. The critic needs a bounded slope, as by gradient_penalty."""
     # Arjovsky et al. 2017, equation 3: the negative of what the critic maximises, E f(x) - E f(G(z)).
     return fake.mean() - real.mean()
 
@@ -76,9 +76,9 @@ def wasserstein_generator(fake: Tensor) -> Tensor:
 
 
 def feature_matching(real: Sequence[Features], fake: Sequence[Features]) -> Tensor:
-    """How far the discriminator's inner features of the fakes are from those of the reals, mean over scales.
+    """The distance of the discriminator's inner features between fakes and reals, averaged over scales.
 
-    A list of features a scale, the score last, which is left out. The real side is a target and gets no gradient.
+    Each scale is a list of features. The score comes last in it and is left out. The reals get no gradient.
     """
     # Wang et al. 2018 (pix2pixHD), equation 4.
     parts = [
@@ -90,9 +90,9 @@ def feature_matching(real: Sequence[Features], fake: Sequence[Features]) -> Tens
 
 
 def perceptual(real: Features, fake: Features) -> Tensor:
-    """How far VGG-19's features of the fakes are from those of the reals, the deeper ones counting more.
+    """The distance of VGG-19's features between fakes and reals; deeper features count more.
 
-    The features are relu1_1 to relu5_1, fine to coarse. The real side is a target and gets no gradient.
+    The features are relu1_1 to relu5_1, fine to coarse. The reals get no gradient.
     """
     # Johnson et al. 2016, with the layers, L1 and weights of Wang et al. 2018 (pix2pixHD), which SPADE and SEAN use.
     weights = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1)
@@ -101,30 +101,29 @@ def perceptual(real: Features, fake: Features) -> Tensor:
 
 
 def r1(discriminator: Callable[[Tensor], Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of real pictures, and half the squared slope of the discriminator there.
+    """The scores of real pictures, and the penalty: half the squared gradient of the scores at the pictures.
 
-    Use the scores for the loss as well: one forward serves both. See [Note: penalties under autocast].
+    Use the scores for the loss too: one forward is enough for both. See [Note: penalties under autocast].
     """
     # R1 of Mescheder et al. 2018, equation 9, for gamma = 1.
     return _scores_and_slope(discriminator, real)
 
 
 def r2(discriminator: Callable[[Tensor], Tensor], fake: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of fakes, and half the squared slope of the discriminator there; the fakes get no gradient."""
+    """As `r1`, for fakes. The fakes get no gradient."""
     # R2 of Mescheder et al. 2018, equation 10, for gamma = 1.
     return _scores_and_slope(discriminator, fake)
 
 
 def _scores_and_slope(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores, and half the squared norm of their gradient with respect to the images, mean over the batch.
+    """Scores, and half the squared norm of their gradient with respect to the images, averaged over the batch.
 
     [Note: penalties under autocast]
-    The penalty squares a gradient and is then differentiated again. Under autocast that gradient would come
-    in the half precision of the layers it went through: below 6e-8 it is zero in float16, no loss scale
-    protects it (that one is applied to the loss, later), and bfloat16 leaves it two digits. So the forward
-    that is differentiated runs outside autocast, in the precision of the weights, and its scores too.
+    The penalty squares a gradient and is then differentiated again. Under autocast this gradient would have half
+    precision. In float16 it is zero below 6e-8, and the loss scale cannot help, because it is applied later, to the
+    loss. In bfloat16 it has two digits. So this forward runs outside autocast, in the precision of the weights.
     """
-    with _precisely(images) as images:
+    with _full_precision(images) as images:
         images = images.detach().requires_grad_()
         scores = discriminator(images)
         (slope,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
@@ -132,12 +131,12 @@ def _scores_and_slope(discriminator: Callable[[Tensor], Tensor], images: Tensor)
 
 
 def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
-    """How far the critic's slope is from 1, squared, at a random place between each picture and its fake.
+    """The squared distance from 1 of the critic's slope, at a random point between each picture and its fake.
 
-    Neither of them gets a gradient. See [Note: penalties under autocast].
+    Pictures and fakes get no gradient. See [Note: penalties under autocast].
     """
     # WGAN-GP, Gulrajani et al. 2017, equation 3 and algorithm 1, for lambda = 1.
-    with _precisely(real, fake) as (real, fake):
+    with _full_precision(real, fake) as (real, fake):
         share = noise.rand((len(real), *[1] * (real.dim() - 1)), like=real)
         between = torch.lerp(fake.detach(), real.detach(), share).requires_grad_()
         (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -145,16 +144,15 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Ten
 
 
 def path_lengths(styled: Callable[[Tensor], tuple[Tensor, Tensor]], latents: Tensor) -> Tensor:
-    """How far each picture moves when its styles do, in a random direction of picture space: [B].
+    """How far each picture moves in a random direction when its styles change: lengths [B].
 
-    `styled` makes of latents the pictures [B, 3, H, W] and the styles [B, L, D] they were made of, one for each
-    of L layers. The penalty is the squared difference of the lengths from their running mean.
-    See [Note: penalties under autocast].
+    `styled` makes pictures [B, 3, H, W] from latents, and also returns their styles [B, L, D], one for each of L
+    layers. The penalty is the squared difference of the lengths from their running mean. See
+    [Note: penalties under autocast].
     """
-    # StyleGAN2, Karras et al. 2020, equation 4: the norm of J^T y, y of unit normal noise. As published in code, y
-    # is scaled by 1 / sqrt(H * W), which makes the length not depend on the size, and the squares of the norms are
-    # averaged over layers.
-    with _precisely(latents) as latents:
+    # StyleGAN2, Karras et al. 2020, equation 4: the norm of J^T y, where y is normal noise. As in the published code,
+    # y is scaled by 1 / sqrt(H * W), so lengths do not depend on the size, and squares are averaged over layers.
+    with _full_precision(latents) as latents:
         pictures, styles = styled(latents)
         direction = noise.randn(pictures.shape, like=pictures) / (pictures.shape[-2] * pictures.shape[-1]) ** 0.5
         (slope,) = torch.autograd.grad((pictures * direction).sum(), styles, create_graph=True)
@@ -162,9 +160,9 @@ def path_lengths(styled: Callable[[Tensor], tuple[Tensor, Tensor]], latents: Ten
 
 
 def denoising(denoised: Tensor, clean: Tensor, sigma: Tensor, spread: float) -> Tensor:
-    """How far pictures freed of noise of size `sigma` [B] are from the clean ones, about equal for every sigma.
+    """The squared error of denoised pictures, weighted to about the same size at every noise size `sigma` [B].
 
-    `spread` is the standard deviation of the clean pictures. Their side is a target and gets no gradient.
+    `spread` is the standard deviation of clean pictures. The clean pictures get no gradient.
     """
     # EDM, Karras et al. 2022, equations 2 and 8 and table 1: lambda = (sigma^2 + spread^2) / (sigma * spread)^2.
     weight = (sigma**2 + spread**2) / (sigma * spread) ** 2
@@ -172,28 +170,25 @@ def denoising(denoised: Tensor, clean: Tensor, sigma: Tensor, spread: float) -> 
 
 
 def distribution_matching(pictures: Tensor, real: Tensor, fake: Tensor) -> Tensor:
-    """A loss whose gradient moves the pictures' distribution towards the real one.
+    """A loss whose gradient moves the distribution of the pictures towards the real one.
 
-    `real` and `fake` are the pictures, noised and then denoised by a denoiser of real pictures (the teacher) and
-    one of these fakes (the fake score). A denoiser D holds the score of noised pictures x, (D(x) - x) / sigma^2, so
-    the difference of the scores is that of the denoised pictures. Its value says nothing; its gradient does.
+    `real` and `fake` are the pictures, noised and then denoised: by a denoiser for real pictures (the teacher), and by
+    one for these fakes (the fake score). A denoiser D has the score of noised pictures x: (D(x) - x) / sigma^2. So the
+    difference of the scores is the difference of the denoised pictures. Only the gradient has a meaning, not the value.
     """
-    # DMD, Yin et al. 2024a, equations 7 and 8: the gradient of the Kullback-Leibler divergence, weighted to the same
-    # size at every noise by the mean error of the teacher, |pictures - real|.
+    # DMD, Yin et al. 2024a, equations 7 and 8: the gradient of the Kullback-Leibler divergence, divided by the mean
+    # error of the teacher, |pictures - real|, to have the same size at every noise.
     with torch.no_grad():
         size = (pictures - real).abs().flatten(1).mean(1).clamp_min(1e-8)
         direction = (fake - real) / size.view(-1, *[1] * (pictures.dim() - 1))
         target = pictures - direction
-    # The half and the square are the published way to say "this is the gradient", divided by the number of values.
+    # The published trick: the gradient of this expression is `direction`, divided by the number of values.
     return 0.5 * (pictures - target).square().mean()
 
 
 @contextmanager
-def _precisely(*tensors: Tensor) -> Iterator[Any]:
-    """Outside autocast and with gradients on, the tensors as wide as the weights.
-
-    See [Note: penalties under autocast].
-    """
+def _full_precision(*tensors: Tensor) -> Iterator[Any]:
+    """Turn autocast off and gradients on, and make the tensors float32. See [Note: penalties under autocast]."""
     kind = tensors[0].device.type
     if torch.is_autocast_enabled(kind):
         tensors = tuple(tensor.float() for tensor in tensors)

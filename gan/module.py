@@ -1,4 +1,4 @@
-"""GanModule: a game as a LightningModule, with no line on distribution."""
+"""GanModule: a game, as a LightningModule that knows nothing of devices and ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,9 +14,19 @@ T = TypeVar("T")
 
 
 class GanModule(LightningModule):
-    """A game of several networks: say who plays and which turns there are, and write each turn's loss.
+    """A game of several networks. To write one, name the players and the phases, and write a loss for each phase.
 
-    It trains under `Trainer(strategy=PhaseStrategy(...))`; one pass over the phases is one `step`.
+        class MyGan(GanModule):
+            def configure_players(self):
+                yield Player("generator", self.generator, partial(Adam, lr=2e-4), ema=0.99)
+                yield Player("discriminator", self.discriminator, partial(Adam, lr=2e-4))
+
+            def configure_phases(self):
+                yield Phase("discriminator", self.judge, learners="discriminator")
+                yield Phase("generator", self.fool, learners="generator")
+
+    `judge` and `fool` are methods that take a batch and return a loss. Train it with a Lightning
+    `Trainer(strategy=PhaseStrategy("ddp"))`. One pass over the phases is one `step`.
     """
 
     def __init__(self) -> None:
@@ -27,15 +37,15 @@ class GanModule(LightningModule):
         self._shared: dict[Any, Any] = {}
 
     def configure_players(self) -> Iterable[Player]:
-        """Yield the sub-networks with their optimizers. To be written by the author of the game."""
+        """Yield a Player for each network. Every game writes this method."""
         raise UserError(f"{type(self).__name__} has no configure_players(); yield a Player a sub-network")
 
     def configure_phases(self) -> Iterable[Phase]:
-        """Yield the turns in the order they are played. To be written by the author of the game."""
+        """Yield a Phase for each turn, in the order of play. Every game writes this method."""
         raise UserError(f"{type(self).__name__} has no configure_phases(); yield a Phase a turn")
 
     def assemble(self) -> None:
-        """Ask the author for players and phases and check that they hold together; the strategy calls it."""
+        """Collect the players and phases and check that they fit together. The strategy calls it."""
         players, phases = tuple(self.configure_players()), tuple(self.configure_phases())
         check_game(players, phases)
         self.players = {player.name: player for player in players}
@@ -43,20 +53,20 @@ class GanModule(LightningModule):
 
     @property
     def step(self) -> int:
-        """How many passes over the phases are behind us; 0 where no trainer is attached."""
+        """How many passes over the phases are done. It is 0 without a trainer."""
         return self._trainer.global_step if self._trainer is not None else 0
 
     def training_step(self, batch: Any) -> None:
-        """One step: play every phase that is due."""
+        """Play every phase that is due in this step."""
         for phase in self.phases:
             if phase.due(self.step):
                 self.trainer.strategy.run(phase, batch)
 
     def shared(self, name: str, make: Callable[..., T], *args: Any) -> T:
-        """`make(*args)`, made once a step and micro-batch and handed to every phase that asks for `name`.
+        """`make(*args)`, computed once in a step (and micro-batch) for all phases that ask for `name`.
 
-        For a fake that both phases use. It is made with the graph of all players, whoever learns first;
-        detach it where no gradient should pass. The phases that share must cut the batch alike.
+        Use it for a fake that two phases need. Gradients flow through it to all players, so detach it in a phase
+        where they should not. Phases that share must have the same number of micro-batches.
         """
         place = noise.here()
         key = (name, None if place is None else (place.first, place.rows))
@@ -65,13 +75,18 @@ class GanModule(LightningModule):
                 self._shared[key] = make(*args)
         return self._shared[key]
 
+    def on_validation_model_zero_grad(self) -> None:
+        """Lightning's hook before a validation makes its loaders, which draw from training's random states."""
+        if (aside := getattr(self.trainer.strategy, "set_random_states_aside", None)) is not None:
+            aside()
+
     def forget_shared(self) -> None:
-        """Drop what `shared` keeps; the strategy calls it around every step."""
+        """Drop what `shared` keeps. The strategy calls it before and after each step."""
         self._shared.clear()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Compute with the players' averaged weights (EMA) for a while; validation does so by itself."""
+        """Inside the `with`, players compute with their averaged weights (EMA). Validation does this by itself."""
         with self.trainer.strategy.averaged() if self._trainer is not None else nullcontext():
             yield
 
@@ -104,7 +119,7 @@ class GanModule(LightningModule):
         return game if map_location is None else game.to(map_location)
 
     def configure_optimizers(self) -> None:
-        """Only a strategy that does not know players asks a GanModule for optimizers."""
+        """Refuse other strategies: only they ask for optimizers. Each Player names its own."""
         strategy = type(self.trainer.strategy).__name__
         raise UserError(
             f"{type(self).__name__} is a GanModule and cannot train under {strategy}; type "

@@ -1,7 +1,7 @@
-"""Randomness that belongs to a sample, and so does not change with the number of ranks or micro-batches.
+"""Noise that belongs to a sample: it does not change with the number of ranks or micro-batches.
 
-Inside a phase every row of a batch has a place in the global batch. `randn` and `rand` draw each row from a
-generator of its own, made of (seed, step, phase, call, place): whoever holds the sample draws the same row.
+Inside a phase, every row of a batch has a place in the global batch. `randn` and `rand` draw each row from its own
+generator, seeded with (seed, step, phase, call, place). So any rank that holds the sample draws the same row.
 Outside a phase they are torch's own functions.
 """
 
@@ -16,16 +16,16 @@ from torch import Tensor
 
 
 def seed_for(*parts: int | str) -> int:
-    """A seed made of its parts, the same on every machine: neighbouring parts give unrelated seeds."""
+    """A seed made of parts, the same on every machine. Parts that differ by one give unrelated seeds."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 @dataclass
 class Place:
-    """Where the rows at hand stand: rows `first` to `first + rows` of a global batch of `total`.
+    """Which rows of the global batch are being computed: `rows` rows of `total`, from row `first` on.
 
-    `calls` is how often was drawn from it: a copy goes on from there, and so draws the same again.
+    `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
     """
 
     key: tuple[int | str, ...]
@@ -35,7 +35,7 @@ class Place:
     calls: int = 0
 
     def seeds(self, n: int) -> list[int]:
-        """A seed per row for one draw of n rows; a network fed fakes and reals together sees each sample twice."""
+        """A seed for each of n rows. A batch of fakes and reals together has each sample twice, with two seeds."""
         call, self.calls = self.calls, self.calls + 1
         places = ((self.first + row % self.rows, row // self.rows) for row in range(n))
         return [seed_for(*self.key, call, *place) for place in places]
@@ -45,13 +45,13 @@ _place: ContextVar[Place | None] = ContextVar("place", default=None)
 
 
 def here() -> Place | None:
-    """The place of the rows at hand, or None outside a phase."""
+    """The place that is set now; None outside a phase."""
     return _place.get()
 
 
 @contextmanager
 def at(place: Place | None) -> Iterator[None]:
-    """Say which rows of the global batch are at hand while a loss is computed; None is outside a phase."""
+    """Set the place for the code inside the `with`; None means outside a phase."""
     token = _place.set(place)
     try:
         yield
@@ -60,12 +60,12 @@ def at(place: Place | None) -> Iterator[None]:
 
 
 def randn(shape: Sequence[int], like: Tensor | None = None) -> Tensor:
-    """Normal noise, a row a sample, on the device and in the type of `like`."""
+    """Normal noise, a row for each sample, with the device and dtype of `like`."""
     return _draw(torch.randn, shape, like)
 
 
 def rand(shape: Sequence[int], like: Tensor | None = None) -> Tensor:
-    """Uniform noise in [0, 1), a row a sample, on the device and in the type of `like`."""
+    """Uniform noise in [0, 1), a row for each sample, with the device and dtype of `like`."""
     return _draw(torch.rand, shape, like)
 
 

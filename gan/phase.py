@@ -1,4 +1,4 @@
-"""What a game is made of, as plain data: players and phases. Nothing here knows of devices."""
+"""What a game is made of, as plain data: players and phases."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,15 @@ Losses = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Player:
-    """A sub-network and the recipe of its training.
+    """A network and the recipe of its training.
 
-    `optimizer` and `schedule` are recipes, called with the parameters and with the optimizer, because only
-    the strategy knows which tensors a rank owns. A player without an optimizer is frozen. `schedule` counts
-    updates of its player; `ema` is the decay of an average of the weights, used for samples and validation;
-    `clip` bounds the norm of the player's whole gradient. `blocks` names sub-modules, as named_modules() does, that a
-    strategy may treat one by one where it would otherwise cut the network itself: with the option `recompute`.
+    - `optimizer`: a function that makes the optimizer from parameters, e.g. `partial(Adam, lr=2e-4)`. It is a
+      function, because only the strategy knows which tensors a rank owns. A player without an optimizer is frozen.
+    - `schedule`: a function that makes a learning rate schedule from the optimizer. It counts updates of the player.
+    - `ema`: the decay of a moving average of the weights. Validation and samples use the averaged weights.
+    - `clip`: the largest norm of the player's whole gradient.
+    - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
+      Without them it chooses blocks itself.
     """
 
     name: str
@@ -54,18 +56,19 @@ class Player:
 
     @property
     def frozen(self) -> bool:
-        """Whether the player never learns."""
         return self.optimizer is None
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One turn of the game: who learns, from which loss, how often.
+    """One turn of the game: who learns, from which loss, and how often.
 
-    `loss` takes a batch and returns a scalar, or named scalars that are summed. The phase is due when
-    `step % every == 0`. The rank's batch is cut into `micro_batches` equal chunks whose gradients are
-    averaged. `second_order` says that the loss differentiates a gradient, so that a policy which shards
-    weights keeps them together for the second pass. A phase ends with one update of each learner.
+    - `loss`: takes a batch and returns a scalar, or a dict of named scalars, which are summed and logged by name.
+    - `learners`: the names of the players that learn. Each one makes one update at the end of the phase.
+    - `every`: play the phase in the steps that are divisible by this number.
+    - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients.
+    - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP). A policy that shards weights then
+      keeps them gathered for the second backward.
     """
 
     name: str
@@ -84,12 +87,11 @@ class Phase:
                 raise UserError(f"phase '{self.name}': {field}={value!r} must be a whole number, 1 or more")
 
     def due(self, step: int) -> bool:
-        """Whether this phase is played in the given step; every phase is due at step 0."""
         return step % self.every == 0
 
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
-    """Refuse, before anything is trained, a game that does not hold together; the error names the culprit."""
+    """Refuse a game whose players and phases do not fit together, before anything is trained."""
     known = [player.name for player in players]
     for kind, names in (("player", known), ("phase", [phase.name for phase in phases])):
         if not names:
@@ -115,7 +117,7 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 f"leave optimizer out to freeze it"
             )
 
-    # A phase teaches players who can learn.
+    # A phase's learners are players that can learn.
     frozen = {player.name for player in players if player.frozen}
     for phase in phases:
         if not phase.learners:

@@ -1,10 +1,10 @@
-"""CycleGAN's pool of past images, made to follow the sample.
+"""CycleGAN's pool of past images, which gives the same images at any number of ranks.
 
 [Note: a pool that follows the sample]
-The published pool is one list that every image of a batch passes through in turn, which no two ranks could
-share without talking. Here each place of the global batch has slots of its own (size / global batch, at
-least one) and its own coin. Whoever holds the place holds its slots: no communication, and the same images
-come back at any number of ranks.
+The published pool is one list, which every image of a batch goes through in turn. Ranks could not share it without
+communication. Here each place of the global batch has its own slots (size / global batch, at least one) and its own
+random numbers. The rank that holds the place holds its slots. So there is no communication, and the same images come
+back at any number of ranks.
 """
 
 import random
@@ -16,9 +16,9 @@ from gan import noise
 
 
 class ImagePool(nn.Module):
-    """Shows the discriminator a past fake half of the time (Shrivastava et al. 2017; CycleGAN uses 50).
+    """Shows the discriminator a past fake half of the time (Shrivastava et al. 2017; CycleGAN has a size of 50).
 
-    Its images are part of the module's state: a checkpoint has those of all ranks.
+    The images are part of the module's state, so a checkpoint holds the images of all ranks.
     """
 
     def __init__(self, size: int = 50) -> None:
@@ -29,7 +29,7 @@ class ImagePool(nn.Module):
 
     @torch.no_grad()
     def query(self, images: Tensor) -> Tensor:
-        """These images, some of them exchanged for earlier ones; outside a phase they pass unchanged."""
+        """The images, some of them exchanged for earlier ones. Outside a phase they stay as they are."""
         place = noise.here()
         if place is None:
             return images.detach()
@@ -49,14 +49,14 @@ class ImagePool(nn.Module):
         return torch.stack(shown)
 
     def own(self) -> dict[int, list[Tensor]]:
-        """The slots this rank answers for: the places it has visited, or all that was loaded if none yet."""
+        """The slots of the places that this rank holds; all loaded slots before its first query."""
         return {number: self.slots[number] for number in self._visited or self.slots}
 
     def get_extra_state(self) -> dict[int, dict[int, Tensor]]:
-        """torch's hook: the slots, numbered, go into the state dict."""
+        """torch calls this to put the slots into the state dict."""
         return {place: dict(enumerate(slots)) for place, slots in self.own().items()}
 
     def set_extra_state(self, state: dict[int, dict[int, Tensor]]) -> None:
-        """torch's hook: take the slots of all places; those of other ranks are simply never visited."""
+        """torch calls this with the slots of all places. The places of other ranks are never used here."""
         self.slots = {place: [slots[number].clone() for number in sorted(slots)] for place, slots in state.items()}
         self._visited = set()

@@ -12,9 +12,9 @@ SLOPE = 0.2
 
 
 def onehot(label: Tensor, labels: int, like: Tensor) -> Tensor:
-    """A label map [B,H,W] as `labels` planes of 0 and 1 [B,labels,H,W], in the type of `like`.
+    """A label map [B,H,W] as `labels` planes of 0 and 1 [B,labels,H,W], with the dtype of `like`.
 
-    A label out of range is refused here, in words, before it becomes an assert inside a GPU kernel.
+    A label out of range is refused here, because inside a GPU kernel it would be a failed assert without a message.
     """
     low, high = torch.stack(label.aminmax()).tolist()
     if low < 0 or high >= labels:
@@ -32,7 +32,7 @@ def resize_nearest(planes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def xavier_(weight: Tensor, gain: float) -> None:
-    """Normal weights with the variance of Glorot and Bengio 2010; with gain 0.02, SPADE's and SEAN's start."""
+    """Normal weights with the variance of Glorot and Bengio 2010. SPADE and SEAN start with gain 0.02."""
     nn.init.xavier_normal_(weight, gain)
 
 
@@ -48,62 +48,60 @@ def conv(
     spectral: bool = False,
     gain: float = 1.0,
 ) -> nn.Conv2d:
-    """A convolution that keeps the size at stride 1, Xavier-normal, with spectral norm where it is asked for.
+    """A convolution with Xavier-normal weights that keeps the size at stride 1.
 
-    Leave out the bias before a norm, which cancels it, unless a published network has one there; then say `normed`.
+    Before a norm use `bias=False`, because the norm cancels a bias. If a published network has one there, say
+    `normed=True`.
     """
     kind = NormedConv2d if normed else nn.Conv2d
     layer = kind(inside, outside, kernel, stride, kernel // 2 if padding is None else padding, bias=bias)
     xavier_(layer.weight, gain)
     if bias:
         nn.init.zeros_(layer.bias)
-    # The weights come first: spectral norm starts its singular vectors from them.
+    # Spectral norm comes last: it starts its singular vectors from the weights.
     return spectral_norm(layer) if spectral else layer
 
 
 class NormedConv2d(nn.Conv2d):
-    """A convolution whose bias a norm cancels in training, as some published networks have it.
+    """A convolution whose bias a norm cancels in training, as in some published networks.
 
     [Note: biases that a norm cancels]
-    A norm by statistics of the batch or the picture takes away what is the same in a whole channel, so in training
-    such a bias changes nothing and its gradient is zero. Computed, it is rounding noise, which differs from one
-    world size to the next and which Adam blows up, in float32 to full steps. Here it is exactly zero. In evaluation
-    a batch norm's statistics are constants, and the bias counts like any other. (Nothing here notices a batch norm
-    that is put in evaluation while the layer before it trains.)
+    A batch or instance norm removes what is the same in a whole channel. So in training such a bias changes nothing,
+    and its true gradient is zero. The computed gradient would be rounding noise, which differs between numbers of
+    ranks, and which Adam enlarges, in float32 to full steps. Here the gradient is exactly zero. In evaluation a batch
+    norm's statistics are constants, and the bias counts like any other. (We do not notice a batch norm in evaluation
+    mode behind a layer in training mode.)
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution. See [Note: biases that a norm cancels]."""
         return F.conv2d(x, self.weight, bias_of(self), self.stride, self.padding)
 
 
 class NormedConvTranspose2d(nn.ConvTranspose2d):
-    """The same for a transposed convolution."""
+    """As NormedConv2d, for a transposed convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution. See [Note: biases that a norm cancels]."""
-        bias = still(self.bias) if self.training else self.bias
+        bias = without_gradient(self.bias) if self.training else self.bias
         return F.conv_transpose2d(x, self.weight, bias, self.stride, self.padding, self.output_padding)
 
 
 def bias_of(layer: nn.Conv2d) -> Tensor | None:
-    """The bias as the layer's own forward adds it."""
-    return still(layer.bias) if isinstance(layer, NormedConv2d) and layer.training else layer.bias
+    """The bias as the layer's own forward uses it."""
+    return without_gradient(layer.bias) if isinstance(layer, NormedConv2d) and layer.training else layer.bias
 
 
-def still(parameter: Tensor) -> Tensor:
-    """The same values with a gradient of exactly zero; none at all would look like a parameter that is not used."""
+def without_gradient(parameter: Tensor) -> Tensor:
+    """The same values, with a gradient of exactly zero. With no gradient at all, a parameter would look unused."""
     return parameter.detach() + 0 * parameter
 
 
 class Dropout(nn.Module):
-    """Dropout that follows the sample, and that stays on in evaluation: pix2pix's only source of variety."""
+    """Dropout that follows the sample and stays on in evaluation: pix2pix's only source of variety."""
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero a share `p` of the values and scale the others up."""
         keep = noise.rand(x.shape, like=x) >= self.p
         return x * keep / (1 - self.p)

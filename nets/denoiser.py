@@ -1,4 +1,4 @@
-"""Denoisers: a small trainable one, a critic of its inner features, and the exact one of a set of pictures."""
+"""Denoisers: a small trainable one, a critic of its inner features, and the exact one for a set of pictures."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 
 class Denoiser(nn.Module):
-    """A U-net that frees pictures of noise of a known size, preconditioned as by Karras et al. 2022 (EDM), table 1.
+    """A U-net that removes noise of a known size from pictures, preconditioned as in Karras et al. 2022 (EDM), table 1.
 
-    `widths` are the channels of each size from the full one down, each half the one before; `spread` is the standard
-    deviation of clean pictures.
+    `widths` are the channels at each size, from the full one down; each size is half of the one before. `spread` is
+    the standard deviation of clean pictures.
     """
 
     def __init__(self, widths: Sequence[int] = (16, 32, 64, 64), embedding: int = 64, spread: float = 0.5) -> None:
@@ -43,7 +43,7 @@ class Denoiser(nn.Module):
         return _by_row(keep) * noisy + _by_row(add) * painted
 
     def features(self, noisy: Tensor, sigma: Tensor) -> Tensor:
-        """What the middle of the network sees in noisy pictures [B, C, h, w]: for a critic."""
+        """The inner features [B, C, h, w] of noisy pictures, for a critic."""
         return self._descend(noisy, sigma)[0]
 
     def _descend(self, noisy: Tensor, sigma: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -59,7 +59,7 @@ class Denoiser(nn.Module):
 
 
 class Head(nn.Module):
-    """One score a picture, of a denoiser's inner features: the classifier of Yin et al. 2024 (DMD2), section 4.3."""
+    """A score for each picture from a denoiser's inner features (Yin et al. 2024, DMD2, section 4.3)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class Head(nn.Module):
 
 
 class ExactDenoiser(nn.Module):
-    """The best denoiser that there can be of the pictures [K, 3, H, W], each as likely as the others.
+    """The best possible denoiser for the pictures [K, 3, H, W], each as likely as the others.
 
-    Nothing is learned: the mean of the pictures, weighted by how likely each has become the noisy one, is the exact
-    answer (Karras et al. 2022, equation 57), and so the exact score. It knows these pictures and no others. They are
-    a parameter that needs no gradient, which a strategy shards like any other.
+    Nothing is learned. The exact answer is the mean of the pictures, weighted by how likely each one is under the
+    noise (Karras et al. 2022, equation 57), and this gives the exact score. It knows only these pictures. They are a
+    parameter without gradient, so a strategy shards them like any other parameter.
     """
 
     def __init__(self, pictures: Tensor) -> None:
@@ -85,24 +85,24 @@ class ExactDenoiser(nn.Module):
         self.pictures = nn.Parameter(pictures, requires_grad=False)
 
     def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
-        """The mean of all pictures that may have become these, each with how likely that is."""
-        # Outside of autocast: logits are large and differ by little.
+        """The mean of all known pictures, weighted by how likely each one is under the noise."""
+        # Outside autocast, because the logits are large and differ by little.
         with torch.autocast(noisy.device.type, enabled=False):
             likely = self._logits(noisy.to(self.pictures.dtype), sigma).softmax(1)
             return (likely @ self.pictures.flatten(1)).view_as(noisy)
 
     def nearest(self, images: Tensor) -> Tensor:
-        """Of each image the picture that is most like it."""
+        """For each image, the known picture that is most like it."""
         return self.pictures[self._logits(images, images.new_ones(len(images))).argmax(1)]
 
     def _logits(self, noisy: Tensor, sigma: Tensor) -> Tensor:
-        """-|x - y|^2 / (2 sigma^2) for all pictures y, less what is the same for all of them."""
+        """-|x - y|^2 / (2 sigma^2) for all pictures y, without the part that is the same for all of them."""
         known = self.pictures.flatten(1)
         return (noisy.flatten(1) @ known.T - known.square().sum(1) / 2) / sigma.to(known.dtype).square()[:, None]
 
 
 class _Block(nn.Module):
-    """Norm, SiLU, 3x3, twice; the size of the noise scales and shifts in between. The second starts at zero."""
+    """Norm, SiLU and 3x3, twice. In between, the size of the noise scales and shifts. The second 3x3 starts at zero."""
 
     def __init__(self, inside: int, outside: int, embedding: int) -> None:
         super().__init__()
@@ -122,12 +122,12 @@ class _Block(nn.Module):
 
 
 def _climb(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """For each size from the smallest up: the channels there, and those that come from below."""
+    """For each size from the smallest up: the channels there, and the channels that come from the size below."""
     return list(zip(reversed(widths), (widths[-1], *reversed(widths[1:])), strict=True))
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    """Of four channels or more a group: a norm of one channel would cancel the bias before it."""
+    """A group norm of four channels or more in a group: a norm of one channel would cancel the bias before it."""
     return nn.GroupNorm(max(1, min(8, channels // 4)), channels)
 
 

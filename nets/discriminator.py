@@ -1,4 +1,4 @@
-"""Patch discriminators: every score judges a patch, and inner features come along for feature matching."""
+"""Patch discriminators: each score judges a patch. Inner features are returned too, for feature matching."""
 
 from itertools import pairwise
 
@@ -9,11 +9,11 @@ from nets.blocks import SLOPE, conv
 
 
 class PatchDiscriminator(nn.Module):
-    """The PatchGAN of Isola et al. 2017, in the padding of pix2pixHD (Wang et al. 2018).
+    """The PatchGAN of Isola et al. 2017, with the padding of pix2pixHD (Wang et al. 2018).
 
-    `layers` convolutions 4x4 of stride 2, from `width` channels doubling to 512 at most, then the score. All but
-    the first and the score are normalised picture by picture, so a score does not depend on the batch, and have no
-    bias; `spectral` bounds their slope as well, as SPADE and SEAN do.
+    There are `layers` 4x4 convolutions of stride 2, whose channels double from `width` to 512 at most, and then the
+    score. All but the first layer and the score have no bias and an instance norm, so a score does not depend on the
+    rest of the batch. With `spectral` they have spectral norm too, as in SPADE and SEAN.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class PatchDiscriminator(nn.Module):
         self.stages = nn.ModuleList(stages)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Every stage's features, the scores last."""
+        """The features of each stage; the scores come last."""
         features = []
         for stage in self.stages:
             x = stage(x)
@@ -40,7 +40,7 @@ class PatchDiscriminator(nn.Module):
 
 
 class MultiScaleDiscriminator(nn.Module):
-    """Patch discriminators on the picture and on smaller and smaller ones (Wang et al. 2018)."""
+    """Patch discriminators on the picture and on smaller copies of it (Wang et al. 2018)."""
 
     def __init__(
         self, inside: int, width: int = 64, layers: int = 3, scales: int = 2, spectral: bool = True, gain: float = 0.02
@@ -49,7 +49,7 @@ class MultiScaleDiscriminator(nn.Module):
         self.scales = nn.ModuleList(PatchDiscriminator(inside, width, layers, spectral, gain) for _ in range(scales))
 
     def forward(self, x: Tensor) -> list[list[Tensor]]:
-        """One list of features a scale, the scores last in each."""
+        """A list of features for each scale; the scores come last in each list."""
         found = []
         for number, scale in enumerate(self.scales):
             if number:

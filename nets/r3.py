@@ -12,9 +12,9 @@ from nets.blocks import SLOPE
 class R3Block(nn.Module):
     """The residual block of Huang et al. 2024 (R3GAN): 1x1, grouped 3x3, 1x1, an inverted bottleneck.
 
-    Nothing is normalised. As in Fix-up (Zhang et al. 2019) the last layer starts at zero and the others smaller
-    the more blocks the network has (`depth`), so every block starts as its shortcut. Biases stand before
-    activations only.
+    Nothing is normalised. As in Fix-up (Zhang et al. 2019), the last layer starts at zero, so each block starts as
+    its shortcut. The other layers start the smaller, the more blocks the network has (`depth`). Only layers before
+    an activation have a bias.
     """
 
     def __init__(self, channels: int, expansion: int, group: int, depth: int) -> None:
@@ -23,23 +23,22 @@ class R3Block(nn.Module):
         self.widen = nn.Conv2d(channels, wide, 1)
         self.mix = nn.Conv2d(wide, wide, 3, padding=1, groups=wide // min(group, wide))
         self.narrow = nn.Conv2d(wide, channels, 1, bias=False)
-        # Three layers a branch, of which two have weights to start with: L ** (-1 / (2m - 2)) with m = 3.
+        # Fix-up's factor is depth ** (-1 / (2m - 2)), with m = 3 layers in a branch.
         for layer in (self.widen, self.mix):
             kaiming_(layer, depth**-0.25)
         nn.init.zeros_(self.narrow.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and what the branch adds to it."""
         y = F.leaky_relu(self.widen(x), SLOPE)
         y = F.leaky_relu(self.mix(y), SLOPE)
         return x + self.narrow(y)
 
 
 class R3Generator(nn.Module):
-    """A picture from a latent vector: a learned 4x4 start scaled by the latent, then doublings.
+    """A picture from a latent vector: a learned 4x4 start, scaled by the latent, is doubled several times.
 
-    `widths` are the channels of each size from 4x4 up, so 32 pixels take four of them, with `blocks` residual
-    blocks each.
+    `widths` are the channels at each size from 4x4 up: four of them make 32 pixels. Each size has `blocks` residual
+    blocks.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class R3Generator(nn.Module):
         kaiming_(self.paint, SQUARE_ROOT_OF_HALF)
 
     def forward(self, z: Tensor) -> Tensor:
-        """A picture without bounds; -1 to 1 is what it learns."""
+        """A picture. Its values have no bounds; the network learns to keep them between -1 and 1."""
         x = self.basis * self.modulate(z)[:, :, None, None]
         for number, stage in enumerate(self.stages):
             if number:
@@ -72,9 +71,9 @@ class R3Generator(nn.Module):
 
 
 class R3Discriminator(nn.Module):
-    """One score a picture: the generator mirrored, halvings down to 4x4, a learned look at that, a linear layer.
+    """A score for each picture: halved down to 4x4, then a depthwise convolution and a linear layer.
 
-    The score has no bias: a loss of differences cancels it.
+    The score has no bias, because a loss of differences would cancel it.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class R3Discriminator(nn.Module):
         x = self.see(image)
         for number, stage in enumerate(self.stages):
             if number:
-                # The bilinear half of a picture is the mean of its 2x2 squares.
+                # Halving bilinearly is the same as the mean of each 2x2 square.
                 x = F.avg_pool2d(x, 2)
             x = stage(x)
         return self.score(self.look(x).flatten(1)).squeeze(1)
@@ -107,7 +106,7 @@ SQUARE_ROOT_OF_HALF = 0.5**0.5
 
 
 def _stage(before: int, after: int, blocks: int, depth: int, expansion: int, group: int) -> nn.Sequential:
-    """Some residual blocks, of `depth` in the whole network, after a change of width where there is one."""
+    """Residual blocks, after a 1x1 where the width changes; `depth` counts the blocks of the whole network."""
     layers: list[nn.Module] = []
     if before != after:
         change = nn.Conv2d(before, after, 1, bias=False)
@@ -117,7 +116,7 @@ def _stage(before: int, after: int, blocks: int, depth: int, expansion: int, gro
 
 
 def kaiming_(layer: nn.Module, gain: float) -> None:
-    """Normal weights that keep the variance through a leaky ReLU (He et al. 2015), times `gain`; biases 0."""
+    """Normal weights that keep the variance through a leaky ReLU (He et al. 2015), times `gain`. Biases are 0."""
     nn.init.kaiming_normal_(layer.weight, SLOPE)
     with torch.no_grad():
         layer.weight.mul_(gain)

@@ -6,8 +6,6 @@ from nets.blocks import conv, xavier_
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut."""
-
     def __init__(self, channels: int, gain: float) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -21,14 +19,14 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and what the layers add to it."""
         return x + self.layers(x)
 
 
 class ResnetGenerator(nn.Module):
     """The generator of Zhu et al. 2017 (CycleGAN), after Johnson et al. 2016, from pictures to pictures.
 
-    Published are `width` 64 and 9 `blocks` at 256 pixels, 6 at 128. Instance norm after every layer but the last.
+    The published one has `width=64`, and 9 `blocks` at 256 pixels or 6 at 128. Every layer but the last has an
+    instance norm.
     """
 
     def __init__(self, inside: int = 3, outside: int = 3, width: int = 64, blocks: int = 9, gain: float = 0.02) -> None:
@@ -56,5 +54,5 @@ class ResnetGenerator(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """A picture in -1 to 1; sizes divisible by 4 come back as they were."""
+        """A picture from -1 to 1. Sizes divisible by 4 stay as they are."""
         return self.layers(x)

@@ -1,4 +1,4 @@
-"""Spectral norm, step by step as the networks that were published with it take it."""
+"""Spectral norm, with the same steps as in the networks that were published with it."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,9 +13,9 @@ WARM_UP = 15
 class SpectralNorm(nn.Module):
     """A weight divided by its largest singular value (Miyato et al. 2018), as a parametrisation of a layer.
 
-    A forward in training improves the estimate by one power iteration, in evaluation by none. An iteration moves
-    v first and u after it. torch's own parametrisation moves u first, so under the u and v of a network published
-    with torch.nn.utils.spectral_norm (SPADE, SEAN) its first step in training already has other weights.
+    Each forward in training improves the estimate by one power iteration; a forward in evaluation does not. An
+    iteration moves v first and then u. torch's own parametrisation moves u first. So with the u and v of a network
+    that was published with torch.nn.utils.spectral_norm (SPADE, SEAN), its first training step has other weights.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -23,18 +23,18 @@ class SpectralNorm(nn.Module):
         matrix = weight.detach().flatten(1)
         self.register_buffer("_u", F.normalize(torch.randn_like(matrix[:, 0]), dim=0))
         self.register_buffer("_v", F.normalize(torch.randn_like(matrix[0]), dim=0))
-        # From two random vectors the first forwards would bound nothing.
+        # Without this, the first forwards would divide by a bad estimate.
         for _ in range(WARM_UP):
             self._iterate(matrix)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight whose largest singular value is one; u and v are constants to the gradient."""
+        """The weight with a largest singular value of one. To the gradient, u and v are constants."""
         with _full_precision(weight.device.type):
             matrix = weight.flatten(1)
             if self.training:
                 self._iterate(matrix.detach())
-            # Copies, because the next forward may overwrite u and v before this one's backward.
-            return _Bounded.apply(weight, self._u.clone(), self._v.clone())
+            # Copy u and v, because the next forward may overwrite them before this one's backward.
+            return _Normalised.apply(weight, self._u.clone(), self._v.clone())
 
     @torch.no_grad()
     def _iterate(self, matrix: Tensor) -> None:
@@ -43,8 +43,8 @@ class SpectralNorm(nn.Module):
         self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0))
 
 
-class _Bounded(torch.autograd.Function):
-    """weight / (u . weight v), whose backward by torch's own rules takes five tensors of the weight's size, not one."""
+class _Normalised(torch.autograd.Function):
+    """weight / (u . weight v). torch's own backward takes five tensors of the weight's size; this one takes one."""
 
     @staticmethod
     def forward(ctx, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:  # noqa: ANN001
@@ -69,11 +69,11 @@ def _largest(weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _full_precision(kind: str) -> AbstractContextManager:
-    # The digits of half precision do not tell neighbouring singular values apart. (No autocast on "meta".)
+    # Half precision has too few digits to tell neighbouring singular values apart. ("meta" has no autocast.)
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def spectral_norm(layer: nn.Module) -> nn.Module:
-    """Bound the slope of a layer, in place; its weight must have its starting values by now."""
+    """Give a layer spectral norm, in place. Its weight must have its starting values already."""
     parametrize.register_parametrization(layer, "weight", SpectralNorm(layer.weight))
     return layer

@@ -1,8 +1,8 @@
-"""StyleGAN2's networks, small: a mapping network, modulated convolutions, a residual discriminator.
+"""StyleGAN2's networks, small: a mapping network, modulated convolutions and a residual discriminator.
 
-Of Karras et al. 2019 and 2020, without: noise inputs and style mixing (StyleGAN3 dropped both), the truncation
-trick, and the minibatch standard deviation, which would make a score depend on which samples a rank holds. Pictures
-are resized bilinearly, where the published networks filter with [1, 3, 3, 1].
+They follow Karras et al. 2019 and 2020, and leave out: noise inputs and style mixing (StyleGAN3 dropped both), the
+truncation trick, and the minibatch standard deviation, with which a score would depend on the samples that a rank
+holds. Pictures are resized bilinearly; the published networks filter with [1, 3, 3, 1].
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from nets.blocks import SLOPE
 
-GAIN = 2**0.5  # of the activation, so that it keeps the variance
+GAIN = 2**0.5  # after an activation, to keep the variance
 
 
 class EqualLinear(nn.Module):
     """A linear layer with equalised learning rate (Karras et al. 2018): unit weights, scaled when they are used.
 
-    `rate` is how much faster or slower than the optimizer says this layer learns.
+    `rate` multiplies the optimizer's learning rate for this layer.
     """
 
     def __init__(self, inside: int, outside: int, rate: float = 1.0, bias: float = 0.0) -> None:
@@ -30,7 +30,6 @@ class EqualLinear(nn.Module):
         self.bias = nn.Parameter(torch.full((outside,), bias / rate))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer at its true scale."""
         return F.linear(x, self.weight * self.scale, self.bias * self.rate)
 
 
@@ -44,15 +43,13 @@ class EqualConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outside)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer at its true scale."""
         return F.conv2d(x, self.weight * self.scale, self.bias, padding=self.weight.shape[-1] // 2)
 
 
 class ModulatedConv(nn.Module):
-    """A convolution whose weights each sample's style scales: Karras et al. 2020, equations 1 to 3.
+    """A convolution whose weights are scaled by each sample's style: Karras et al. 2020, equations 1 to 3.
 
-    Scaling the inputs and the outputs is the same as scaling the weights of each sample, and one convolution does
-    for the whole batch.
+    It scales inputs and outputs instead, which is the same, and so needs one convolution for the whole batch.
     """
 
     def __init__(self, style: int, inside: int, outside: int, kernel: int, demodulate: bool = True) -> None:
@@ -63,7 +60,7 @@ class ModulatedConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outside))
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
-        """Modulate, convolve, demodulate: outputs of unit variance, whatever the style."""
+        """Modulate, convolve, demodulate: outputs have unit variance for any style."""
         scales, weight = self.affine(style), self.weight * self.scale
         y = F.conv2d(x * scales[:, :, None, None], weight, padding=weight.shape[-1] // 2)
         if self.demodulate:
@@ -73,7 +70,7 @@ class ModulatedConv(nn.Module):
 
 
 class Mapping(nn.Module):
-    """From noise to styles: the latent on the unit sphere, then linear layers that learn slowly."""
+    """From latents to styles: the latent is normalised, then come linear layers that learn slowly."""
 
     def __init__(self, latent: int, style: int, layers: int) -> None:
         super().__init__()
@@ -89,7 +86,7 @@ class Mapping(nn.Module):
 
 
 class Synthesis(nn.Module):
-    """From styles to a picture: a learned 4x4 start, two modulated convolutions a size, and the sum of their RGB."""
+    """From styles to a picture: a learned 4x4 start, two modulated convolutions for each size, the sum of all RGB."""
 
     def __init__(self, style: int, widths: Sequence[int]) -> None:
         super().__init__()
@@ -98,10 +95,10 @@ class Synthesis(nn.Module):
         self.enlarge = nn.ModuleList(ModulatedConv(style, a, b, 3) for a, b in zip(before, widths, strict=True))
         self.refine = nn.ModuleList(ModulatedConv(style, width, width, 3) for width in widths[1:])
         self.paint = nn.ModuleList(ModulatedConv(style, width, 3, 1, demodulate=False) for width in widths)
-        self.layers = 2 * len(widths)  # that take a style of their own; RGB shares that of the next
+        self.layers = 2 * len(widths)  # with a style of their own; RGB shares the style of the next layer
 
     def forward(self, styles: Tensor) -> Tensor:
-        """A picture without bounds of styles [B, layers, D]; -1 to 1 is what it learns."""
+        """Pictures of styles [B, layers, D]. Values have no bounds; the network learns to keep them in -1 to 1."""
         x = self.start.expand(len(styles), -1, -1, -1)
         x = F.leaky_relu(self.enlarge[0](x, styles[:, 0]), SLOPE) * GAIN
         picture = self.paint[0](x, styles[:, 1])
@@ -118,7 +115,7 @@ class Synthesis(nn.Module):
 class StyleGenerator(nn.Module):
     """A picture from a latent vector, by way of styles.
 
-    `widths` are the channels of each size from 4x4 up, so 32 pixels take four of them.
+    `widths` are the channels at each size from 4x4 up: four of them make 32 pixels.
     """
 
     def __init__(
@@ -130,11 +127,10 @@ class StyleGenerator(nn.Module):
         self.synthesis = Synthesis(style, widths)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Pictures."""
         return self.synthesis(self._styles(z))
 
     def styled(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures, and the styles [B, layers, D] that they were made of, to differentiate by."""
+        """Pictures, and the styles [B, layers, D] that they were made of: for a gradient with respect to the styles."""
         styles = self._styles(z)
         return self.synthesis(styles), styles
 
@@ -143,7 +139,7 @@ class StyleGenerator(nn.Module):
 
 
 class StyleDiscriminator(nn.Module):
-    """One score a picture: residual halvings down to 4x4, a convolution, two linear layers."""
+    """A score for each picture: residual halvings down to 4x4, a convolution and two linear layers."""
 
     def __init__(self, widths: Sequence[int] = (64, 64, 64, 32)) -> None:
         super().__init__()
@@ -165,7 +161,7 @@ class StyleDiscriminator(nn.Module):
 
 
 class _DownBlock(nn.Module):
-    """Two convolutions and a halving, beside a halved 1x1; the sum has the variance of its parts."""
+    """Two convolutions and a halving, plus a halved 1x1; the sum is scaled to the variance of its parts."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()

@@ -9,10 +9,10 @@ from nets.norm import SyncBatchNorm
 
 
 class UNet(nn.Module):
-    """The U-Net of Isola et al. 2017: halve the picture `depth` times, double it again, join what has equal size.
+    """The U-Net of Isola et al. 2017: halve the picture `depth` times, double it again, and join equal sizes.
 
-    `depth` convolutions 4x4 from `width` channels doubling to 8 times that, batch norm but at the ends; dropout in
-    the innermost `dropouts` steps up is the only source of variety, in evaluation too.
+    The channels double from `width` to 8 times `width` at most. All layers but those at the ends have batch norm. The
+    innermost `dropouts` steps up have dropout, in evaluation too: it is the only source of variety.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class UNet(nn.Module):
         self.depth = depth
         widths = [width * min(2**k, 8) for k in range(depth)]
 
-        # Down: the first layer meets the picture and the last one has too few pixels, so neither is normalised.
+        # Down: the first layer reads the picture itself and the last has too few pixels, so neither has a norm.
         self.down = nn.ModuleList([conv(inside, width, 4, 2, 1, gain=gain)])
         for k in range(1, depth):
             last = k == depth - 1
@@ -33,7 +33,7 @@ class UNet(nn.Module):
                 nn.Sequential(nn.LeakyReLU(SLOPE), layer, nn.Identity() if last else SyncBatchNorm(widths[k]))
             )
 
-        # Up: each step gets what the step before made and what the way down had at that size.
+        # Up: each step gets the output of the step before, and the features of the way down at that size.
         self.up = nn.ModuleList()
         for k in reversed(range(1, depth)):
             joined = widths[k] * (1 if k == depth - 1 else 2)
@@ -42,7 +42,7 @@ class UNet(nn.Module):
         self.paint = nn.Sequential(nn.ReLU(), _transposed(2 * width, outside, True, gain), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
-        """A picture in -1 to 1, of the size of the input."""
+        """A picture from -1 to 1, of the input's size."""
         if any(side % 2**self.depth for side in x.shape[-2:]):
             height, width = x.shape[-2:]
             raise UserError(

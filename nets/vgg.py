@@ -1,19 +1,14 @@
-"""VGG-19's features, by which a perceptual loss compares two pictures, and where their weights come from."""
+"""VGG-19's features, by which a perceptual loss compares two pictures."""
 
-import sys
 from collections.abc import Mapping
-from http.client import HTTPException
-from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 from torchvision.models import VGG19_Weights, vgg
 
 from gan.errors import UserError
 
-SOURCE = VGG19_Weights.IMAGENET1K_V1
 RELUS = (1, 6, 11, 20, 29)  # relu1_1, relu2_1, relu3_1, relu4_1 and relu5_1 among torchvision's layers
 SMALLEST = 16  # pixels that four poolings halve
 
@@ -21,9 +16,10 @@ SMALLEST = 16  # pixels that four poolings halve
 class Vgg19(nn.Module):
     """The five features relu1_1 to relu5_1 of Simonyan and Zisserman 2014 in torchvision's layers, frozen.
 
-    `weights` is a state dict under torchvision's names; only its `features.*` up to relu5_1 are read, and the width
-    is read off them. `normalise` feeds pictures as the network was trained, by ImageNet's mean and spread; without,
-    they are fed from -1 to 1, as SPADE and SEAN do. They come from a file, so state dicts leave the weights out.
+    `weights` is a state dict with torchvision's names, of any width; only its `features.*` up to relu5_1 are read.
+    With `normalise`, pictures are shifted and scaled by ImageNet's mean and standard deviation, as the network was
+    trained. Without, they go in from -1 to 1, as in SPADE and SEAN. State dicts leave the weights out, because these
+    come from a file of their own.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
@@ -33,7 +29,7 @@ class Vgg19(nn.Module):
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("spread", spread, persistent=False)
 
-        # Nothing is drawn or filled on "meta": the given tensors become the network's.
+        # On "meta" no memory is filled: the given tensors become the network's.
         width = len(_tensor(weights, "features.0.weight"))
         with torch.device("meta"):
             layers = vgg.make_layers([step if step == "M" else step * width // 64 for step in vgg.cfgs["E"]])
@@ -49,7 +45,7 @@ class Vgg19(nn.Module):
         self.register_load_state_dict_pre_hook(_keep)
 
     def forward(self, image: Tensor) -> list[Tensor]:
-        """The features of pictures [B,3,H,W] in -1 to 1, from fine to coarse."""
+        """The features of pictures [B,3,H,W] from -1 to 1, fine to coarse."""
         if min(image.shape[-2:]) < SMALLEST:
             raise UserError(
                 f"VGG-19 cannot see pictures of {image.shape[-2]} x {image.shape[-1]}: they are halved four times; "
@@ -64,57 +60,8 @@ class Vgg19(nn.Module):
         return found
 
 
-def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
-    """VGG-19 with weights from a file, or for "torchvision" from its cache, where they are downloaded to once."""
-    path = _cached() if weights == "torchvision" else Path(weights)
-    if not path.is_file():
-        raise UserError(f"there is no file '{path}' of VGG-19's weights; {_advice()}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"'{path}' cannot be read as weights: {reason}; {_advice()}") from error
-    try:
-        return Vgg19(state, normalise)
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"'{path}' does not hold VGG-19 as torchvision saves it: {error}; {_advice()}") from error
-
-
-def _cached() -> Path:
-    """The file in torchvision's cache. See [Note: one download a machine]."""
-    path = Path(torch.hub.get_dir(), "checkpoints", Path(SOURCE.url).name)
-    if path.is_file():
-        return path
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if not path.is_file():
-                print(f"downloading VGG-19's weights, {SOURCE.meta['_file_size']:.0f} MB, to {path}", file=sys.stderr)
-                prefix = path.stem.rpartition("-")[2]
-                torch.hub.download_url_to_file(SOURCE.url, str(path), prefix, progress=sys.stderr.isatty())
-    except (OSError, RuntimeError, HTTPException) as error:
-        raise UserError(
-            f"the perceptual loss needs VGG-19's weights and their download failed ({error}); {_advice()}"
-        ) from error
-    return path
-
-
-# [Note: one download a machine]
-# Every rank comes here by itself, before there is a process group. The first to hold the lock downloads; the others
-# wait for the lock and then find the file. The lock ends with its process, so a killed download blocks no one, and
-# torch.hub gives a file its name when it is whole and its hash is right.
-
-
-def _advice() -> str:
-    name = Path(SOURCE.url).name
-    return (
-        f"bring {SOURCE.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
-        f"with the path of {name}, or --perceptual off to train without"
-    )
-
-
 def _imagenet() -> tuple[list[float], list[float]]:
-    transform = SOURCE.transforms()
+    transform = VGG19_Weights.IMAGENET1K_V1.transforms()
     return transform.mean, transform.std
 
 
@@ -131,6 +78,6 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 
 
 def _keep(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Where a state dict is loaded, these weights are the ones that are there."""
+    """Loading a state dict, which has none of these weights, leaves them as they are."""
     for name, tensor in module.features.state_dict(prefix=f"{prefix}features.").items():
         state[name] = tensor

@@ -14,9 +14,9 @@ from nets.norm import SyncBatchNorm
 
 
 class UpBlock(nn.Module):
-    """As in Gulrajani et al. 2017: norm, ReLU, doubling, 3x3, norm, ReLU, 3x3; the shortcut is a doubled 1x1.
+    """Norm, ReLU, doubling, 3x3, norm, ReLU and 3x3; the shortcut is a doubled 1x1 (Gulrajani et al. 2017).
 
-    No convolution has a bias: whatever each of them adds to a whole channel, a later norm takes away.
+    No convolution has a bias, because a later norm would cancel it.
     """
 
     def __init__(self, inside: int, outside: int) -> None:
@@ -27,29 +27,26 @@ class UpBlock(nn.Module):
         self.shortcut = _conv(inside, outside, 1, 1.0, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Twice the size."""
         y = F.interpolate(F.relu(self.norms[0](x)), scale_factor=2)
         y = self.second(F.relu(self.norms[1](self.first(y))))
         return y + F.interpolate(self.shortcut(x), scale_factor=2)
 
 
 class DownBlock(nn.Module):
-    """ReLU, 3x3, ReLU, 3x3, halving by means; the shortcut is halved, 1x1. Without any norm.
+    """ReLU, 3x3, ReLU, 3x3 and halving by means; the shortcut is a halved 1x1. There is no norm.
 
-    A norm over the batch would make the slope at one picture depend on the others, and the penalty is on the slope
-    at each (section 4).
+    The penalty is on the gradient at each picture. With a batch norm it would depend on the other pictures (section 4).
     """
 
     def __init__(self, inside: int, outside: int, first: bool = False) -> None:
         super().__init__()
-        self.sees = first  # a ReLU would cut the picture itself
+        self.is_first = first  # it reads the picture, which must not go through a ReLU
         self.first = _conv(inside, outside, 3, 2**0.5)
         self.second = _conv(outside, outside, 3, 2**0.5)
         self.shortcut = _conv(inside, outside, 1, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Half the size."""
-        y = self.first(x if self.sees else F.relu(x))
+        y = self.first(x if self.is_first else F.relu(x))
         y = self.second(F.relu(y))
         return F.avg_pool2d(y, 2) + self.shortcut(F.avg_pool2d(x, 2))
 
@@ -57,7 +54,7 @@ class DownBlock(nn.Module):
 class WganGenerator(nn.Module):
     """A picture from a latent vector: a linear layer to 4x4, doublings, a norm, and tanh.
 
-    `widths` are the channels of each size from 4x4 up, so 32 pixels take four of them.
+    `widths` are the channels at each size from 4x4 up: four of them make 32 pixels.
     """
 
     def __init__(self, latent: int = 128, widths: Sequence[int] = (128, 128, 128, 128)) -> None:
@@ -78,9 +75,9 @@ class WganGenerator(nn.Module):
 
 
 class WganCritic(nn.Module):
-    """One score a picture: halvings down to 4x4, the mean over places, a linear layer.
+    """A score for each picture: halvings down to 4x4, the mean over all pixels, a linear layer.
 
-    The score has no bias: a loss of differences cancels it.
+    The score has no bias, because a loss of differences would cancel it.
     """
 
     def __init__(self, widths: Sequence[int] = (128, 128, 128, 128)) -> None:
@@ -108,7 +105,7 @@ def _conv(inside: int, outside: int, kernel: int, gain: float, bias: bool = True
 
 
 def _spread_(layer: nn.Module, gain: float) -> None:
-    """Uniform weights of variance gain**2 / inputs (He et al. 2015 for the gain of a ReLU); biases 0."""
+    """Uniform weights of variance gain**2 / inputs (He et al. 2015 have the gain of a ReLU). Biases are 0."""
     inputs = layer.weight[0].numel()
     nn.init.uniform_(layer.weight, -gain * (3 / inputs) ** 0.5, gain * (3 / inputs) ** 0.5)
     if layer.bias is not None:

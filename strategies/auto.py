@@ -9,14 +9,14 @@ from torch import nn
 
 from gan.phase import Player
 from strategies.choice import Choice
-from strategies.policies.policy import Policy
-from strategies.policies.sharded import ELEMENTWISE
+from strategies.policies.policy import ELEMENTWISE, Policy
 from strategies.sharding import bucket
 
-LEFT = 0.5  # of the free memory, for what phases compute: activations are not known before they are made
-AROUND = 6  # buckets that are whole while zero2's gradients or zero3's weights come and go
+USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known yet
+WHOLE_BUCKETS = 6  # that zero2 has of gradients, or zero3 of weights, at the same time
 
-# From the least communication to the least memory; what each leaves whole: weights, gradients, optimizer and average.
+# From the least communication to the least memory. Whether each rank holds all weights, all gradients, and all of
+# optimizer state and average: 1 all, 0 its shard, None nothing on the device.
 LEVELS = {
     "ddp": (1, 1, 1),
     "zero1": (1, 1, 0),
@@ -28,37 +28,34 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Size:
-    """What a player has, in bytes: weights, gradients, and optimizer state with average."""
+    """Bytes of a player: weights, gradients, and optimizer state with average."""
 
     weights: int
     gradients: int
     state: int
-    cuttable: bool
+    shardable: bool
 
     @property
     def levels(self) -> list[str]:
-        """The policies that make a difference to it."""
-        if not self.cuttable:
+        """The policies that make a difference for this player."""
+        if not self.shardable:
             return ["ddp"]
         return list(LEVELS) if self.gradients else ["ddp", "zero3", "zero3+offload"]
 
     def on_a_rank(self, level: str, ranks: int) -> int:
-        """Bytes on the device of each of so many ranks; a policy that is not known here is taken for ddp."""
+        """Bytes on the device of each of so many ranks; a policy that is not in LEVELS counts as ddp."""
         weights, gradients, state = LEVELS.get(level, LEVELS["ddp"])
         held = self.weights if weights else 0 if state is None else -(-self.weights // ranks)
         held += self.gradients if gradients else -(-self.gradients // ranks)
         held += self.state if state else 0 if state is None else -(-self.state // ranks)
-        around = (
-            0
-            if weights and (gradients or not self.gradients)
-            else min(AROUND * bucket.SIZE, self.weights + self.gradients)
-        )
-        return held + around
+        if weights and (gradients or not self.gradients):
+            return held
+        return held + min(WHOLE_BUCKETS * bucket.SIZE, self.weights + self.gradients)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen for a player, and what it needs so on a rank."""
+    """The policy chosen for a player."""
 
     player: str
     level: str
@@ -66,25 +63,24 @@ class Decision:
     ranks: int
 
     def choice(self, asked: Choice) -> Choice:
-        """As if it had been typed, with the options that were."""
+        """The choice as if the user had typed it, with the options that the user typed."""
         name, *options = self.level.split("+")
         return Choice(name, {**dict.fromkeys(options), **asked.options})
 
     @property
     def bytes(self) -> int:
-        """On the device of a rank."""
         return self.size.on_a_rank(self.level, self.ranks)
 
     @property
     def next(self) -> "Decision | None":
-        """The one after this that needs less memory."""
+        """The next policy that needs less memory."""
         levels = self.size.levels
         later = [replace(self, level=level) for level in levels[levels.index(self.level) + 1 :]]
         return next((each for each in later if each.bytes < self.bytes), None)
 
 
 def size_of(player: Player) -> Size:
-    """A player's bytes; its optimizer is asked what it keeps for a weight."""
+    """A player's bytes; one step of its optimizer on a small weight shows how much state it keeps."""
     parameters = list(player.module.parameters())
     learning = [] if player.frozen else [p for p in parameters if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in learning)
@@ -98,7 +94,7 @@ def size_of(player: Player) -> Size:
 
 
 def _kept(player: Player) -> tuple[type | None, float]:
-    """The kind of a player's optimizer, and how many times a weight's bytes it keeps beside it."""
+    """The class of a player's optimizer, and the bytes of state that it keeps per byte of weights."""
     if player.frozen:
         return None, 0.0
     trial = nn.Parameter(torch.zeros(64, 64))
@@ -110,19 +106,19 @@ def _kept(player: Player) -> tuple[type | None, float]:
 
 
 class Auto(Policy):
-    """Stands for the policy that is decided once the players are known; what all policies take it hands on."""
+    """Stands for a policy that is chosen when the players are known; passes on the options that all policies take."""
 
     name = "auto"
     max_ranks = None
 
 
 def decide(players: Mapping[str, Size], taken: int, free: float, ranks: int) -> list[Decision]:
-    """The least communication that fits: while it does not, the player for which most is saved shares out more.
+    """The least communication that fits: while it does not fit, the player that saves most takes its next policy.
 
-    `taken` bytes are those of players whose policy the user has chosen.
+    `taken` are the bytes of the players whose policy the user has chosen.
     """
     decisions = {name: Decision(name, "ddp", size, ranks) for name, size in players.items()}
-    while taken + sum(each.bytes for each in decisions.values()) > free * LEFT and ranks > 1:
+    while taken + sum(each.bytes for each in decisions.values()) > free * USABLE and ranks > 1:
         steps = [
             ("offload" not in each.next.level, each.bytes - each.next.bytes, name)  # slow, so last of all
             for name, each in decisions.items()
@@ -136,7 +132,7 @@ def decide(players: Mapping[str, Size], taken: int, free: float, ranks: int) -> 
 
 
 def memory(device: torch.device, local: int) -> float:
-    """Free bytes for a rank: of its GPU, or its part of what this machine has, without what the program can free."""
+    """Free bytes for a rank: of its GPU, counting torch's unused cache, or its part of this machine's memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -146,29 +142,31 @@ def memory(device: torch.device, local: int) -> float:
 
 
 def told(decisions: Iterable[Decision], free: float) -> str:
-    """The table of what was chosen and why."""
+    """A table of what was chosen, and why."""
     decisions = list(decisions)
-    budget, all_ = free * LEFT, sum(each.bytes for each in decisions)
+    budget, all_ = free * USABLE, sum(each.bytes for each in decisions)
     as_ddp = sum(each.size.on_a_rank("ddp", each.ranks) for each in decisions)
     rows = [("player", "chosen", "weights", "gradients", "optimizer, average", "on a rank", "as ddp")]
     for each in decisions:
         parts = (each.size.weights, each.size.gradients, each.size.state)
         amounts = [*parts, each.bytes, each.size.on_a_rank("ddp", each.ranks)]
-        rows.append((each.player, each.level, *map(_words, amounts)))
+        rows.append((each.player, each.level, *map(_readable, amounts)))
     wide = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(w) if k < 2 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, wide, strict=True)))
         for row in rows
     ]
     if as_ddp <= budget:
-        why = f"ddp fits: {_words(as_ddp)} a rank"
+        why = f"ddp fits: {_readable(as_ddp)} a rank"
     elif all_ <= budget:
-        why = f"ddp would need {_words(as_ddp)} a rank; shared out so it is {_words(all_)}"
+        why = f"ddp would need {_readable(as_ddp)} a rank; sharded as below it is {_readable(all_)}"
     else:
-        why = f"it may not fit: {_words(all_)} a rank; use more ranks"
-    return "\n".join([f"auto: {why}, of {_words(budget)} ({_words(free)} free, half left for activations)", *lines])
+        why = f"it may not fit: {_readable(all_)} a rank; use more ranks"
+    return "\n".join(
+        [f"auto: {why}, of {_readable(budget)} ({_readable(free)} free, half left for activations)", *lines]
+    )
 
 
-def _words(bytes_: float) -> str:
+def _readable(bytes_: float) -> str:
     power = min(3, max(0, int(math.log10(max(1, bytes_) * 1.0005) // 3)))
     return f"{bytes_ / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"

@@ -1,4 +1,4 @@
-"""What is typed for a strategy: a policy for all players or for each, with options behind a plus sign."""
+"""Reads what the user types for --strategy: a policy for all players or for each, and options after a plus sign."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from strategies.policies.policy import Policy
 
 @dataclass(frozen=True)
 class Option:
-    """Something that a policy can be asked for; `read` takes what stands behind a colon, where something may."""
+    """An option of a policy. `read` parses the value after a colon; without `read` the option takes no value."""
 
     help: str
     read: Callable[[str], Any] | None = None
@@ -26,20 +26,20 @@ def _number(text: str) -> int:
 
 
 OPTIONS: dict[str, Option] = {
-    "offload": Option("what a rank owns (optimizer state, average, share of weights) lies in the CPU's memory"),
-    "bf16": Option("weights are moved and computed with in bfloat16; what a rank owns stays in full"),
-    "hybrid": Option("share within a node, or among N ranks (hybrid:N), with a copy in each such group", _number),
-    "whole": Option("gather the player once a phase instead of piece by piece; needs its memory"),
-    "compile": Option("run forward and backward as torch.compile makes them"),
-    "recompute": Option("keep the inputs of blocks for backward, and make the rest anew (activation checkpointing)"),
+    "offload": Option("keep what a rank owns (optimizer state, average, shard of the weights) in CPU memory"),
+    "bf16": Option("send weights and compute with them in bfloat16; what a rank owns stays in full precision"),
+    "hybrid": Option("shard within a node, or among N ranks (hybrid:N); each such group has a copy", _number),
+    "whole": Option("gather the whole player once a phase instead of piece by piece; needs memory for it"),
+    "compile": Option("run forward and backward through torch.compile"),
+    "recompute": Option(
+        "keep only the inputs of blocks for backward and compute the rest again (activation checkpointing)"
+    ),
     "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy and the options it was asked for."""
-
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Choice:
 
 
 def choices(typed: str | Mapping[str, str], policies: Mapping[str, type[Policy]]) -> dict[str, Choice]:
-    """A choice a player, `*` for the rest: of `zero3`, of `generator=zero3+offload,*=ddp`, or of a mapping."""
+    """The choice for each player, `*` for the rest: from `zero3`, `generator=zero3+offload,*=ddp`, or a mapping."""
     if not isinstance(typed, str):
         pairs = dict(typed)
     elif "=" not in typed:

@@ -1,6 +1,7 @@
 """The guard: what happens when gradients are not finite."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -9,9 +10,6 @@ from torch import Tensor
 from gan.errors import UserError
 from gan.phase import Phase
 from strategies.policies.policy import Policy
-
-if TYPE_CHECKING:
-    from strategies.strategy import PhaseStrategy
 
 PATIENCE = 10
 
@@ -26,18 +24,18 @@ class Guard:
     """Counts skipped updates, says so, and ends a run that no longer learns.
 
     One bad batch costs one update. A phase whose loss is not finite the first time it is played, or whose
-    learner has skipped `PATIENCE` updates in a row, will not mend: the run stops at the start of the next
-    step, between two steps, so that what was saved at the end of this one is whole. A loss scale that still
-    falls is patience of its own.
+    learner has skipped `PATIENCE` updates in a row, will not mend. Then the run stops at the start of the next
+    step, between two steps, so that what was saved at the end of this one is whole. While a loss scale still
+    falls, nothing is decided.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
+        """`gather` gives what each rank says."""
+        self.gather = gather
         self.in_a_row: dict[tuple[str, str], int] = {}
         self.verdict: str | None = None
 
-    def saw(
-        self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], strategy: "PhaseStrategy"
-    ) -> None:
+    def saw(self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], step: int) -> None:
         """Take note of one update; every rank sees the same `finite`."""
         key = (phase.name, learner.player.name)
         first = key not in self.in_a_row
@@ -46,9 +44,8 @@ class Guard:
             return
         learner.skipped += 1
         bad = [f"{name} is {loss.item()}" for name, loss in losses.items() if not torch.isfinite(loss)]
-        cause = sorted({text for texts in strategy._gather(bad) for text in texts})
+        cause = sorted({text for texts in self.gather(bad) for text in texts})
         what = f"loss {', '.join(cause)}" if cause else "the losses are finite, a gradient is not"
-        step = strategy.lightning_module.step
         rank_zero_warn(
             f"step {step}, phase '{phase.name}': {what}; skipped the update of '{key[1]}' on all ranks "
             f"({learner.skipped} so far)"

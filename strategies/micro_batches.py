@@ -1,5 +1,6 @@
-"""Cutting a rank's batch into micro-batches."""
+"""Splitting the batch of one rank into micro-batches."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,8 +17,8 @@ def rows(batch: Any) -> int:
     raise UserError("the batch holds no tensor with a batch dimension; return tensors from the data set")
 
 
-def cut(batch: Any, parts: int, phase: str) -> list[Any]:
-    """The batch in equal chunks: tensors and lists as long as the batch are cut, everything else is shared."""
+def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
+    """The batch in equal chunks: tensors and lists as long as the batch are split, everything else is shared."""
     if parts == 1:
         return [batch]
     total = rows(batch)
@@ -29,13 +30,10 @@ def cut(batch: Any, parts: int, phase: str) -> list[Any]:
     size = total // parts
 
     def chunk(leaf: Any, part: int) -> Any:
-        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == total:
-            return leaf[part * size : (part + 1) * size]
-        if isinstance(leaf, list) and len(leaf) == total:
-            return leaf[part * size : (part + 1) * size]
-        return leaf
+        has_rows = isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.ndim)
+        return leaf[part * size : (part + 1) * size] if has_rows and len(leaf) == total else leaf
 
-    def strings(node: Any) -> bool:
+    def is_strings(node: Any) -> bool:
         return isinstance(node, list) and all(isinstance(item, str) for item in node)
 
-    return [pytree.tree_map(lambda leaf, part=part: chunk(leaf, part), batch, is_leaf=strings) for part in range(parts)]
+    return [pytree.tree_map(partial(chunk, part=part), batch, is_leaf=is_strings) for part in range(parts)]

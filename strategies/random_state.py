@@ -1,4 +1,4 @@
-"""The random states of one rank, in types that a weights-only load accepts."""
+"""The states of one rank's random generators, in types that torch.load(weights_only=True) accepts."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """The states of torch (the CPU's, and that of this rank's GPU), NumPy and Python."""
+    """The states of torch (for the CPU and for this rank's GPU), NumPy and Python."""
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
@@ -21,7 +21,6 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Go on drawing where `capture` left off."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])
@@ -33,7 +32,7 @@ def restore(state: dict[str, Any]) -> None:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Whatever is drawn inside, the states are afterwards as before."""
+    """What is drawn inside does not change the states."""
     state = capture()
     try:
         yield
@@ -42,7 +41,6 @@ def untouched() -> Iterator[None]:
 
 
 def reseed(seed: int) -> None:
-    """Start all of them anew."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

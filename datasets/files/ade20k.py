@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from datasets.files.pairs import PICTURES, Column, Pairs, Size, choose, inside
+from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, unpacked_folder
 
 NAMES = """other wall building sky floor tree ceiling road bed windowpane grass cabinet sidewalk person earth door table
 mountain plant curtain chair car water painting sofa shelf house sea mirror rug field armchair seat fence desk rock
@@ -19,16 +19,15 @@ ashcan fan pier crt_screen plate monitor bulletin_board shower radiator glass cl
 class ADE20K(Pairs):
     """`images/{training,validation}/*.jpg` with `annotations/{training,validation}/*.png`.
 
-    Below `root` or below `root/ADEChallengeData2016`. Splits are "train" and "val". Labels are numbered as in
-    the files: 0 is 'other', 1 to 150 the classes.
+    They lie in `root` or in `root/ADEChallengeData2016`. Splits are "train" and "val". Labels are numbered as in the
+    files: 0 is 'other', and 1 to 150 are the classes.
     """
 
     label_names = tuple(name.replace("_", " ") for name in NAMES.split())
     num_labels = len(label_names)
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256) -> None:
-        part = choose(split, {"train": "training", "val": "validation"})
+        part = look_up_split(split, {"train": "training", "val": "validation"})
         pictures = Column("picture", (f"images/{part}",), suffixes=PICTURES)
-        super().__init__(
-            inside(root, "ADEChallengeData2016"), (pictures, Column("label map", (f"annotations/{part}",))), size
-        )
+        maps = Column("label map", (f"annotations/{part}",))
+        super().__init__(unpacked_folder(root, "ADEChallengeData2016"), (pictures, maps), size)

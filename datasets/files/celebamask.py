@@ -1,4 +1,4 @@
-"""CelebAMask-HQ (Lee et al. 2020): 30,000 faces, whose 18 parts come as masks that are painted together once."""
+"""CelebAMask-HQ (Lee et al. 2020): 30,000 faces with 18 masks each, which are merged into label maps once."""
 
 import os
 from dataclasses import dataclass
@@ -8,52 +8,53 @@ import numpy as np
 from PIL import Image
 
 from datasets.drawn.portrait import FLIP_PAIRS, LABELS
-from datasets.files.index import cache_folder, go_through, refuse, walk
-from datasets.files.pairs import MAPS, UNREADABLE, Column, Pairs, Size, choose, inside, unreadable
+from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
+from datasets.files.pairs import MAPS, UNREADABLE, Column, Pairs, Size, look_up_split, unpacked_folder, unreadable
 from gan.errors import UserError
 
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"
 PARTS = "CelebAMask-HQ-mask-anno"
 FACES = "CelebA-HQ-img"
 JPEG = (".jpg",)
-FOLDER = 2000  # pictures whose masks share a folder
+PER_FOLDER = 2000  # pictures whose masks share a folder
 
-# The first of CelebA's pictures that are for validation and for tests, and the end.
+# The numbers in CelebA of each split: the first one, and the end.
 BOUNDS = {"train": (0, 162771), "val": (162771, 182638), "test": (182638, 1 << 31)}
 
 
 class CelebAMask(Pairs):
     """`CelebA-HQ-img/<k>.jpg` with the masks `CelebAMask-HQ-mask-anno/<k // 2000>/<k>_<part>.png`.
 
-    Below `root` or below `root/CelebAMask-HQ`. The masks of a face are painted in the order of LABELS, later
-    ones on top, into one label map that is kept (see datasets/files/index.py for where) and made anew when a mask
-    changes. Splits are "train", "val" and "test", by the picture's number in CelebA as the mapping file has it.
+    They lie in `root` or in `root/CelebAMask-HQ`. The masks of a face are merged into one label map, in the order of
+    LABELS, later ones on top. The cache keeps the label map and makes it again when a mask changes (where it is, see
+    datasets/files/cache.py). Splits are "train", "val" and "test", by the picture's number in CelebA, which is in the
+    mapping file.
     """
 
     num_labels, label_names, flip_pairs = len(LABELS), LABELS, FLIP_PAIRS
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256) -> None:
-        root = inside(root, "CelebAMask-HQ")
-        numbers = _numbers(root / MAPPING, *choose(split, BOUNDS))
+        root = unpacked_folder(root, "CelebAMask-HQ")
+        numbers = _numbers(root / MAPPING, *look_up_split(split, BOUNDS))
         only = frozenset(map(str, numbers))
         maps = Column("label map", (_merged(root, numbers, split),), only=only)
         super().__init__(root, (Column("picture", (FACES,), suffixes=JPEG, only=only), maps), size, split)
 
 
 def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
-    """The pictures whose number in CelebA, the second column, is at least `first` and below `end`."""
+    """The pictures whose number in CelebA (the second column) is `first` or more and below `end`."""
     try:
         lines = mapping.read_text().splitlines()[1:]
     except OSError as error:
         raise UserError(f"cannot read {mapping} ({error.strerror}); it comes with the data set") from error
     numbers = []
-    for place, line in enumerate(lines, 2):
+    for row, line in enumerate(lines, 2):
         match line.split():
             case [number, origin, *_] if number.isdecimal() and origin.isdecimal():
                 if first <= int(origin) < end:
                     numbers.append(int(number))
             case [_, *_]:
-                raise UserError(f"{mapping}, line {place}: '{line}' does not begin with two numbers; get the file anew")
+                raise UserError(f"{mapping}, line {row}: '{line}' does not begin with two numbers; get the file anew")
     if not numbers:
         raise UserError(f"{mapping} has no picture of this split, whose numbers in CelebA are {first} to {end - 1}")
     return np.unique(numbers)
@@ -61,18 +62,17 @@ def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Merge:
-    """Makes the label map of the picture at an index, whole or not at all; processes get a copy of it."""
+    """Makes the label map of one picture. It can be sent to worker processes."""
 
     root: Path
     labels: Path
     numbers: np.ndarray
-    present: np.ndarray  # [numbers, labels], the masks that there are
-    part: str  # how the name of a file begins that is being written
+    present: np.ndarray  # [numbers, labels]: whether there is a mask
+    part: str  # the start of the name of an unfinished file
 
     def __call__(self, index: int) -> None:
-        """Paint and write one."""
         number = int(self.numbers[index])
-        masks = [(label, _part(self.root, number, LABELS[label])) for label in np.flatnonzero(self.present[index])]
+        masks = [(label, _mask_path(self.root, number, LABELS[label])) for label in np.flatnonzero(self.present[index])]
         merged = Image.fromarray(merge_masks(masks))
         self.labels.mkdir(exist_ok=True)
         part = self.labels.with_name(f"{self.part}.{number}-{os.getpid()}.part")
@@ -80,32 +80,33 @@ class Merge:
         part.replace(self.labels / f"{number}.png")
 
     def lost(self) -> np.ndarray:
-        """The pictures whose label map is not there, or no longer."""
+        """Which pictures have no label map now."""
         made = _names(self.labels, MAPS)
         return np.array([str(number) not in made for number in self.numbers])
 
 
 def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
-    """The folder of label maps, `<k>.png`, with those of all the numbers in it."""
+    """Make the label maps `<k>.png` of all pictures, and return their folder."""
     cache = cache_folder(root)
-    stamps = _parts(root, numbers)
+    stamps = _mask_stamps(root, numbers)
     present = stamps[:, :, 1] > 0
-    refuse(_gaps(root, numbers, present), root)
+    raise_problems(_missing(root, numbers, present), root)
     file, keys = cache / f"merged-{split}.npz", list(map(str, numbers))
     merge = Merge(root, cache / "labels", numbers, present, file.stem)
-    refuse(go_through(file, keys, stamps.reshape(len(keys), -1), merge, "merging masks", merge.lost), root)
+    rows = stamps.reshape(len(keys), -1)
+    raise_problems(process_changed(file, keys, rows, merge, "merging masks", merge.lost), root)
     labels = merge.labels
     return str(labels.relative_to(root)) if labels.is_relative_to(root) else str(labels.absolute())
 
 
-def _parts(root: Path, numbers: np.ndarray) -> np.ndarray:
-    """Size and time of every mask, [numbers, labels, 2]; zeros where there is none."""
+def _mask_stamps(root: Path, numbers: np.ndarray) -> np.ndarray:
+    """Size and time of every mask [numbers, labels, 2]; zeros where there is no mask."""
     stamps = np.zeros((len(numbers), len(LABELS), 2), np.int64)
     rows = {number: row for row, number in enumerate(numbers)}
-    for folder in np.unique(numbers // FOLDER):
+    for folder in np.unique(numbers // PER_FOLDER):
         if not (root / PARTS / str(folder)).is_dir():
             continue
-        for entry in walk(root / PARTS / str(folder)):
+        for entry in all_files(root / PARTS / str(folder)):
             number, _, part = entry.name.removesuffix(".png").partition("_")
             if not number.isdecimal() or int(number) not in rows:
                 continue
@@ -116,19 +117,19 @@ def _parts(root: Path, numbers: np.ndarray) -> np.ndarray:
     return stamps
 
 
-def _part(root: Path, number: int, part: str) -> Path:
-    return root / PARTS / str(number // FOLDER) / f"{number:05d}_{part}.png"
+def _mask_path(root: Path, number: int, part: str) -> Path:
+    return root / PARTS / str(number // PER_FOLDER) / f"{number:05d}_{part}.png"
 
 
-def _gaps(root: Path, numbers: np.ndarray, present: np.ndarray) -> list[str]:
-    """What the mapping names and is not there."""
+def _missing(root: Path, numbers: np.ndarray, present: np.ndarray) -> list[str]:
+    """Problems: pictures in the mapping file that have no file or no masks."""
     pictures = _names(root / FACES, JPEG)
-    bare = [root / FACES / f"{number}.jpg" for number in numbers if str(number) not in pictures]
-    unmasked = [_part(root, int(number), "*") for number in numbers[~present.any(1)]]
+    no_file = [root / FACES / f"{number}.jpg" for number in numbers if str(number) not in pictures]
+    no_mask = [_mask_path(root, int(number), "*") for number in numbers[~present.any(1)]]
     return [
         f"{len(paths)} of {len(numbers)} {what} are missing: {', '.join(map(str, paths[:3]))}"
         f"{' ...' if len(paths) > 3 else ''}; unpack the data set anew, or take their lines out of {MAPPING}"
-        for what, paths in (("pictures", bare), ("pictures' masks", unmasked))
+        for what, paths in (("pictures", no_file), ("pictures' masks", no_mask))
         if paths
     ]
 
@@ -136,12 +137,12 @@ def _gaps(root: Path, numbers: np.ndarray, present: np.ndarray) -> list[str]:
 def _names(folder: Path, suffixes: tuple[str, ...]) -> set[str]:
     if not folder.is_dir():
         return set()
-    pieces = (os.path.splitext(entry.name) for entry in walk(folder))
+    pieces = (os.path.splitext(entry.name) for entry in all_files(folder))
     return {name for name, suffix in pieces if suffix.lower() in suffixes}
 
 
 def merge_masks(paths: list[tuple[int, Path]]) -> np.ndarray:
-    """One label map of some masks: where a mask is not black its label is painted, later ones on top."""
+    """One label map from masks of (label, file): a label is where its mask is not black, later ones on top."""
     merged: np.ndarray | None = None
     for label, path in paths:
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torchvision.datasets import Cityscapes as Published
 
-from datasets.files.pairs import Column, Pairs, Size, choose
+from datasets.files.pairs import Column, Pairs, Size, look_up_split
 
 CLASSES = sorted(Published.classes, key=lambda kind: kind.id % 35)  # the last is -1, the licence plate
 
@@ -12,9 +12,8 @@ CLASSES = sorted(Published.classes, key=lambda kind: kind.id % 35)  # the last i
 class Cityscapes(Pairs):
     """`leftImg8bit/{split}/{city}/X_leftImg8bit.png` with `gtFine/{split}/{city}/X_gtFine_labelIds.png`.
 
-    And with `edges`, `X_gtFine_instanceIds.png` beside the label maps. Splits are "train" and "val"; the test
-    set has no labels. Labels are numbered by the published ids; the licence plate, which is -1 there and so
-    255 in a byte, becomes 34.
+    With `edges`, also `X_gtFine_instanceIds.png` beside the label maps. Splits are "train" and "val"; the test set has
+    no labels. Labels are the published ids. The licence plate has the id -1, which is 255 in a byte; it becomes 34.
     """
 
     label_names = tuple(kind.name for kind in CLASSES)
@@ -22,7 +21,7 @@ class Cityscapes(Pairs):
     void = {255: 34}  # noqa: RUF012
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = (256, 512), edges: bool = True) -> None:
-        choose(split, {"train": None, "val": None})
+        look_up_split(split, {"train": None, "val": None})
         maps = (f"gtFine/{split}",)
         columns = [
             Column("picture", (f"leftImg8bit/{split}",), "_leftImg8bit", (".png", ".jpg")),

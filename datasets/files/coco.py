@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from datasets.files.pairs import PICTURES, Column, Pairs, Size, choose
+from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split
 
 NAMES = """person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, street
 sign, stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, hat, backpack,
@@ -24,9 +24,9 @@ window-blind, window-other, wood, void"""
 class CocoStuff(Pairs):
     """`images/{train,val}2017/*.jpg` with `stuffthingmaps/{train,val}2017/*.png`.
 
-    The pictures may also lie in `{train,val}2017`, as their archive unpacks. With `edges`, one-channel PNGs of
-    instance numbers lie in `instances/{train,val}2017`. Splits are "train" and "val". Labels are numbered as
-    in the files, 0 to 181; void, which is 255 there, becomes 182.
+    The pictures may also lie in `{train,val}2017`, where their archive unpacks them. With `edges`, there are also
+    one-channel PNGs of instance numbers in `instances/{train,val}2017`. Splits are "train" and "val". Labels are
+    numbered as in the files, 0 to 181. Void is 255 in the files and becomes 182.
     """
 
     label_names = tuple(" ".join(name.split()) for name in NAMES.split(","))
@@ -34,7 +34,7 @@ class CocoStuff(Pairs):
     void = {255: 182}  # noqa: RUF012
 
     def __init__(self, root: str | Path, split: str = "train", size: Size = 256, edges: bool = False) -> None:
-        part, root = choose(split, {"train": "train2017", "val": "val2017"}), Path(root).expanduser()
+        part, root = look_up_split(split, {"train": "train2017", "val": "val2017"}), Path(root).expanduser()
         pictures = part if (root / part).is_dir() else f"images/{part}"
         columns = [
             Column("picture", (pictures,), suffixes=PICTURES),

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from datasets.files.pairs import PICTURES, Column, Pairs, Size, choose
+from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split
 from gan.errors import UserError
 
 
 class FolderPairs(Pairs):
     """`root/images/<name>.jpg` (or png, webp ...) with `root/labels/<name>.png`, resized to one size.
 
-    Names may have folders in them. A label map is a one-channel or palette PNG of the numbers 0 to
-    num_labels - 1. `flip_pairs` names the labels that change places when a picture is mirrored.
+    Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1.
+    `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye.
 
-    Split "val" is the last `held_out` pictures by name, "train" the others, "all" all of them. Where there are
-    folders `root/train` and `root/test` that each hold images/ and labels/ (CelebA-HQ as prepared for SEAN),
-    these are "train" and "val".
+    Split "val" is the last `held_out` pictures by name, "train" is the others, and "all" is all of them. If there are
+    folders `root/train` and `root/test`, each with images/ and labels/ (CelebA-HQ as prepared for SEAN), these are
+    "train" and "val".
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class FolderPairs(Pairs):
         root = Path(root).expanduser()
         prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()
         parts = {"train": ("train/",), "val": ("test/",), "all": ("train/", "test/")}
-        here = choose(split, parts if prepared else dict.fromkeys(parts, ("",)))
-        pictures = Column("picture", tuple(f"{part}images" for part in here), suffixes=PICTURES)
-        super().__init__(root, (pictures, Column("label map", tuple(f"{part}labels" for part in here))), size)
+        folders = look_up_split(split, parts if prepared else dict.fromkeys(parts, ("",)))
+        pictures = Column("picture", tuple(f"{part}images" for part in folders), suffixes=PICTURES)
+        super().__init__(root, (pictures, Column("label map", tuple(f"{part}labels" for part in folders))), size)
         if split == "all" or prepared:
             return
         if not 0 < held_out < len(self):
@@ -45,4 +45,4 @@ class FolderPairs(Pairs):
                 if len(self) > 1
                 else f"one picture in '{root}' is none to hold out; add a second"
             )
-        self.keep(slice(-held_out) if split == "train" else slice(-held_out, None))
+        self.keep_only(slice(-held_out) if split == "train" else slice(-held_out, None))

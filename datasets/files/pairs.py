@@ -1,4 +1,4 @@
-"""Pictures and label maps in files, paired by name: what all the data sets on disk have in common."""
+"""Pictures and label maps in files, paired by name: the base of all data sets on disk."""
 
 import os
 import zlib
@@ -16,7 +16,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from datasets.files.index import Found, cache_folder, go_through, refuse, walk
+from datasets.files.cache import FoundFile, all_files, cache_folder, process_changed, raise_problems
 from gan.errors import UserError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -30,25 +30,28 @@ Size = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class Column:
-    """One kind of file: those below `folders` that end in `ending` and a suffix. The rest of its path is a name."""
+    """One kind of file: all files below `folders` that end in `ending` and a suffix. The rest of the path is a name.
+
+    The cache's file name depends on the names of this class and its fields. See [Note: the name of the cache].
+    """
 
     what: str
     folders: tuple[str, ...]
     ending: str = ""
     suffixes: tuple[str, ...] = MAPS
-    only: frozenset[str] = field(default=frozenset(), repr=False)  # the names to look at, if not all
+    only: frozenset[str] = field(default=frozenset(), repr=False)  # if not empty, other names are left out
 
-    def found(self, root: Path) -> tuple[dict[str, Found], list[str]]:
-        """The files by name; and what is wrong with them."""
+    def find(self, root: Path) -> tuple[dict[str, FoundFile], list[str]]:
+        """The files by name, and the problems with them."""
         kinds = ", ".join(f"*{self.ending}{suffix}" for suffix in self.suffixes)
-        files: dict[str, Found] = {}
+        files: dict[str, FoundFile] = {}
         problems = []
-        for place, folder in enumerate(self.folders):
+        for number, folder in enumerate(self.folders):
             if not (root / folder).is_dir():
                 problems.append(f"there is no folder {root / folder}; put the {self.what}s there ({kinds})")
                 continue
             start, before = len(str(root / folder)) + 1, len(files)
-            for entry in walk(root / folder):
+            for entry in all_files(root / folder):
                 stem, dot, suffix = entry.path[start:].rpartition(".")
                 if (dot + suffix).lower() not in self.suffixes or not stem.endswith(self.ending):
                     continue
@@ -56,80 +59,85 @@ class Column:
                 if self.only and name not in self.only:
                     continue
                 try:
-                    name, state = f"{place}/{name}", entry.stat()
+                    name, state = f"{number}/{name}", entry.stat()
                 except OSError as error:
                     problems.append(f"{entry.path} cannot be read ({error.strerror}); replace or remove it")
                     continue
                 if name in files:
                     one, other = sorted((str(root / files[name].path), entry.path))
                     problems.append(f"{one} and {other} have the same name; remove one of them")
-                files[name] = Found(f"{folder}/{entry.path[start:]}", state.st_size, state.st_mtime_ns)
+                files[name] = FoundFile(f"{folder}/{entry.path[start:]}", state.st_size, state.st_mtime_ns)
             if len(files) == before:
                 problems.append(f"there are no {self.what}s ({kinds}) in {root / folder}")
         return files, problems
 
 
 class Pairs(Dataset):
-    """Pairs of a picture and its label map, and for edges also a map of instances, brought to one size.
+    """Pairs of a picture and its label map, and for edges a map of instances too, resized to one size.
 
-    All of them are checked when the set is opened: that they pair up, can be read to the end, have one shape,
-    and hold no label but 0 to num_labels - 1 and those of `void`. The result is kept, see datasets/files/index.py.
+    All files are checked when the set is opened: that each has its partner, can be read to its end and has the shape
+    of its partner, and that labels are 0 to num_labels - 1 or in `void`. The cache remembers files that are good, see
+    datasets/files/cache.py.
 
-    Pictures are resized by bicubic with antialiasing, label maps by nearest, straight from the size in which
-    they are stored. An edge is a pixel whose upper, lower, left or right neighbour is of another instance;
-    edges are made last, of the pixels that are seen.
+    Pictures are resized by bicubic with antialiasing, label maps by nearest, both directly from the stored size. An
+    edge is a pixel with a neighbour above, below, left or right that belongs to another instance. Edges are made
+    after resizing.
+
+    [Note: the name of the cache]
+    The cache's file name is a checksum of `repr(columns)` and what else decides whether a pair is good. So a change of
+    Column's name or fields makes every user check the whole data set again.
     """
 
     num_labels: int
     label_names: tuple[str, ...]
     flip_pairs: tuple[tuple[int, int], ...] = ()
-    void: Mapping[int, int] = {}  # values in files that stand for a label of another number
+    void: Mapping[int, int] = {}  # values in files, and the label that each stands for
 
     def __init__(self, root: Path, columns: Sequence[Column], size: Size, part: str = "") -> None:
         self.root, self.size = root, as_size(size)
         table, stamps = _pair_up(root, columns)
-        # One array and no Python objects: worker processes share it for as long as they live.
+        # One array and no Python objects, so that worker processes go on sharing its memory.
         self._files = np.array([[os.fsencode(path) for path in row] for row in table])
         rule = repr((1, self.num_labels, sorted(self.void.items()), columns, part))
         file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.npz"
         keys = ["|".join(row) for row in table]
-        refuse(go_through(file, keys, stamps, self._check, f"checking {root.name}"), root)
+        raise_problems(process_changed(file, keys, stamps, self._check, f"checking {root.name}"), root)
 
-    def keep(self, entries: slice | np.ndarray) -> None:
-        """Let the others go; for a set whose splits lie in the same folders."""
+    def keep_only(self, entries: slice | np.ndarray) -> None:
+        """Drop all other entries: for splits that share their folders."""
         self._files = self._files[entries]
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.cut(index, self.size, (0, 0))
+        return self.load_crop(index, self.size, (0, 0))
 
     def paths(self, index: int) -> tuple[Path, ...]:
-        """Where the picture, the label map and, with edges, the instances of a sample lie."""
+        """The files of a sample: picture, label map and, with edges, instance map."""
         row = self._files[range(len(self))[index]]
         return tuple(self.root / os.fsdecode(path) for path in row)
 
-    def cut(self, index: int, resized: tuple[int, int], corner: tuple[int, int]) -> dict[str, Tensor]:
-        """A part of a pair that was resized to `resized`: of this set's size, its upper left pixel at `corner`."""
+    def load_crop(self, index: int, resized: tuple[int, int], corner: tuple[int, int]) -> dict[str, Tensor]:
+        """A sample, resized to `resized` and then cropped to this set's size, with `corner` as its upper left."""
         picture, label, *instances = self.paths(index)
         (top, left), (height, width) = corner, self.size
 
-        def window(value: Any) -> Any:
+        def crop(value: Any) -> Any:
             return value[..., top : top + height, left : left + width]
 
         pixels = resize_picture(read_picture(picture), resized)
-        values = self._labels(window(resize_map(read_map(label), resized)), label)
+        values = self._labels(crop(resize_map(read_map(label), resized)), label)
         item = {
-            "image": tv_tensors.Image(window(pixels).contiguous()),
+            "image": tv_tensors.Image(crop(pixels).contiguous()),
             "label": tv_tensors.Mask(torch.from_numpy(values)),
         }
         for path in instances:
-            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(window(resize_map(read_map(path), resized)))))
+            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(crop(resize_map(read_map(path), resized)))))
         return item
 
     def _labels(self, stored: np.ndarray, path: Path) -> np.ndarray:
-        """The labels that values in a file stand for; those in range only, as a network would fail on others."""
+        """The labels of a file's values. A label out of range is refused, because a network would fail on it."""
         labels = stored.astype(np.int32)
         for value, label in self.void.items():
             labels[labels == value] = label
@@ -143,7 +151,7 @@ class Pairs(Dataset):
         return labels.astype(np.uint8) if self.num_labels <= 256 else labels
 
     def _check(self, index: int) -> None:
-        """Read a pair to its end; what is wrong with it is raised."""
+        """Read a pair to its end and raise what is wrong with it."""
         picture, *maps = self.paths(index)
         width, height = _try_picture(picture)
         for number, path in enumerate(maps):
@@ -158,11 +166,11 @@ class Pairs(Dataset):
 
 
 def read_picture(path: Path) -> Tensor:
-    """A picture as RGB bytes [3, H, W], as it is stored: an EXIF orientation is not one of the label map.
+    """A picture as RGB bytes [3, H, W]. An EXIF orientation is ignored, because the label map has none.
 
-    Pillow decodes and torchvision resizes: its decoders are about to be taken out, and Pillow's bicubic is ten
-    times as slow. JPEG's own shrinking while decoding would save a third of the time, but it is another filter:
-    43 to 51 dB away from bicubic on 1024 px pictures made 256 px, as far as another kernel would be.
+    Pillow decodes and torchvision resizes. torchvision's decoders are about to be removed, and Pillow's bicubic is ten
+    times slower. A JPEG decoder that shrinks the picture itself would save a third of the time, but with another
+    filter: the result is 43 to 51 dB away from bicubic, from 1024 to 256 pixels.
     """
     try:
         with Image.open(path) as picture:
@@ -189,18 +197,17 @@ def read_map(path: Path) -> np.ndarray:
 
 
 def resize_picture(picture: Tensor, size: Sequence[int]) -> Tensor:
-    """Bicubic, and where it gets smaller with antialiasing."""
     return functional.resize(picture, list(size), InterpolationMode.BICUBIC, antialias=True)
 
 
 def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The value in the middle of every pixel; never a mixture."""
+    """Nearest: each pixel gets one stored value, never a mixture."""
     picture = Image.fromarray(values if values.dtype == np.uint8 else values.astype(np.int32))
     return np.array(picture.resize((size[1], size[0]), Image.Resampling.NEAREST))
 
 
 def edge_map(instances: np.ndarray) -> np.ndarray:
-    """1 where a pixel's 4-neighbour is of another instance, else 0 (Wang et al. 2018, pix2pixHD, section 3.3)."""
+    """1 where one of a pixel's 4 neighbours is another instance, else 0 (Wang et al. 2018, pix2pixHD, section 3.3)."""
     edges = np.zeros(instances.shape, np.uint8)
     down, across = instances[1:] != instances[:-1], instances[:, 1:] != instances[:, :-1]
     edges[1:] |= down
@@ -211,67 +218,68 @@ def edge_map(instances: np.ndarray) -> np.ndarray:
 
 
 def as_size(size: Size) -> tuple[int, int]:
-    """Height and width; one number is both."""
+    """Height and width. One number stands for both."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
         raise UserError(f"size {height}x{width} has no pixels; try 256")
     return height, width
 
 
-def choose(split: str, splits: Mapping[str, Any]) -> Any:
-    """What a split stands for."""
+def look_up_split(split: str, splits: Mapping[str, Any]) -> Any:
     if split not in splits:
         raise UserError(f"split {split!r} is not known; try one of {', '.join(splits)}")
     return splits[split]
 
 
-def inside(root: str | Path, name: str) -> Path:
-    """The folder in which a data set lies: `root`, or the folder in it that the set's archive unpacks to."""
+def unpacked_folder(root: str | Path, name: str) -> Path:
+    """The folder of a data set: `root` itself, or the folder `name` in it, which the set's archive unpacks to."""
     root = Path(root).expanduser()
     return root / name if (root / name).is_dir() else root
 
 
 def _pair_up(root: Path, columns: Sequence[Column]) -> tuple[list[list[str]], np.ndarray]:
-    """Every name's paths, sorted by name, and for each the sizes and times of its files."""
+    """The paths of each name, sorted by name, and the sizes and times of these files."""
     if not root.is_dir():
         raise UserError(f"there is no folder {root}; give the folder in which the data set lies")
-    files, problems = zip(*(column.found(root) for column in columns), strict=True)
+    files, problems = zip(*(column.find(root) for column in columns), strict=True)
     flat = [problem for some in problems for problem in some]
     pictures, labels = files[:2]
     for column, others in zip(columns[1:], files[1:], strict=True):
         if pictures and others:
-            flat += _lonely(pictures, others, columns[0], column, root)
+            flat += _without_partner(pictures, others, columns[0], column, root)
     if pictures and labels:
-        flat += _lonely(labels, pictures, columns[1], columns[0], root)
-    refuse(flat, root)
+        flat += _without_partner(labels, pictures, columns[1], columns[0], root)
+    raise_problems(flat, root)
     names = sorted(pictures)
     table = [[column[name].path for column in files] for name in names]
     stamps = [[value for column in files for value in column[name][1:]] for name in names]
     return table, np.array(stamps, np.int64)
 
 
-def _lonely(some: dict[str, Found], others: dict[str, Found], column: Column, other: Column, root: Path) -> list[str]:
-    lonely = sorted(some.keys() - others.keys())
-    if not lonely:
+def _without_partner(
+    files: dict[str, FoundFile], others: dict[str, FoundFile], column: Column, other: Column, root: Path
+) -> list[str]:
+    alone = sorted(files.keys() - others.keys())
+    if not alone:
         return []
-    names = ", ".join(str(root / some[name].path) for name in lonely[:3]) + (" ..." if len(lonely) > 3 else "")
+    names = ", ".join(str(root / files[name].path) for name in alone[:3]) + (" ..." if len(alone) > 3 else "")
     where = " or ".join(str(root / folder) for folder in other.folders)
     return [
-        f"{len(lonely)} of {len(some)} {column.what}s have no {other.what} of the same name: {names}; "
+        f"{len(alone)} of {len(files)} {column.what}s have no {other.what} of the same name: {names}; "
         f"add each {other.what} to {where}, or remove the {column.what}"
     ]
 
 
 def _same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Equal, or one is the other enlarged by a whole number, as 1024 px pictures with 512 px label maps are."""
+    """Equal, or one is a whole multiple of the other, such as 1024 px pictures with 512 px label maps."""
     small, large = sorted((one, other))
     return large[0] % small[0] == 0 and all(a * (large[0] // small[0]) == b for a, b in zip(small, large, strict=True))
 
 
 def _try_picture(path: Path) -> tuple[int, int]:
-    """Width and height of a picture that can be read to its end.
+    """Width and height of a picture, which is read to its end.
 
-    A JPEG is decoded to an eighth of its size, which reads every byte of it and saves most of the time.
+    A JPEG is decoded to an eighth of its size: that reads every byte and saves most of the time.
     """
     try:
         with Image.open(path) as picture:
@@ -286,5 +294,4 @@ def _try_picture(path: Path) -> tuple[int, int]:
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    """What to say of a file that is no whole picture."""
     return UserError(f"{path} cannot be read as a picture ({error}); replace or remove it")

@@ -3,14 +3,15 @@
 import sys
 from collections.abc import Callable
 
-from gan.bench import loading, peers, sean
+from gan.bench import loading, sean
+from gan.bench.peers import command as peers
 from gan.errors import UserError, refuse
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main, "peers": peers.main}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Hand over to the benchmark of that name; 2 where there is none."""
+    """Run the benchmark of that name; 2 where there is none."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m gan.bench NAME [options]\n\n" + _list())

@@ -1,7 +1,7 @@
-"""How many pictures a second are read, made one size, augmented and handed to the trainer.
+"""How many pictures a second are read, resized, augmented and given to the trainer.
 
-The pictures are as CelebAMask-HQ's: JPEG of 1024 px and label maps of 512 px. They are read over and over, so the
-disk has no part in the figures.
+The pictures are like those of CelebAMask-HQ: JPEG of 1024 px and label maps of 512 px. A few files are read again and
+again from memory, so the figures do not depend on the disk.
 """
 
 import itertools
@@ -25,7 +25,7 @@ WORKERS = (0, 1, 2)
 
 
 def main(argv: list[str]) -> int:
-    """Draw a data set, read it in every way, and print a table."""
+    """Draw a data set, measure each step of reading it, and print a table."""
     parser = PlainParser(prog="python -m gan.bench loading", description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=256, help="height and width of what is trained on")
     parser.add_argument("--stored", type=int, default=1024, help="height and width of the JPEG pictures")
@@ -64,7 +64,7 @@ def _report(folder: Path, size: int, stored: int, pictures: int) -> None:
 
 
 def _draw(folder: Path, stored: int, pictures: int) -> float:
-    """Faces with the grain of a camera, each under many names; gives the kilobytes of a picture."""
+    """Draw faces with the noise of a camera and link each under many names; gives the kilobytes of a picture."""
     faces, dice = Faces(DRAWN, max(16, stored // 2), seed=5), np.random.default_rng(5)
     for kind in ("images", "labels"):
         (folder / kind).mkdir()
@@ -72,8 +72,8 @@ def _draw(folder: Path, stored: int, pictures: int) -> float:
     for face in range(min(DRAWN, pictures)):
         image, label = folder / f"{face}.jpg", folder / f"{face}.png"
         pixels = np.asarray(faces.draw(face).resize((stored, stored), Image.Resampling.BICUBIC))
-        grain = dice.normal(0, 4, pixels.shape)
-        Image.fromarray((pixels + grain).clip(0, 255).astype(np.uint8)).save(image, quality=85)
+        noise = dice.normal(0, 4, pixels.shape)
+        Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8)).save(image, quality=85)
         faces.label(face).resize((stored // 2, stored // 2), Image.Resampling.NEAREST).save(label)
         drawn.append((image, label))
     for number, (image, label) in zip(range(pictures), itertools.cycle(drawn)):
@@ -83,7 +83,7 @@ def _draw(folder: Path, stored: int, pictures: int) -> float:
 
 
 def _stages(pairs: FolderPairs) -> dict[str, Callable[[int], object]]:
-    """What is done to a picture, step by step and all together."""
+    """The steps from a file to tensors, each by itself and all together."""
     picture, label = pairs.paths(0)
     image, values, item = read_picture(picture), read_map(label), pairs[0]
     augment = Augment(flip_pairs=pairs.flip_pairs)
@@ -107,14 +107,14 @@ def _rate(stage: Callable[[int], object], pictures: int) -> float:
 
 
 def _loader_rate(pairs: FolderPairs, workers: int) -> float:
-    """Pictures a second of the second pass: the first has started the processes."""
+    """Pictures a second in the second pass over the data; the first pass starts the workers."""
     data = GanData(pairs, batch_size=min(8, len(pairs)), workers=workers, crop=True)
     loader = data.train_dataloader()
 
-    def passing(epoch: int) -> Iterator[int]:
+    def one_pass(epoch: int) -> Iterator[int]:
         loader.sampler.set_epoch(epoch)
         return (len(batch["image"]) for batch in loader)
 
-    sum(passing(0))
+    sum(one_pass(0))
     began = time.perf_counter()
-    return sum(passing(1)) / (time.perf_counter() - began)
+    return sum(one_pass(1)) / (time.perf_counter() - began)

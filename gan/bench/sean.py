@@ -1,8 +1,8 @@
 """SEAN's generator, forward and backward, against the published way of computing it.
 
-The other side is the plain reference of the tests: loops over pictures and labels, whole style maps, nothing
-recomputed. Both have the same weights and see the same masks, turn by turn, and the fastest turn of each counts.
-`kept` are the bytes that a forward keeps for backward, weights not counted.
+The published way is a plain reference: loops over pictures and labels, whole style maps, nothing recomputed. Both
+have the same weights and see the same masks. They run in turns, and the fastest turn of each counts. `kept` are the
+bytes that a forward pass keeps for the backward pass, without the weights.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from datasets.drawn.faces import Faces
+from gan.bench import sean_reference
 from gan.errors import UserError
 from gan.fit.parser import PlainParser
 from nets.blocks import onehot
@@ -31,7 +32,7 @@ LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blen
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute the same picture from planes and codes, with its weights; `dtype` is autocast's."""
+    """One way to compute the same picture from mask and codes, with its weights; `dtype` is for autocast."""
 
     title: str
     paint: Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +41,7 @@ class Way:
 
 
 def main(argv: list[str]) -> int:
-    """Build the published generator, run it in every way on every kind of mask, and print a table."""
+    """Run the published generator in every way on every kind of mask, and print a table."""
     parser = PlainParser(
         prog="python -m gan.bench sean", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def masks(kind: str, batch: int, size: int, labels: int) -> Tensor:
-    """One-hot masks of drawn faces, of blocks of random labels, or of a random label a pixel."""
+    """One-hot masks of drawn faces, of blocks of random labels, or of random pixels."""
     if kind == "faces":
         faces = Faces(batch, size, seed=0)
         label = torch.stack([faces.label_map(face).as_subclass(Tensor).long() for face in range(batch)])
@@ -88,7 +89,7 @@ def masks(kind: str, batch: int, size: int, labels: int) -> Tensor:
 
 
 def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator[Way]:
-    """The plain reference first; then ours, and on a GPU ours in half precision and channels last."""
+    """The plain reference first, then ours; on a GPU also ours in half precision and with channels last."""
     yield reference(generator, style)
     weights = list(generator.parameters())
     ours = partial(paint, generator, {name: buffer.clone() for name, buffer in generator.named_buffers()})
@@ -101,10 +102,6 @@ def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator
 
 def reference(generator: SeanGenerator, style: int) -> Way:
     """The published way, with this generator's weights."""
-    try:
-        from gan.bench import sean_reference
-    except ModuleNotFoundError as error:
-        raise UserError("the plain reference is a part of tests/; run this in a checkout of the project") from error
     state = export_generator(StyleEncoder(style, 1).to(generator.paint.weight.device), generator)
     weights = [tensor for key, tensor in state.items() if key.rpartition(".")[2] in LEARNED]
 
@@ -124,7 +121,7 @@ def paint(
     recompute: bool = True,
     last: bool = False,
 ) -> Tensor:
-    """A picture of the generator, from its first state on, made one way or the other."""
+    """A picture of our generator, always from the same buffers, which training changes."""
     generator.load_state_dict(buffers, strict=False)
     for module in generator.modules():
         if isinstance(module, ACE):
@@ -135,7 +132,7 @@ def paint(
 
 
 def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeats: int) -> None:
-    """A line for each way; all but the first in relation to the first."""
+    """Print a line for each way, compared with the first way."""
     seconds = {way.title: float("inf") for way in compared}
     kept, pictures = {}, {}
     for turn in range(repeats + 1):
@@ -161,7 +158,7 @@ def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeat
 
 
 class Kept(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes of all memory that a forward keeps for backward, each once, without the weights'."""
+    """Counts the bytes that a forward pass keeps for the backward pass: shared memory once, weights not at all."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
@@ -180,7 +177,6 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def bytes(self) -> int:
-        """So far."""
         return sum(self.memory.values())
 
 

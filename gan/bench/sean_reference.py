@@ -1,8 +1,8 @@
 """The published SEAN, plain and slow: loops over pictures and labels, whole style maps, nothing folded.
 
-The oracle of nets/. Its networks are functions of a state dict under the published key names, written from the
-paper's equations and the facts of the published architecture. In training they update the buffers of that state
-dict: running statistics, and the singular vectors of spectral norm.
+The tests of nets/ compare with it. Its networks are functions of a state dict with the published key names, written
+from the paper's equations and the facts of the published architecture. In training they update the buffers in that
+state dict: running statistics, and the singular vectors of spectral norm.
 """
 
 import torch
@@ -13,7 +13,7 @@ State = dict[str, Tensor]
 
 
 def encoder(state: State, image: Tensor, onehot: Tensor) -> Tensor:
-    """Codes [B, labels, style]: features averaged pixel by pixel, region by region."""
+    """Codes [B, labels, style]: the mean of the features over each region."""
     x = F.pad(image, (1, 1, 1, 1), mode="reflect")
     x = _normed(F.conv2d(x, *_weights(state, "Zencoder.model.1")))
     x = _normed(F.conv2d(x, *_weights(state, "Zencoder.model.4"), stride=2, padding=1))
@@ -30,7 +30,7 @@ def encoder(state: State, image: Tensor, onehot: Tensor) -> Tensor:
 
 
 def generator(state: State, onehot: Tensor, codes: Tensor, training: bool, upsampling: str = "normal") -> Tensor:
-    """A picture. All blocks but the last see the codes."""
+    """A picture. All blocks except the last get the codes."""
     names = ["head_0", "G_middle_0", "G_middle_1", "up_0", "up_1", "up_2", "up_3"]
     doubled = {"G_middle_0", "up_0", "up_1", "up_2", "up_3"} | ({"G_middle_1"} if upsampling == "more" else set())
     shrink = 2 ** len(doubled)
@@ -44,7 +44,7 @@ def generator(state: State, onehot: Tensor, codes: Tensor, training: bool, upsam
 
 
 def discriminator(state: State, x: Tensor, training: bool) -> list[list[Tensor]]:
-    """Every scale's features, the scores last."""
+    """The features of every scale; the last ones are the scores."""
     found = []
     for scale in range(len({key.split(".")[0] for key in state})):
         if scale:

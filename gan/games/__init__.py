@@ -1,1 +1,1 @@
-"""The games, one file each: read beside the paper it plays."""
+"""The games, one file each, to be read beside the paper."""

@@ -15,10 +15,10 @@ from gan.pool import ImagePool
 
 
 class CycleGan(GanModule):
-    """Two generators and two discriminators, one optimizer a pair: a batch is {"a", "b"}.
+    """Two generators and two discriminators, one optimizer a pair. A batch is {"a", "b"}.
 
-    For validation it has the truth as well, {"truth_a", "truth_b"}: what "b" looks like as an "a", and "a" as a "b".
-    `generator` and `discriminator` each make one network.
+    For validation a batch also has the truth, {"truth_a", "truth_b"}: what "b" looks like as an "a", and "a" as a "b".
+    `generator` and `discriminator` are functions that make one network each.
     """
 
     def __init__(
@@ -39,18 +39,18 @@ class CycleGan(GanModule):
         self.steps, self.rate, self.cycle, self.identity = steps, rate, cycle, identity
 
     def configure_players(self) -> Iterator[Player]:
-        """One rate for all, which falls to zero over the second half."""
+        """All learn at one rate, which falls to zero over the second half."""
         adam, decay = partial(Adam, lr=self.rate, betas=(0.5, 0.999)), linear_decay(self.steps)
         yield Player("generators", self.generators, adam, decay)
         yield Player("discriminators", self.discriminators, adam, decay)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """The generators' turn comes first; the discriminators then judge the same fakes, or past ones."""
+        """The generators' turn comes first. Then the discriminators judge the same fakes, or past ones."""
         yield Phase("generators", self.fool, "generators")
         yield Phase("discriminators", self.judge, "discriminators")
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Please the discriminators, come back to where it started, and leave alone what needs no change."""
+        """Please the discriminators, come back to the start when translated twice, and keep what needs no change."""
         a, b = batch["a"], batch["b"]
         fake_b, fake_a = self.fakes(a, b)
         to_b, to_a = self.generators["to_b"], self.generators["to_a"]
@@ -62,7 +62,7 @@ class CycleGan(GanModule):
         }
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tell fakes, half of them from the pools, from pictures."""
+        """Tell fakes from pictures; half of the fakes are from the pools."""
         fake_b, fake_a = self.fakes(batch["a"], batch["b"])
         fake_b, fake_a = self.past_b.query(fake_b), self.past_a.query(fake_a)
         return {
@@ -79,18 +79,17 @@ class CycleGan(GanModule):
         return self.generators["to_b"](a), self.generators["to_a"](b)
 
     def score(self, which: str, image: Tensor) -> Tensor:
-        """One discriminator's score of each patch."""
         return self.discriminators[which](image)[-1]
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """How far translations are from the drawn truth, in 0..1, mean of both directions."""
+        """Log the difference between translations and the drawn truth, in 0..1, as the mean of both directions."""
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
         error = (F.l1_loss(fake_b, batch["truth_b"]) + F.l1_loss(fake_a, batch["truth_a"])) / 4
         self.log("val/translation_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(fake_a))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: both ways, each beside its truth where there is one."""
+        """A row a sample: both translations, each beside its truth where there is one."""
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
         columns = {"a": batch["a"], "as b": fake_b, "truth b": batch.get("truth_b")}
         columns |= {"b": batch["b"], "as a": fake_a, "truth a": batch.get("truth_a")}

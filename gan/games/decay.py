@@ -8,10 +8,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def linear_decay(steps: int) -> Callable[[Optimizer], LambdaLR]:
-    """A recipe for `Player(schedule=...)`: the full rate for half of the steps, then straight down to zero."""
+    """A `Player(schedule=...)`: the full rate for half of the steps, then in a straight line down to zero."""
     return partial(LambdaLR, lr_lambda=partial(half_then_down, steps))
 
 
 def half_then_down(steps: int, update: int) -> float:
-    """The share of the rate that is left for update number `update`."""
+    """The share of the rate to use for update number `update`."""
     return min(1.0, max(0.0, 2 * (steps - update) / steps))

@@ -1,4 +1,4 @@
-"""DMD2, Yin et al. 2024b: a diffusion model distilled into a generator of one step."""
+"""DMD2, Yin et al. 2024b: a diffusion model distilled into a generator that needs one step."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,13 +14,13 @@ from nets.denoiser import Denoiser, Head
 
 
 class Dmd2(FromNoise):
-    """A student learns to draw in one step what a frozen teacher would denoise to; pictures are {"image"}.
+    """A student learns to draw in one step what a frozen teacher would denoise to. A batch is {"image"}.
 
-    The teacher's score and that of the student's own distribution, kept up by a fake score that learns in every
-    step, say together where the student's pictures should move; a head on the fake score's inner features tells its
-    pictures from true ones, which lets the student exceed the teacher. `student_every` is the paper's two time-scale
-    rule, section 4.2: so many updates of fake score and head to one of the student. `teacher(noisy, sigma)` gives
-    denoised pictures; noise is of size `sigmas[0]` to `sigmas[1]`.
+    The fake score is a denoiser that follows the student's pictures: it learns in every step. The difference between
+    the teacher's denoising and the fake score's says where the student's pictures should move. A head on the fake
+    score's inner features tells these pictures from true ones, so the student can become better than the teacher.
+    `student_every` is the two time-scale rule of the paper, section 4.2: fake score and head have this many updates
+    for one of the student. `teacher(noisy, sigma)` gives denoised pictures, for noise of `sigmas[0]` to `sigmas[1]`.
     """
 
     def __init__(
@@ -45,23 +45,22 @@ class Dmd2(FromNoise):
 
     @property
     def drawer(self) -> nn.Module:
-        """The student draws."""
         return self.student
 
     def configure_players(self) -> Iterator[Player]:
-        """Three who learn, without momentum, for what each of them follows moves; and the teacher, who does not."""
+        """Three players learn, without momentum because what each of them follows moves. The teacher is frozen."""
         yield Player("student", self.student, partial(Adam, lr=self.student_rate, betas=(0.0, 0.99)), ema=self.ema)
         yield Player("fake_score", self.fake_score, partial(Adam, lr=self.rate, betas=(0.0, 0.99)))
         yield Player("head", self.head, partial(Adam, lr=self.rate, betas=(0.0, 0.99)))
         yield Player("teacher", self.teacher)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """Fake score and head learn together, from one loss; the student less often."""
+        """Fake score and head learn together, from one loss. The student learns less often."""
         yield Phase("guidance", self.follow, ("fake_score", "head"))
         yield Phase("student", self.distil, "student", every=self.student_every)
 
     def follow(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Denoise what the student draws now, and tell it from pictures; the latter teaches the trunk as well."""
+        """Denoise what the student draws now, and tell it from pictures. Both losses teach the fake score."""
         image = batch["image"]
         with torch.no_grad():
             fake = self.draw(image)
@@ -73,7 +72,7 @@ class Dmd2(FromNoise):
         }
 
     def distil(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move the pictures where the teacher and not the fake score would, and where the head takes them for true."""
+        """Move the pictures towards the teacher's denoising and away from the fake score's, and deceive the head."""
         fake = self.draw(batch["image"])
         with torch.no_grad():
             noisy, sigma = self.diffuse(fake)
@@ -85,15 +84,15 @@ class Dmd2(FromNoise):
         }
 
     def diffuse(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures with noise of a random size, and the size of each one's [B]."""
-        # EDM, Karras et al. 2022, equation 5 with rho = 7, at a random place in place of the steps of a sampler.
+        """Pictures with noise of a random size, and the size for each picture, [B]."""
+        # EDM, Karras et al. 2022, equation 5 with rho = 7, where a random number takes the place of i / (N - 1).
         low, high = (sigma ** (1 / 7) for sigma in self.sigmas)
         sigma = (low + noise.rand((len(pictures),), like=pictures) * (high - low)) ** 7
         return pictures + sigma[:, None, None, None] * noise.randn(pictures.shape, like=pictures), sigma
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fakes, always of the same noise, beside the teacher's pictures that they come closest to, and pictures."""
+        """Fakes from always the same noise, beside the nearest of the teacher's pictures, and pictures of the batch."""
         columns = super().show(batch)
         if hasattr(self.teacher, "nearest"):
             columns = {"output": columns["output"], "nearest of teacher's": self.teacher.nearest(columns["output"])} | {

@@ -1,4 +1,4 @@
-"""What games that draw pictures from noise have in common: the same fakes each time, a score, a grid."""
+"""What games that draw pictures from noise share: the same fakes at each validation, a score and a grid."""
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ DIRECTIONS = 128
 
 
 class FromNoise(GanModule):
-    """A game whose `drawer` makes pictures like {"image"} from vectors of its length `latent`.
+    """A game whose `drawer` makes pictures like {"image"} from vectors of noise, of length `drawer.latent`.
 
-    It is scored by the distance of its fakes from held-out pictures, and shows fakes of always the same noise.
+    The score is the distance of its fakes from held-out pictures. The grid shows fakes from always the same noise.
     """
 
     def __init__(self) -> None:
@@ -22,19 +22,18 @@ class FromNoise(GanModule):
 
     @property
     def drawer(self) -> nn.Module:
-        """The network that draws; a game that calls its own otherwise than `generator` says so."""
+        """The network that draws. Override it in a game whose network is not called `generator`."""
         return self.generator
 
     def latents(self, like: Tensor) -> Tensor:
-        """A vector of noise for each picture of a batch, which follows the sample."""
+        """A vector of noise for each picture of a batch; the same sample gets the same noise on any rank."""
         return noise.randn((len(like), self.drawer.latent), like=like)
 
     def draw(self, like: Tensor) -> Tensor:
-        """As many fakes as there are pictures."""
         return self.drawer(self.latents(like))
 
     def numbered(self, numbers: Tensor, like: Tensor) -> Tensor:
-        """The fakes of some numbers, the same ones each time: what validation and grids look at."""
+        """The fakes with some numbers, the same ones each time, for validation and for grids."""
         latents = [
             torch.randn(self.drawer.latent, generator=torch.Generator().manual_seed(noise.seed_for("fake", number)))
             for number in numbers.tolist()
@@ -42,7 +41,7 @@ class FromNoise(GanModule):
         return self.drawer(torch.stack(latents).to(like))
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """Keep the projections of pictures and of as many fakes. See [Note: a distance over all ranks]."""
+        """Keep the projections of the pictures and of as many fakes. See [Note: a distance over all ranks]."""
         image = batch["image"]
         rank, world = self.trainer.global_rank, self.trainer.world_size
         numbers = (sum(map(len, self._drawn)) + torch.arange(len(image))) * world + rank
@@ -53,9 +52,9 @@ class FromNoise(GanModule):
         """The sliced Wasserstein distance between all fakes and all pictures.
 
         [Note: a distance over all ranks]
-        A distance of distributions is no mean over batches, so the projections of all ranks are gathered first;
-        only they are, a few numbers a picture. The fakes are numbered through all ranks, so they are the same
-        ones, and the score the same, at any number of ranks.
+        A distance between distributions is not a mean over batches, so the projections of all ranks are gathered
+        first. They are only a few numbers a picture. The fakes are numbered through all ranks: so the fakes are the
+        same at any number of ranks, and so is the score.
         """
         drawn, real = (self.all_gather(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
         self._drawn, self._real = [], []
@@ -63,14 +62,14 @@ class FromNoise(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fakes, always of the same noise, beside pictures."""
+        """Fakes from always the same noise, beside pictures."""
         image = batch["image"]
         fakes = [self.numbered(torch.arange(len(image)) + k * len(image), like=image) for k in range(3)]
         return {"output": fakes[0], "more": fakes[1], "and more": fakes[2], "pictures": image}
 
 
 def projections(images: Tensor) -> Tensor:
-    """Pictures seen from fixed random directions, at three sizes: [B, 3 * DIRECTIONS]."""
+    """Pictures projected on fixed random directions, at three sizes: [B, 3 * DIRECTIONS]."""
     generator = torch.Generator().manual_seed(0)
     seen = []
     for shrink in (1, 2, 4):
@@ -81,6 +80,6 @@ def projections(images: Tensor) -> Tensor:
 
 
 def wasserstein(one: Tensor, other: Tensor) -> Tensor:
-    """The distance of two equally large sets of projections, mean over the directions."""
-    # Sliced Wasserstein distance of Rabin et al. 2011: on a line, the best transport pairs equal ranks.
+    """The distance between two equally large sets of projections, as the mean over the directions."""
+    # Sliced Wasserstein distance of Rabin et al. 2011: on a line, the best transport pairs the sorted values.
     return (one.sort(0).values - other.sort(0).values).abs().mean()

@@ -17,10 +17,10 @@ from nets.unet import UNet
 
 
 class Pix2pix(GanModule):
-    """Learns to paint label maps: a batch is {"image", "label"}.
+    """Learns to paint label maps. A batch is {"image", "label"}.
 
-    One fake a step serves both turns, as in the published training: the discriminator learns to tell it from the
-    picture, and the generator then pleases the discriminator that has just learned.
+    Both turns use the same fake, as in the published training. The discriminator learns first, and then the generator
+    pleases the discriminator that has just learned.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Pix2pix(GanModule):
         yield Phase("generator", self.fool, "generator")
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tell the fake from the picture, each beside its labels; halved, so as not to run ahead."""
+        """Tell the fake from the picture, each with its labels. Halved, so that this network learns more slowly."""
         mask = self.mask(batch)
         fake = self.shared("fake", self.generator, mask).detach()
         return {"gan": 0.5 * non_saturating_discriminator(self.score(mask, batch["image"]), self.score(mask, fake))}
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Please the discriminator and hit the pixels."""
+        """Please the discriminator, and be close to the picture's pixels."""
         mask = self.mask(batch)
         fake = self.shared("fake", self.generator, mask)
         return {
@@ -64,19 +64,17 @@ class Pix2pix(GanModule):
         }
 
     def score(self, mask: Tensor, image: Tensor) -> Tensor:
-        """The discriminator's score of each patch."""
         return self.discriminator(torch.cat([mask, image], 1))[-1]
 
     def mask(self, batch: dict[str, Tensor]) -> Tensor:
-        """The label maps as one-hot planes."""
         return onehot(batch["label"], self.labels, like=batch["image"])
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """How far painted label maps are from their pictures, in 0..1."""
+        """Log the difference between painted label maps and their pictures, in 0..1."""
         error = F.l1_loss(self.generator(self.mask(batch)), batch["image"]) / 2
         self.log("val/paint_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(batch["image"]))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the labels, what was painted and what should have been."""
+        """A row a sample: the labels, what was painted and the true picture."""
         return {"shape": batch["label"], "output": self.generator(self.mask(batch)), "truth": batch["image"]}

@@ -1,4 +1,4 @@
-"""R3GAN, Huang et al. 2024: pictures from noise, with a loss that converges and so needs no tricks."""
+"""R3GAN, Huang et al. 2024: pictures from noise, by a loss that converges without further tricks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +14,7 @@ from nets.r3 import R3Discriminator, R3Generator
 
 
 class R3Gan(FromNoise):
-    """Learns to draw pictures like {"image"}: judged in pairs, with both gradient penalties in every step."""
+    """Learns to draw pictures like {"image"}. They are judged in pairs, with both gradient penalties in every step."""
 
     def __init__(
         self,
@@ -30,18 +30,18 @@ class R3Gan(FromNoise):
         self.rate, self.gamma, self.ema = rate, gamma, ema
 
     def configure_players(self) -> Iterator[Player]:
-        """No momentum; samples come from the generator's average."""
+        """No momentum. Samples come from the generator's averaged weights."""
         adam = partial(Adam, lr=self.rate, betas=(0.0, 0.99))
         yield Player("generator", self.generator, adam, ema=self.ema)
         yield Player("discriminator", self.discriminator, adam)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """Turn by turn; the discriminator's loss differentiates its own gradient."""
+        """The discriminator's loss contains a gradient, so it needs second-order gradients."""
         yield Phase("discriminator", self.judge, "discriminator", second_order=True)
         yield Phase("generator", self.fool, "generator")
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Put each picture above the fake it is paired with, and stay flat around both."""
+        """Score each picture above the fake it is paired with, with a small slope around both."""
         with torch.no_grad():
             fake = self.draw(batch["image"])
         real_scores, real_slope = r1(self.discriminator, batch["image"])
@@ -53,6 +53,6 @@ class R3Gan(FromNoise):
         }
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Put each fake above the picture it is paired with."""
+        """Make each fake score above the picture it is paired with."""
         fake_scores = self.discriminator(self.draw(batch["image"]))
         return {"relativistic": relativistic(fake_scores, self.discriminator(batch["image"]))}

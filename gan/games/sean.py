@@ -1,4 +1,4 @@
-"""SEAN, Zhu et al. 2020: a picture from a mask and one style code a region."""
+"""SEAN, Zhu et al. 2020: a picture from a mask and a style code for each region."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ class Sean(Spade):
     """Learns to repaint a picture from its own mask and styles, and so to paint any mask in any styles.
 
     It is SPADE with styles: the same turns and losses, and an encoder that learns with the generator. For validation
-    a batch may hold what a transfer should give: {"style_image", "style_label", "truth"}, and {"region",
-    "region_truth"} for the transfer of one region's style alone.
+    a batch may also have what a transfer should give: {"style_image", "style_label", "truth"}, and {"region",
+    "region_truth"} for a transfer of one region's style only.
     """
 
     painters = ("encoder", "generator")
@@ -35,11 +35,11 @@ class Sean(Spade):
         self.encoder = encoder
 
     def repaint(self, image: Tensor, mask: Tensor) -> Tensor:
-        """A picture anew from its mask and its own styles."""
+        """Paint a picture again from its mask and its own styles."""
         return self.generator(mask, self.styles(image, mask))
 
     def styles(self, image: Tensor, mask: Tensor) -> Tensor:
-        """A code a region, of a picture whose mask this is."""
+        """The style code of each region of a picture."""
         return self.encoder(image, mask[:, : self.labels])
 
     def transfer(self, batch: dict[str, Tensor]) -> Tensor:
@@ -50,13 +50,13 @@ class Sean(Spade):
         return self.generator(mask, self.styles(batch["style_image"], self.mask(batch["style_label"])))
 
     def restyle(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The picture in its own styles, and the same with the style of "region" taken from "style_image" alone."""
+        """The picture in its own styles, and the same with only the style of "region" taken from "style_image"."""
         mask, region = self.mask(batch["label"], batch.get("edges")), batch["region"]
         own = self.styles(batch["image"], mask)
         other = self.styles(batch["style_image"], self.mask(batch["style_label"]))
         row = torch.arange(len(own), device=own.device)
         changed = own.index_put((row, region), other[row, region])
-        # The same grain in both: what differs is the style's doing.
+        # Both have the same noise, so that only the style makes a difference.
         return tuple(self.grained(mask, codes) for codes in (own, changed))
 
     def grained(self, mask: Tensor, codes: Tensor) -> Tensor:
@@ -65,16 +65,16 @@ class Sean(Spade):
             return self.generator(mask, codes)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """How far transfers are from the drawn truth, in 0..1, and how far the change of one region's style spills."""
+        """Log the error of transfers against the drawn truth, and how much one region's style changes the others."""
         label, style_label = batch["label"], batch.get("style_label", batch["label"])
 
-        # The whole picture, where the style's picture has the region at all.
+        # The whole picture, but only regions that the style's picture has.
         error = (self.transfer(batch) - batch.get("truth", batch["image"])).abs().mean(1) / 2
         present = self.mask(style_label)[:, : self.labels].flatten(2).amax(2)
         known = present.gather(1, label.flatten(1)).view_as(label)
         self.score("val/transfer_error", (error * known).sum() / known.sum().clamp_min(1), len(label))
 
-        # One region, on its own pixels.
+        # One region: the error on its own pixels, and the change of all others.
         if "region" in batch:
             inside = label == batch["region"].view(-1, 1, 1)
             before, after = self.restyle(batch)
@@ -86,7 +86,7 @@ class Sean(Spade):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the shape, where the styles come from, what came out and what should have."""
+        """A row a sample: the shape, where the styles come from, the output and the truth."""
         style, truth = batch.get("style_image", batch["image"]), batch.get("truth", batch["image"])
         columns = {"shape": batch["label"], "style": style, "output": self.transfer(batch), "truth": truth}
         if "region" in batch:
@@ -95,5 +95,5 @@ class Sean(Spade):
 
 
 def mean_where(chosen: Tensor, values: Tensor) -> Tensor:
-    """The mean of each sample's values where it is chosen."""
+    """The mean of each sample's values over its chosen pixels."""
     return (values * chosen).flatten(1).sum(1) / chosen.flatten(1).sum(1).clamp_min(1)

@@ -1,4 +1,4 @@
-"""SPADE, Park et al. 2019: a picture from a mask alone; without its optional style image (VAE)."""
+"""SPADE, Park et al. 2019: a picture from a mask only. Its optional style image (VAE) is not here."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,12 +22,12 @@ Scales = list[list[Tensor]]
 class Spade(GanModule):
     """Learns to paint label maps, with the losses, rates and turns that SEAN took over from it.
 
-    A batch is {"image", "label"}. A generator with edges is also shown where one thing ends and the next one
-    begins: by "edges" where the data have instances, else by the label map. `vgg` is what the perceptual loss
-    sees with; without it, a plain L1 on the pixels can stand in its place, `pixels` times.
+    A batch is {"image", "label"}. A generator with edges also sees where one thing ends and the next one begins: by
+    "edges" where the data have instances, else by the label map. `vgg` is the network of the perceptual loss. Without
+    it there can be a plain L1 loss on the pixels, with the weight `pixels`.
 
-    The published training makes a fresh fake for the discriminator, of the generator that has just learned.
-    `fake_once` spares that: both turns use the generator's fake of this step.
+    The published training makes a new fake for the discriminator's turn, because the generator has just learned. With
+    `fake_once` both turns use the same fake.
     """
 
     painters: tuple[str, ...] = ("generator",)
@@ -56,10 +56,10 @@ class Spade(GanModule):
         self.fake_once = fake_once
 
     def configure_players(self) -> Iterator[Player]:
-        """The discriminator learns at four times the generator's rate (TTUR); all rates fall over the second half.
+        """The discriminator learns at four times the generator's rate (TTUR). All rates fall over the second half.
 
-        Published are 50 epochs and 50 of decay in steps of an epoch; here the same line is followed update by update.
-        The VGG is no player: it is never saved, sharded or taught.
+        The published rates are constant for 50 epochs and then fall for 50 epochs, once an epoch; here they fall a
+        little with every update. The VGG is not a player: it is not trained, saved or sharded.
         """
         adam, decay = partial(Adam, betas=(0.0, 0.9)), linear_decay(self.steps)
         for name in self.painters:
@@ -72,7 +72,7 @@ class Spade(GanModule):
         yield Phase("discriminator", self.judge, "discriminator")
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Please the discriminator, with features like the real ones, for the discriminator's eyes and for VGG's."""
+        """Please the discriminator, with features like those of the real picture, in the discriminator and in VGG."""
         image, mask = batch["image"], self.mask(batch["label"], batch.get("edges"))
         fake = self.shared("fake", self.repaint, image, mask) if self.fake_once else self.repaint(image, mask)
         on_fake, on_real = self.compare(mask, fake, image)
@@ -89,7 +89,7 @@ class Spade(GanModule):
         return losses
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Tell the fake from the picture, each beside its mask."""
+        """Tell the fake from the picture, each together with its mask."""
         image, mask = batch["image"], self.mask(batch["label"], batch.get("edges"))
         if self.fake_once:
             fake = self.shared("fake", self.repaint, image, mask).detach()
@@ -100,17 +100,17 @@ class Spade(GanModule):
         return {"hinge": torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()}
 
     def repaint(self, image: Tensor, mask: Tensor) -> Tensor:
-        """A picture anew: here from its mask alone."""
+        """Paint a picture again: here from its mask only."""
         return self.generator(mask, None)
 
     def compare(self, mask: Tensor, fake: Tensor, real: Tensor) -> tuple[Scales, Scales]:
-        """The discriminator's features of fake and real, which pass it together."""
+        """The discriminator's features of fake and real, from one pass over both."""
         both = torch.cat([torch.cat([mask, fake], 1), torch.cat([mask, real], 1)])
         halves = [[features.chunk(2) for features in scale] for scale in self.discriminator(both)]
         return [[fake for fake, _ in scale] for scale in halves], [[real for _, real in scale] for scale in halves]
 
     def mask(self, label: Tensor, edges: Tensor | None = None) -> Tensor:
-        """A label map as one-hot planes, and the plane of edges after them where the generator knows edges."""
+        """A label map as one-hot planes, followed by a plane of edges where the generator takes edges."""
         planes = onehot(label, self.labels, like=self.generator.paint.weight)
         if not self.edges:
             return planes
@@ -118,7 +118,7 @@ class Spade(GanModule):
         return torch.cat([planes, edges.unsqueeze(1).to(planes.dtype)], 1)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
-        """How far painted label maps are from their pictures, in 0..1."""
+        """Log the difference between painted label maps and their pictures, in 0..1."""
         image = batch["image"]
         painted = self.repaint(image, self.mask(batch["label"], batch.get("edges")))
         self.score("val/paint_error", F.l1_loss(painted, image) / 2, len(image))
@@ -129,13 +129,13 @@ class Spade(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A row a sample: the labels, what was painted and what the picture is."""
+        """A row a sample: the labels, what was painted and the true picture."""
         image, label = batch["image"], batch["label"]
         return {"shape": label, "output": self.repaint(image, self.mask(label, batch.get("edges"))), "truth": image}
 
 
 def edges_of(ids: Tensor) -> Tensor:
-    """Where a map [B,H,W] has another number in one of the four neighbours: 0 and 1."""
+    """A map of where one of the four neighbours in [B, H, W] has another number."""
     edges = torch.zeros_like(ids, dtype=torch.bool)
     down, right = ids[:, 1:] != ids[:, :-1], ids[:, :, 1:] != ids[:, :, :-1]
     edges[:, 1:] |= down

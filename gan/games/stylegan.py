@@ -1,4 +1,4 @@
-"""A small StyleGAN2, Karras et al. 2020: regularised by gradients, which only some of the steps compute."""
+"""A small StyleGAN2, Karras et al. 2020, with gradient penalties that only some of the steps compute."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,15 +14,15 @@ from gan.losses import non_saturating_discriminator, non_saturating_generator, p
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 BETAS = (0.0, 0.99)
-DECAY = 0.01  # of the running mean of path lengths: how much of it is new each time
+DECAY = 0.01  # the share of new path lengths in their running mean
 
 
 class StyleGan(FromNoise):
-    """Learns to draw pictures like {"image"}: two losses in every step, two penalties lazily.
+    """Learns to draw pictures like {"image"}, with two losses in every step and two penalties in some steps.
 
-    `r1_every` and `path_every` are how often the discriminator's R1 and the generator's path lengths are penalised;
-    their weights `gamma` and `path` are per step, so a penalty that comes every 16 steps counts 16 times. `path_mean`
-    is the running mean that path lengths are drawn to, the same on all ranks and a part of the checkpoint.
+    The discriminator's R1 is penalised every `r1_every` steps, the generator's path lengths every `path_every` steps.
+    Their weights `gamma` and `path` are per step: a penalty of every 16th step is multiplied by 16. `path_mean` is the
+    running mean that path lengths are pulled to. It is the same on all ranks, and saved in the checkpoint.
     """
 
     path_mean: Tensor
@@ -47,12 +47,12 @@ class StyleGan(FromNoise):
         self._lengths: list[Tensor] = []
 
     def configure_players(self) -> Iterator[Player]:
-        """Samples come from the generator's average, which moves with every update, also those of the penalty."""
+        """Samples come from the generator's averaged weights, which every update moves, also one of the penalty."""
         yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema)
         yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every))
 
     def configure_phases(self) -> Iterator[Phase]:
-        """In the published order; a penalty is a turn, and an update, of its own."""
+        """In the published order. A penalty has its own turn, with its own update."""
         yield Phase("generator", self.fool, "generator")
         yield Phase("path", self.even, "generator", every=self.path_every, second_order=True)
         yield Phase("discriminator", self.judge, "discriminator")
@@ -70,11 +70,11 @@ class StyleGan(FromNoise):
         return {"adversarial": non_saturating_discriminator(*scores)}
 
     def flatten(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Stay flat around pictures: Karras et al. 2020, section 3.1 (lazy regularisation)."""
+        """Keep the slope around pictures small: Karras et al. 2020, section 3.1 (lazy regularisation)."""
         return {"r1": self.r1_every * self.gamma * r1(self.discriminator, batch["image"])[1]}
 
     def even(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Let a step in style space change every picture alike: Karras et al. 2020, section 3.2, equation 4.
+        """Let a step in style space change every picture by as much: Karras et al. 2020, section 3.2, equation 4.
 
         See [Note: a running mean for all].
         """
@@ -83,7 +83,7 @@ class StyleGan(FromNoise):
         return {"path": self.path_every * self.path * (lengths - self.path_mean).square().mean()}
 
     def training_step(self, batch: Any) -> None:
-        """One step, after which the running mean follows the path lengths there were."""
+        """Train a step, then move the running mean towards the path lengths of this step."""
         super().training_step(batch)
         self._follow()
 
@@ -92,11 +92,11 @@ class StyleGan(FromNoise):
         """Move the running mean of path lengths.
 
         [Note: a running mean for all]
-        Each rank sees the path lengths of its own samples, so their means are gathered: one number a rank, in the
-        steps where the penalty is due. The mean moves once a step and after the penalty, which so sees one constant
-        in all of its micro-batches, on any number of ranks. (The published code moves it just before, lets gradient
-        through the hundredth part that is the batch at hand, and keeps a mean of its own on each rank.) Lengths
-        that are not finite, of a step whose update is skipped, leave it alone.
+        Each rank has the path lengths of its own samples, so the ranks' means are gathered: one number a rank, only in
+        steps with the penalty. The running mean moves once a step, after the penalty. So the penalty sees the same
+        constant in all of its micro-batches, on any number of ranks. (The published code moves the mean before the
+        penalty, lets the gradient pass through the new batch's share of it, and keeps a separate mean on each rank.)
+        Lengths that are not finite belong to a step whose update is skipped; they do not change the mean.
         """
         if not self._lengths:
             return
@@ -108,10 +108,10 @@ class StyleGan(FromNoise):
 
 
 def lazy_adam(rate: float, every: int) -> partial:
-    """The recipe of an Adam that makes an update more every so many steps, for a penalty.
+    """An Adam for a player that has one extra update every `every` steps, for a penalty.
 
-    Rate and betas are corrected so that it learns and forgets at the same pace per step as without: Karras et al.
-    2020, appendix B: c = k / (k + 1), rate * c and betas ** c.
+    Rate and betas are corrected for the extra update, by Karras et al. 2020, appendix B: c = k / (k + 1), rate * c and
+    betas ** c.
     """
     c = every / (every + 1)
     return partial(Adam, lr=rate * c, betas=tuple(beta**c for beta in BETAS), eps=1e-8)

@@ -1,4 +1,4 @@
-"""WGAN-GP, Gulrajani et al. 2017: a critic that is ahead, and whose slope is held at 1."""
+"""WGAN-GP, Gulrajani et al. 2017: a critic that learns more often, and whose slope is held at 1."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,11 +14,11 @@ from nets.wgan import WganCritic, WganGenerator
 
 
 class WganGp(FromNoise):
-    """Learns to draw pictures like {"image"}: the critic learns in every step, the generator every so many.
+    """Learns to draw pictures like {"image"}. The critic learns in every step, the generator in some steps.
 
-    `critic_steps` is the published n_critic. A step shows the critic a batch of its own, as published, so the
-    generator's updates are `max_steps / critic_steps`; every phase is due at step 0, and from then on each update
-    of the generator is followed by as many of the critic.
+    `critic_steps` is the published n_critic. The critic sees a new batch in every step, as published, so the generator
+    has `max_steps / critic_steps` updates. Both learn at step 0; from then on there are `critic_steps` updates of the
+    critic for each of the generator.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class WganGp(FromNoise):
         self.rate, self.critic_steps, self.penalty, self.ema = rate, critic_steps, penalty, ema
 
     def configure_players(self) -> Iterator[Player]:
-        """No momentum. The paper keeps no average of the generator; `ema` is for who wants one."""
+        """No momentum. The paper keeps no average of the generator; with `ema` there is one."""
         adam = partial(Adam, lr=self.rate, betas=(0.0, 0.9))
         yield Player("generator", self.generator, adam, ema=self.ema)
         yield Player("critic", self.critic, adam)
 
     def configure_phases(self) -> Iterator[Phase]:
-        """Several turns of the critic to one of the generator (algorithm 1)."""
+        """Several turns of the critic for one of the generator (algorithm 1)."""
         yield Phase("critic", self.judge, "critic", second_order=True)
         yield Phase("generator", self.please, "generator", every=self.critic_steps)
 

@@ -1,1 +1,1 @@
-"""What the commands and samples/ share: a run opened again, its inputs, styles, grids and tables."""
+"""What the commands and samples/ share: opening a run, pictures and styles to paint with, grids and tables."""

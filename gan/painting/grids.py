@@ -1,4 +1,4 @@
-"""Grids of samples: titled columns, a row a sample, as PNG."""
+"""Pictures of samples: single ones, label maps in colours, and grids with titled columns and a row a sample."""
 
 import colorsys
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from gan.files import whole_file
+
 MARGIN, TITLE, CELL = 6, 22, 128
-EDITED = 512  # pixels that a label map to paint on should have
+EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
 def grid(columns: Mapping[str, Sequence[Tensor | None]], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
-    """The grid of some titled batches: pictures [B, 3, H, W] in [-1, 1] or label maps [B, H, W].
+    """A grid with a column for each title and batch: pictures [B, 3, H, W] in [-1, 1] or label maps [B, H, W].
 
-    `titles` name the rows. A batch may be a list with gaps, None, that stay white.
+    `titles` name the rows. A batch may be a list; where it has None, the cell stays white.
     """
     cells = {
         title: [None if sample is None else picture(sample) for sample in batch[:rows]]
@@ -46,7 +48,7 @@ def grid(columns: Mapping[str, Sequence[Tensor | None]], rows: int = 8, titles: 
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The text, shortened in its middle until it is so wide at most."""
+    """Shorten a text in its middle until it is at most `width` pixels wide."""
     short, left = text, len(text)
     while font.getlength(short) > width and left > 2:
         left -= 1
@@ -65,7 +67,7 @@ def picture(sample: Tensor) -> Image.Image:
 
 
 def palette(labels: int) -> Tensor:
-    """A colour a label, [labels, 3] bytes: 0 is dark, neighbours in number are far apart in hue."""
+    """A colour for each label, [labels, 3] bytes. Label 0 is dark; labels with near numbers get very different hues."""
     golden = (5**0.5 - 1) / 2
     colours = [(0.16, 0.17, 0.20)]
     colours += [
@@ -75,8 +77,12 @@ def palette(labels: int) -> Tensor:
     return (torch.tensor(colours) * 255).round().byte()
 
 
+def colour(label: int) -> tuple[int, int, int]:
+    return tuple(palette(label + 1)[label].tolist())
+
+
 def unpaint(colours: Tensor, labels: int) -> Tensor:
-    """The label map [H, W] that `palette` paints in these colours [H, W, 3] of bytes; -1 where it has no such one."""
+    """The label map [H, W] for colours of `palette`, [H, W, 3] bytes; -1 where a colour is not of the palette."""
     known, order = _packed(palette(labels)).sort()
     wanted = _packed(colours)
     place = torch.searchsorted(known, wanted).clamp_max(labels - 1)
@@ -84,14 +90,14 @@ def unpaint(colours: Tensor, labels: int) -> Tensor:
 
 
 def _packed(colours: Tensor) -> Tensor:
-    """Three bytes as one number."""
+    """Each colour as one number."""
     return (colours.long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(-1)
 
 
 def label_png(label: Tensor, labels: int) -> Image.Image:
-    """A label map [H, W] as a palette picture, whose numbers are the labels and whose colours are `palette`'s.
+    """A label map [H, W] as a palette picture: its numbers are the labels, its colours are those of `palette`.
 
-    Small maps are enlarged by a whole number, so that there is something to paint on.
+    Small maps are enlarged by a whole number, so that they are large enough to paint on.
     """
     image = Image.fromarray(label.byte().numpy(), "L")
     image.putpalette(palette(labels).flatten().tolist())
@@ -100,7 +106,7 @@ def label_png(label: Tensor, labels: int) -> Image.Image:
 
 
 def legend(names: Mapping[int, str]) -> Image.Image:
-    """The colours of some labels beside their numbers and names."""
+    """A picture with the colour, number and name of each label."""
     font, lines = ImageFont.load_default(size=14), 24
     table = palette(max(names) + 1)
     rows = [(label, f"{label} {name}" if name != str(label) else name) for label, name in names.items()]
@@ -116,7 +122,6 @@ def legend(names: Mapping[int, str]) -> Image.Image:
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a picture whole or not at all: someone may be looking at the folder."""
-    part = path.with_suffix(".part")
-    image.save(part, format="PNG")
-    part.replace(path)
+    """Write a picture as PNG. Someone may be looking at the folder, so no half picture is ever there."""
+    with whole_file(path) as part:
+        image.save(part, format="PNG")

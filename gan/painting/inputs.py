@@ -1,4 +1,4 @@
-"""Pictures and label maps that a person gives by path, read as the data sets read theirs."""
+"""Read pictures and label maps that a user gives by path, in the same way as the data sets read theirs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,23 +12,23 @@ from torchvision.transforms.v2 import functional
 
 from datasets.files import pairs
 from gan.errors import UserError
-from gan.painting import grids as pictures
+from gan.painting import grids
 
 Size = tuple[int, int]
 
 
 def read_picture(path: Path, size: Size) -> Tensor:
-    """A picture [3, H, W] in -1 to 1, brought to a height and width."""
+    """A picture [3, H, W] in -1 to 1, resized."""
     image = functional.resize(pairs.read_picture(_there(path)), list(size), InterpolationMode.BICUBIC, antialias=True)
     return image.float() / 127.5 - 1
 
 
 def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) -> Tensor:
-    """A label map [H, W], brought to a height and width by nearest.
+    """A label map [H, W], resized by nearest neighbour.
 
-    Its pixels are the numbers of labels, or their colours in `pictures.palette`, as grids and `save-labels` paint
-    them: an editor may write either. A palette PNG goes by its colours where all of them are of that palette. `void`
-    are numbers that the data set's own files have for a label.
+    A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and `save-labels` use: image
+    editors write either. In a palette PNG the colours count if all of them are of that palette, else the numbers.
+    `void` maps other numbers, which the data set's files use, to labels.
     """
     numbers = _coloured(path, labels)
     if numbers is None:
@@ -45,7 +45,7 @@ def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) ->
 
 
 def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int]) -> tuple[Tensor, Tensor]:
-    """A picture and its label map, which show the same."""
+    """A picture and its label map; both files must have the same shape."""
     (width, height), (across, down) = _open(picture).size, _open(label).size
     if abs(width * down - across * height) > max(width, height, across, down):
         raise UserError(
@@ -56,12 +56,12 @@ def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping
 
 
 def _coloured(path: Path, labels: int) -> np.ndarray | None:
-    """The labels by their colours; None where the file means its numbers."""
+    """The labels by their colours; None where the numbers in the file are the labels."""
     image = _open(path)
     if image.mode in pairs.ONE_CHANNEL and image.mode != "P":
         return None
     colours = torch.from_numpy(np.array(image.convert("RGB")))
-    numbers = pictures.unpaint(colours, labels)
+    numbers = grids.unpaint(colours, labels)
     wrong = (numbers < 0).nonzero()
     if len(wrong) == 0:
         return numbers.numpy().astype(np.int32)
@@ -70,8 +70,8 @@ def _coloured(path: Path, labels: int) -> np.ndarray | None:
     row, column = wrong[0].tolist()
     colour = "#{:02x}{:02x}{:02x}".format(*colours[row, column].tolist())
     raise UserError(
-        f"{path} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that are no "
-        f"label's; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
+        f"{path} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
+        f"to no label; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
     )
 
 

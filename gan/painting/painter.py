@@ -1,4 +1,4 @@
-"""A SEAN run put to use: it reads styles from pictures and paints label maps in them."""
+"""Use a trained SEAN: read styles from pictures, and paint label maps in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from tqdm import tqdm
 from datasets.augment import to_tensors
 from gan import noise
 from gan.errors import UserError
-from gan.painting import inputs as given
-from gan.painting.reopen import Opened
+from gan.painting import inputs
+from gan.painting.reopen import SavedRun
 from gan.painting.styles import Styles
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A label map [H, W] with its picture [3, H, W] in -1 to 1, and edges where its data have instances.
+    """A label map [H, W] with its picture [3, H, W] in -1 to 1, and edges where the data have instances.
 
-    A label map that a person drew has neither picture nor edges.
+    A label map that a user drew has no picture and no edges.
     """
 
     title: str
@@ -31,18 +31,24 @@ class Picture:
 
     @property
     def regions(self) -> list[int]:
-        """The labels in the map."""
         return self.label.unique().tolist()
+
+    def spotlight(self, region: int) -> Tensor | None:
+        """The picture with everything but one region faded to grey; None where there is no picture."""
+        if self.image is None:
+            return None
+        faded = 0.25 * self.image.mean(0, keepdim=True).expand_as(self.image) + 0.6
+        return torch.where(self.label == region, self.image, faded)
 
 
 class Painter:
-    """The encoder and the generator of an opened run, for pictures one by one, on the run's device.
+    """The encoder and the generator of an opened run, for one picture at a time, on the run's device.
 
-    `seed` decides on the generator's noise, which is the same in every picture, so that pictures differ by label map
-    and styles alone. What comes out lies on the CPU.
+    `seed` decides the generator's noise. The noise is the same in every picture, so that pictures differ only by label
+    map and styles. The results are on the CPU.
     """
 
-    def __init__(self, opened: Opened, seed: int = 0) -> None:
+    def __init__(self, opened: SavedRun, seed: int = 0) -> None:
         game = opened.run.game
         if not has_styles(opened):
             raise UserError(
@@ -66,25 +72,25 @@ class Painter:
             return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if colon:
-            image, label = given.read_pair(Path(kind), Path(number), *rules)
+            image, label = inputs.read_pair(Path(kind), Path(number), *rules)
             return Picture(Path(kind).stem, label, image)
         if Path(which).suffix.lower() == ".png":
-            return Picture(Path(which).stem, given.read_labels(Path(which), *rules))
+            return Picture(Path(which).stem, inputs.read_labels(Path(which), *rules))
         raise UserError(
             f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
             f"or files of your own as picture.jpg:labels.png"
         )
 
     def styles(self, picture: Picture) -> Styles:
-        """The styles of a picture's regions; a region too small for the encoder to see has none."""
+        """The styles of a picture's regions. A region that is too small for the encoder to see has no style."""
         if picture.image is None:
-            raise UserError(f"'{picture.title}' is a label map alone; give its picture too, as picture.jpg:labels.png")
+            raise UserError(f"'{picture.title}' is only a label map; give its picture too, as picture.jpg:labels.png")
         codes = self._encode(picture.image.unsqueeze(0), picture.label.unsqueeze(0))[0]
         source = f"picture {picture.title} of {self.opened.folder.path.name}, step {self.opened.step}"
         return Styles(codes, codes.abs().amax(1) > 0, self.label_names, source)
 
     def load(self, path: Path) -> Styles:
-        """Styles from a file, if they fit this run."""
+        """Styles from a file; an error where they do not fit this run."""
         styles = Styles.load(path)
         length = self._encode(torch.zeros(1, 3, *self.size), torch.zeros(1, *self.size, dtype=torch.int64)).shape[-1]
         styles.check(self.label_names, length, path)
@@ -92,22 +98,24 @@ class Painter:
 
     @torch.no_grad()
     def paint(self, picture: Picture, styles: Styles) -> Tensor:
-        """The label map painted in some styles: [3, H, W] in -1 to 1."""
-        planes = self._planes(picture.label.unsqueeze(0), picture.edges)
+        """Paint the label map in these styles: [3, H, W] in -1 to 1."""
+        edges = None if picture.edges is None else picture.edges.unsqueeze(0).to(self.device)
+        planes = self.game.mask(picture.label.unsqueeze(0).to(self.device), edges)
         with noise.at(noise.Place(("sample", self.seed), 0, 1, 1)):
             return self.game.generator(planes, styles.codes.unsqueeze(0).to(planes))[0].cpu()
 
     def mean(self, among: int = 1000) -> Styles:
-        """The mean of each region's styles over training pictures that have it, `among` so many spread over the set.
+        """The mean of each region's styles over training pictures that have the region.
 
-        It is kept in the run's folder, and made anew for a newer checkpoint.
+        `among` is how many pictures to take, evenly spread over the training set. The mean is saved in the run's
+        folder, and computed again for a newer checkpoint.
         """
         count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
         if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
         numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
         workers = self.opened.settings.get("workers", 0)
-        items = DataLoader(Subset(_Plain(self.train), numbers), batch_size=8, num_workers=workers)
+        items = DataLoader(Subset(_PicturesAndLabels(self.train), numbers), batch_size=8, num_workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:
@@ -128,7 +136,7 @@ class Painter:
         return styles
 
     def mean_path(self, among: int = 1000) -> Path:
-        """Where the mean of so many is kept."""
+        """The file in which the mean of that many pictures is saved."""
         count = min(among, len(self.train))
         return self.opened.folder.path / "styles" / f"mean-of-{count}-{self.opened.checkpoint.stem}.pt"
 
@@ -137,26 +145,22 @@ class Painter:
         planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
         return self.game.encoder(images.to(planes), planes).cpu()
 
-    def _planes(self, labels: Tensor, edges: Tensor | None) -> Tensor:
-        more = () if edges is None else (edges.unsqueeze(0).to(self.device),)
-        return self.game.mask(labels.to(self.device), *more)
 
-
-def has_styles(opened: Opened) -> bool:
+def has_styles(opened: SavedRun) -> bool:
     """Whether the run's game reads styles from pictures."""
     return getattr(opened.run.game, "encoder", None) is not None
 
 
 def _written(path: Path) -> int:
-    """When; a checkpoint that training has replaced meanwhile was written before anything there is."""
+    """When a file was written; 0 for a checkpoint that training has removed meanwhile."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
 
-class _Plain:
-    """Pictures and labels alone, as tensors."""
+class _PicturesAndLabels:
+    """A data set without its other entries, as tensors."""
 
     def __init__(self, dataset: Sequence[dict[str, Tensor]]) -> None:
         self.dataset = dataset

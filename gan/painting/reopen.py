@@ -1,4 +1,4 @@
-"""A run opened again: its networks as they were saved last, and its data, to look at and to sample from."""
+"""Open a run again from its folder: its networks as they were saved, and its data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,14 @@ from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
 from gan.runs import Run, build
-from strategies.checkpoint import directory
-from strategies.checkpoint.directory import read
+from strategies.checkpoint.directory import load, read
 from strategies.checkpoint.module_state import load_module_state
 from strategies.sharding.share import Share
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A run as one of its checkpoints has it; `step` is how far that had trained, `name` the run's in RUNS."""
+class SavedRun:
+    """A run with the weights of one of its checkpoints, which was saved after `step`; `name` is the run's in RUNS."""
 
     name: str
     folder: RunFolder
@@ -30,30 +29,38 @@ class Opened:
     run: Run
 
 
-def open_run(which: str = "auto", out: Path = Path("runs"), device: str = "cpu", **overrides: Any) -> Opened:
-    """Build a run anew from its settings and load a checkpoint's weights, averaged ones where a player has them.
+def open_run(
+    which: str = "auto",
+    out: Path = Path("runs"),
+    device: str = "cpu",
+    data: str | Path | None = None,
+    **overrides: Any,
+) -> SavedRun:
+    """Build a run from its settings and load a checkpoint's weights, averaged ones where a player has them.
 
     `which` is a run's folder, a checkpoint inside one, or `auto`: the newest run below `out` that has a checkpoint.
-    `overrides` are settings that are other than in training, such as `data` where the pictures have moved. The
-    networks are in evaluation and require no gradients; the run may be in training meanwhile.
+    `data` is the folder of the run's pictures, if they have moved. `overrides` are other settings to change. The
+    networks are in evaluation mode and require no gradients. The run may still be training.
     """
     place = _device(device)
+    if data:
+        overrides["data"] = data
     while True:
         try:
             where, checkpoint = _find(which, out)
         except FileNotFoundError:
-            continue  # removed while it was looked at: there is a newer one
+            continue  # training has just removed a checkpoint: there is a newer one
         settings = options.load(where.settings, **overrides)
         run = _build(settings, where)
         try:
-            saved = directory.load(checkpoint)
+            saved = load(checkpoint)
             _load(run, saved, checkpoint)
         except UserError:
             if checkpoint.exists() or str(checkpoint) == which:
                 raise
-            continue  # training has just replaced it by a newer one
+            continue  # training has just replaced it with a newer one
         run.game.eval().requires_grad_(False).to(place)
-        return Opened(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
+        return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
 
 
 def _device(device: str) -> torch.device:
@@ -93,7 +100,7 @@ def _find(which: str, out: Path) -> tuple[RunFolder, Path]:
 def _build(settings: Namespace, where: RunFolder) -> Run:
     chosen = options.run_settings(settings)
     if "perceptual" in chosen:
-        chosen["perceptual"] = "off"  # a loss that only training needs, of weights that may be far away
+        chosen["perceptual"] = "off"  # only training needs this loss, and the file of its weights may be gone
     try:
         return build(settings.run, **chosen)
     except UserError as error:
@@ -105,7 +112,7 @@ def _build(settings: Namespace, where: RunFolder) -> Run:
 
 
 def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
-    """Weights and averages, after a look whether they are of this game at all."""
+    """Load weights and averages, after a check that they are of this game."""
     game = run.game
     game.assemble()
     players = saved.get("players", {})

@@ -1,4 +1,4 @@
-"""Where styles are taken from, and what stands in for those that are missing."""
+"""Where styles are taken from, and which styles replace missing ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from gan.painting.painter import Painter, Picture
 from gan.painting.styles import Styles
 
 
-class Source:
+class StyleSource:
     """Where styles are taken from, as the command line names it: a picture, a file of styles, or `mean`.
 
-    `missing` says how regions that are wanted and have no style here are painted: in the `mean` styles of `among`
-    training pictures, in the painted picture's `own`, or in none, `zero`.
+    `missing` says how a region is painted that has no style here: `mean` takes the mean styles of `among` training
+    pictures, `own` the painted picture's own style, and `zero` no style.
     """
 
     def __init__(self, painter: Painter, which: str, missing: str = "mean", among: int = 1000) -> None:
@@ -31,34 +31,30 @@ class Source:
 
     @property
     def image(self) -> Tensor | None:
-        """The picture, where there is one."""
         return None if self.picture is None else self.picture.image
 
     def spotlight(self, region: int) -> Tensor | None:
-        """The picture with all but a region faded to grey."""
-        if self.image is None:
-            return None
-        faded = 0.25 * self.image.mean(0, keepdim=True).expand_as(self.image) + 0.6
-        return torch.where(self.picture.label == region, self.image, faded)
+        return None if self.picture is None else self.picture.spotlight(region)
 
     def on(self, picture: Picture, chosen: list[int] | None = None, edited: bool = False) -> Styles:
-        """The styles to paint a label map in: all of these, or the picture's own with some regions in these.
+        """The styles to paint a picture's label map in.
 
-        What the label map needs and these lack is filled in as --missing says. A region of the styles' own picture is
-        not missing there, or on an `edited` map of it: it may be too small to have a style, and none is what it had.
+        All of them are from here, or with `chosen` only those regions' styles, and the rest are the picture's own.
+        Missing styles are replaced as `missing` says. But on the picture that the styles are from, or on an `edited`
+        map of it, no region of that picture counts as missing: a region too small for a style is painted without one.
         """
         same = self.picture is not None and (edited or _same(self.picture, picture))
         known = self.picture.regions if same else ()
         lacking = [region for region in self.styles.lacking(picture.regions) if region not in known]
         if chosen is None:
-            return self._filled(lacking, picture)
+            return self._with_replaced(lacking, picture)
         absent = [region for region in chosen if region not in picture.regions]
         self._note(f"picture {picture.title} lacks", absent, "nothing to change there")
-        filled = self._filled([region for region in lacking if region in chosen], picture)
+        filled = self._with_replaced([region for region in lacking if region in chosen], picture)
         return self.painter.styles(picture).taking(filled, chosen)
 
-    def _filled(self, lacking: list[int], picture: Picture) -> Styles:
-        """These styles with the missing ones from elsewhere."""
+    def _with_replaced(self, lacking: list[int], picture: Picture) -> Styles:
+        """These styles, with the missing ones replaced."""
         if not lacking or self.missing == "zero":
             return self.styles
         whose = f"styles of {self.title} lack"
@@ -71,7 +67,7 @@ class Source:
         return self.styles.taking(mean, lacking)
 
     def notes(self) -> list[str]:
-        """What was to be filled in, in words."""
+        """Which styles were missing, and what was done, for the user to read."""
         names = self.painter.label_names
         return [
             f"{who} {', '.join(names[k] for k in sorted(found))}: {what}" for (who, what), found in self._noted.items()

@@ -1,4 +1,4 @@
-"""The styles of one picture, or the mean of many: a code a region, to mix, to save and to load."""
+"""The styles of one picture, or the mean of many: a code for each region, to mix, save and load."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from gan.errors import UserError
+from gan.files import whole_file
 
 PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
 
 
 @dataclass(frozen=True)
 class Styles:
-    """Codes [labels, style] of the regions, which of them are `present`, their names, and whose styles they are.
+    """The style codes of the regions, [labels, style]; `source` says whose styles they are.
 
-    A region that is not present has the zero code. Nothing changes a `Styles`: mixing makes a new one.
+    A region that is not `present` has a code of zeros. Mixing makes new `Styles` and leaves the old ones as they are.
     """
 
     codes: Tensor
@@ -27,21 +28,21 @@ class Styles:
     source: str
 
     def taking(self, other: "Styles", regions: Collection[int]) -> "Styles":
-        """These styles with some regions in the styles of another."""
+        """These styles, but with those of some regions from the other."""
         chosen = self._mask(regions)
         codes = torch.where(chosen.unsqueeze(1), other.codes, self.codes)
         return replace(self, codes=codes, present=torch.where(chosen, other.present, self.present))
 
     def towards(self, other: "Styles", share: float) -> "Styles":
-        """A share of the way from these styles to others, in a straight line: 0 is these, 1 the others, to the bit."""
+        """Styles on the straight line from these to the others: a share of 0 is exactly these, 1 exactly the others."""
         return replace(self, codes=torch.lerp(self.codes, other.codes, share), present=self.present | other.present)
 
     def lacking(self, regions: Collection[int]) -> list[int]:
-        """Those of some regions that have no code here."""
+        """Which of these regions have no code here."""
         return [region for region in regions if not self.present[region]]
 
     def check(self, label_names: Sequence[str], length: int, where: Path) -> None:
-        """Refuse to be used by networks that know other regions or have codes of another length."""
+        """Raise an error where a run has other regions or codes of another length."""
         labels, ours = self.codes.shape
         if labels != len(label_names):
             raise UserError(
@@ -61,18 +62,17 @@ class Styles:
             )
 
     def save(self, path: Path) -> None:
-        """Write a file that holds tensors, words and lists alone, whole or not at all."""
-        part = path.with_name(path.name + ".part")
+        """Write a file of tensors, strings and lists only, so that it can be loaded without running code."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({**vars(self), "label_names": list(self.label_names)}, part)
-            part.replace(path)
+            with whole_file(path) as part:
+                torch.save({**vars(self), "label_names": list(self.label_names)}, part)
         except (OSError, RuntimeError) as error:
             raise UserError(f"cannot write styles to '{path}': {error}; choose another file") from error
 
     @classmethod
     def load(cls, path: Path) -> "Styles":
-        """Read such a file, as plain values."""
+        """Read a file of styles, without running any code in it."""
         if not path.is_file():
             raise UserError(f"there is no file of styles '{path}'; make one with python -m gan.sample RUN save-styles")
         try:
@@ -99,7 +99,7 @@ def _check_parts(saved: Any, path: Path) -> None:
 
 
 def regions(wanted: Sequence[str | int], label_names: Sequence[str]) -> list[int]:
-    """Regions by name, in any case, or by number."""
+    """The numbers of regions that are given by name (upper or lower case) or by number."""
     names = [name.lower() for name in label_names]
     found = []
     for each in map(str, wanted):

@@ -1,4 +1,4 @@
-"""Tables of pictures: titled rows and columns that a notebook draws by itself and a page takes as HTML."""
+"""Tables of pictures and words with titled rows and columns, as HTML. A notebook shows them by itself."""
 
 import base64
 from collections.abc import Sequence
@@ -7,10 +7,13 @@ from html import escape
 from io import BytesIO
 
 from PIL import Image
+from torch import Tensor
 
-TINY = 96  # pictures up to this size are kept and shown to the pixel
+from gan.painting import grids
 
-# How a notebook draws a table; a page brings its own.
+TINY = 96  # pictures up to this size are saved without loss, and shown with sharp pixels
+
+# For notebooks. The page of samples/gallery.py has its own style.
 STYLE = """<style>
 .table table { border-collapse: collapse; }
 .table th, .table td { padding: 3px; text-align: center; vertical-align: top; font-weight: normal; }
@@ -27,15 +30,20 @@ STYLE = """<style>
 
 @dataclass(frozen=True)
 class Cell:
-    """Words, a picture with or without words below it, or one picture for each of a table's moments."""
+    """Words, or a picture with or without words below it, or one picture for each of the table's moments."""
 
     words: str = ""
     pictures: tuple[Image.Image, ...] = ()
 
 
+def sample_cell(sample: Tensor, words: str = "") -> Cell:
+    """A cell with a tensor as `grids.picture` draws it: a picture or a label map."""
+    return Cell(words, (grids.picture(sample),))
+
+
 @dataclass(frozen=True)
 class Row:
-    """The cells of a row; `swatch` is a colour to know its title by."""
+    """The cells of a row; `swatch` is a colour to show beside its title."""
 
     title: str
     cells: Sequence[Cell]
@@ -44,10 +52,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under titled columns, with a sentence on what is to be seen.
+    """Rows under titled columns, with a note above them. A table without rows shows only its note.
 
-    `moments` name the pictures of those cells that have several: a page lets one choose, a notebook shows them
-    `unrolled`. A table without rows is its note.
+    `moments` are the names of the pictures in cells with several pictures. A page has a slider to choose one, a
+    notebook shows them in rows below each other (see `unrolled`).
     """
 
     columns: Sequence[str] = ()
@@ -56,7 +64,7 @@ class Table:
     moments: Sequence[str] = ()
 
     def unrolled(self, most: int = 6) -> "Table":
-        """A row for each of the moments, at most so many of them: the first, the last and some between."""
+        """The table with a row for each moment, at most `most` of them: the first, the last and some between."""
         chosen = spread(len(self.moments), most)
         rows: list[Row] = []
         for row in self.rows:
@@ -69,7 +77,7 @@ class Table:
         return Table(self.columns, rows, self.note)
 
     def html(self) -> str:
-        """As HTML without a style; in cells with several pictures all but the last are hidden."""
+        """HTML without a style. In cells with several pictures, all but the last are hidden."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         if not self.rows:
             return f'<div class="table">{note}</div>'
@@ -80,7 +88,7 @@ class Table:
         return f'<div class="table{self._kind()}">{note}{table}</div>'
 
     def _kind(self) -> str:
-        """Words beside words are plain; with swatches they are a legend."""
+        """The CSS classes of a table of words: plain, and with colours a legend."""
         if any(cell.pictures for row in self.rows for cell in row.cells):
             return ""
         return " plain legend" if any(row.swatch for row in self.rows) else " plain"
@@ -117,13 +125,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Charts:
-    """Titled drawings, each an SVG."""
+    """Drawings with titles, as SVG."""
 
     drawings: dict[str, str]
     note: str = ""
 
     def html(self) -> str:
-        """As HTML without a style."""
+        """HTML without a style."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         images = "".join(
             f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'
@@ -136,14 +144,14 @@ class Charts:
 
 
 def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
-    """An <img> with the picture in it."""
+    """An <img> that contains the picture."""
     kind = ' class="exact"' if max(picture.size) <= TINY else ""
     size = f'width="{picture.width}" height="{picture.height}"'
     return f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{" hidden" if hidden else ""}>'
 
 
 def encode(picture: Image.Image) -> str:
-    """A data URI: exact for small pictures and for masks, else as good as the eye asks for."""
+    """A data URI: without loss for small pictures and for masks, else compressed with a loss that is hard to see."""
     data = BytesIO()
     few = picture.getcolors(256) is not None
     if few or max(picture.size) <= TINY:
@@ -154,7 +162,7 @@ def encode(picture: Image.Image) -> str:
 
 
 def spread(length: int, most: int) -> list[int]:
-    """At most so many of the numbers below `length`, evenly apart, the first and the last among them."""
+    """At most `most` of the numbers below `length`, evenly spread, with the first and the last."""
     most = min(most, length)
     if most < 2:
         return list(range(length))[-most:] if most else []

@@ -1,22 +1,14 @@
-"""The runs: each a function that puts a game, its data and its settings together.
+"""The runs: each is a function that puts a game, its data and its settings together.
 
-The command line offers every keyword of a run as an option, also those that a run hands on to a shared function, so
-a new run is a new function and a line in RUNS.
+The command line offers every keyword of a run's function as an option, also those that it passes on to another
+function with `**settings`. So a new run is a new function and a line in RUNS.
 """
 
 from collections.abc import Callable
 
 from gan.errors import UserError
-from gan.runs.faces import (
-    cyclegan_faces,
-    dmd2_faces,
-    pix2pix_faces,
-    r3gan_faces,
-    sean_faces,
-    spade_faces,
-    stylegan_faces,
-    wgan_gp_faces,
-)
+from gan.runs.faces import cyclegan_faces, pix2pix_faces, sean_faces, spade_faces
+from gan.runs.faces_from_noise import dmd2_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import (
     sean_ade20k,
     sean_celebamask,
@@ -50,7 +42,7 @@ RUNS: dict[str, Callable[..., Run]] = {
 
 
 def build(name: str, **settings: object) -> Run:
-    """The run of that name with some settings of its own."""
+    """Make the run of that name. `settings` are the keywords of its function."""
     if name not in RUNS:
         raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}")
     return RUNS[name](**settings)

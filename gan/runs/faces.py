@@ -1,35 +1,23 @@
-"""The built-in runs, on faces that are drawn: in sizes for a small CPU, minutes and not days."""
+"""Runs on drawn faces that paint or translate pictures, in sizes for a small CPU: minutes and not days."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from datasets.augment import to_tensors
 from datasets.data import GanData
 from datasets.drawn.faces import FaceDomains, Faces, FaceTransfers
-from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
-from gan.games.dmd2 import Dmd2
-from gan.games.from_noise import FromNoise
 from gan.games.pix2pix import Pix2pix
-from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean
 from gan.games.spade import Spade
-from gan.games.stylegan import StyleGan
-from gan.games.wgan_gp import WganGp
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
-from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
-from nets.r3 import R3Discriminator, R3Generator
 from nets.resnet import ResnetGenerator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.unet import UNet
-from nets.wgan import WganCritic, WganGenerator
 
 
 def sean_faces(style: PositiveInt = 32, **settings: Any) -> Run:
@@ -38,15 +26,15 @@ def sean_faces(style: PositiveInt = 32, **settings: Any) -> Run:
     Args:
         style: Length of a region's style code.
     """
-    return painter(style=style, **settings)
+    return sean_or_spade(style=style, **settings)
 
 
 def spade_faces(**settings: Any) -> Run:
     """SPADE on drawn faces: paint label maps in one palette, without styles."""
-    return painter(style=None, **settings)
+    return sean_or_spade(style=None, **settings)
 
 
-def painter(
+def sean_or_spade(
     style: PositiveInt | None,
     size: PositiveInt = 64,
     batch_size: PositiveInt = 8,
@@ -64,25 +52,25 @@ def painter(
     matching: NonNegativeFloat = 5.0,
     fake_once: bool = False,
 ) -> Run:
-    """SEAN, or without styles SPADE, on drawn faces.
+    """Make a run of SEAN on drawn faces, or without styles of SPADE.
 
     Args:
         style: Length of a region's style code, if there are styles.
         size: Height and width of the pictures.
         batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
+        seed: Decides the faces, the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
         faces: How many faces to train on.
         held_out: How many faces to score on; none of them is trained on.
         width: Channels of the generator's last block; the blocks before it have more.
-        hidden: Channels of the mask branch in each normalisation.
+        hidden: Channels of the mask branch in each normalisation layer.
         upsamplings: How often the generator doubles its picture.
         generator_rate: Learning rate of encoder and generator.
         discriminator_rate: Learning rate of the discriminator.
-        pixels: Weight of the pixels' L1 loss, which stands for the published perceptual one.
+        pixels: Weight of the pixels' L1 loss, which takes the place of the published perceptual loss.
         matching: Weight of the feature-matching loss.
-        fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
+        fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
     """
     check_size((size, size), upsamplings)
     labels = Faces.num_labels
@@ -133,8 +121,8 @@ def pix2pix_faces(
         size: Height and width of the pictures.
         batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
+        seed: Decides the faces, the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
         faces: How many faces to train on.
         held_out: How many faces to score on; none of them is trained on.
         width: Channels of the networks' first layers.
@@ -178,15 +166,15 @@ def cyclegan_faces(
         size: Height and width of the pictures.
         batch_size: Pictures of each kind a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
+        seed: Decides the faces, the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
         faces: How many faces of each kind to train on.
         held_out: How many faces to score on; none of them is trained on.
         width: Channels of the networks' first layers.
         blocks: Residual blocks of each generator.
         rate: Learning rate of all networks.
-        cycle: Weight of coming back to where it started.
-        identity: Weight of leaving alone a picture that is of the wanted kind already.
+        cycle: Weight of the loss that a picture translated there and back must be the same.
+        identity: Weight of the loss that a picture of the wanted kind must stay as it is.
         pool: How many past fakes of each kind the discriminators are shown again.
     """
     torch.manual_seed(seed)
@@ -203,193 +191,3 @@ def cyclegan_faces(
     val = FaceDomains(held_out, size, seed, first=HELD_OUT, truth=True)
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed)
     return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
-
-
-def r3gan_faces(
-    size: PositiveInt = 32,
-    max_steps: PositiveInt = 1000,
-    latent: PositiveInt = 32,
-    blocks: PositiveInt = 1,
-    rate: PositiveFloat = 1e-3,
-    gamma: NonNegativeFloat = 2.0,
-    ema: float = 0.99,
-    **settings: Any,
-) -> Run:
-    """R3GAN on drawn faces: new faces from noise.
-
-    Args:
-        size: Height and width of the pictures: 4, doubled once or more.
-        max_steps: Steps of the whole training.
-        latent: Length of the noise vector.
-        blocks: Residual blocks at each size.
-        rate: Learning rate of both networks.
-        gamma: Weight of both gradient penalties.
-        ema: Decay of the generator's averaged weights.
-    """
-
-    def game(widths: list[int], train: Faces) -> R3Gan:
-        generator, discriminator = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
-        return R3Gan(generator, discriminator, rate=rate, gamma=gamma, ema=ema)
-
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
-
-
-def wgan_gp_faces(
-    size: PositiveInt = 16,
-    max_steps: PositiveInt = 2500,
-    latent: PositiveInt = 32,
-    rate: PositiveFloat = 5e-4,
-    critic_steps: PositiveInt = 5,
-    penalty: NonNegativeFloat = 10.0,
-    ema: float | None = 0.95,
-    **settings: Any,
-) -> Run:
-    """WGAN-GP on drawn faces: new faces from noise.
-
-    Args:
-        size: Height and width of the pictures: 4, doubled once or more.
-        max_steps: Steps of the whole training, in each of which the critic learns.
-        latent: Length of the noise vector.
-        rate: Learning rate of both networks; published: 1e-4.
-        critic_steps: The generator learns in one of so many steps.
-        penalty: Weight of the gradient penalty.
-        ema: Decay of the generator's averaged weights; published: null, which is none.
-    """
-
-    def game(widths: list[int], train: Faces) -> WganGp:
-        rules = dict(rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
-        return WganGp(WganGenerator(latent, widths), WganCritic(widths), **rules)
-
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
-
-
-def stylegan_faces(
-    size: PositiveInt = 16,
-    max_steps: PositiveInt = 1500,
-    latent: PositiveInt = 32,
-    style: PositiveInt = 32,
-    mapping: PositiveInt = 4,
-    rate: PositiveFloat = 2e-3,
-    gamma: NonNegativeFloat = 1.0,
-    r1_every: PositiveInt = 16,
-    path: NonNegativeFloat = 2.0,
-    path_every: PositiveInt = 4,
-    ema: float = 0.99,
-    **settings: Any,
-) -> Run:
-    """A small StyleGAN2 on drawn faces: new faces from noise, by way of styles.
-
-    Args:
-        size: Height and width of the pictures: 4, doubled once or more.
-        max_steps: Steps of the whole training.
-        latent: Length of the noise vector.
-        style: Length of the style vector that it is mapped to.
-        mapping: Layers of that mapping; published: 8.
-        rate: Learning rate of both networks; Adam gets it corrected for the updates of the lazy penalties.
-        gamma: Weight of the discriminator's R1 penalty per step.
-        r1_every: R1 comes once in so many steps, as many times as heavy.
-        path: Weight of the path length penalty per step.
-        path_every: Path lengths are penalised once in so many steps, as many times as heavily.
-        ema: Decay of the generator's averaged weights.
-    """
-
-    def game(widths: list[int], train: Faces) -> StyleGan:
-        rules = dict(rate=rate, gamma=gamma, r1_every=r1_every, path=path, path_every=path_every, ema=ema)
-        return StyleGan(StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths), **rules)
-
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
-
-
-def dmd2_faces(
-    size: PositiveInt = 16,
-    max_steps: PositiveInt = 2000,
-    faces: PositiveInt = 1000,
-    latent: PositiveInt = 32,
-    student_rate: PositiveFloat = 2e-3,
-    rate: PositiveFloat = 1e-3,
-    student_every: PositiveInt = 5,
-    adversarial: NonNegativeFloat = 0.01,
-    head_weight: NonNegativeFloat = 0.01,
-    sigma_min: PositiveFloat = 0.1,
-    sigma_max: PositiveFloat = 10.0,
-    ema: float | None = 0.95,
-    **settings: Any,
-) -> Run:
-    """DMD2 on drawn faces: a generator of one step, distilled from the exact denoiser of those faces.
-
-    No trained teacher is to be had without a download, so the teacher is the denoiser that has an exact formula:
-    the one of the training faces themselves. What it knows are those faces; new ones it cannot teach.
-
-    Args:
-        size: Height and width of the pictures: 4, doubled once or more.
-        max_steps: Steps of the whole training, in each of which fake score and head learn.
-        faces: How many faces the teacher knows, which are also the true ones that the head is shown.
-        latent: Length of the student's noise vector.
-        student_rate: Learning rate of the student.
-        rate: Learning rate of the fake score and of the head.
-        student_every: The student learns in one of so many steps.
-        adversarial: Weight of the student's adversarial loss; 0 is distillation alone.
-        head_weight: Weight of the head's adversarial loss beside the fake score's own.
-        sigma_min: The least noise that pictures are compared under; their own standard deviation is about 0.5.
-        sigma_max: The most noise.
-        ema: Decay of the student's averaged weights; published: null, which is none.
-    """
-    if not sigma_min < sigma_max:
-        raise UserError(f"dmd2-faces: sigma_min={sigma_min} is not below sigma_max={sigma_max}; try sigma_min=0.1")
-
-    def game(widths: list[int], train: Faces) -> Dmd2:
-        pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(faces)])
-        fine_to_coarse = widths[::-1]
-        return Dmd2(
-            R3Generator(latent, widths, 1),
-            Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
-            Head(fine_to_coarse[-1]),
-            ExactDenoiser(pictures),
-            student_rate=student_rate,
-            rate=rate,
-            student_every=student_every,
-            adversarial=adversarial,
-            head_weight=head_weight,
-            sigmas=(sigma_min, sigma_max),
-            ema=ema,
-        )
-
-    # The teacher knows the faces as they are, not mirrored.
-    return from_noise(game, size=size, max_steps=max_steps, flip=False, faces=faces, **settings)
-
-
-def from_noise(
-    make: Callable[[list[int], Faces], FromNoise],
-    size: PositiveInt,
-    max_steps: PositiveInt,
-    flip: bool,
-    batch_size: PositiveInt = 16,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 256,
-    width: PositiveInt = 16,
-) -> Run:
-    """A game that draws faces from noise, all of one palette.
-
-    Args:
-        make: Makes the game of the channels of each size, from 4x4 up, and of the faces to learn from.
-        size: Height and width of the pictures: 4, doubled once or more.
-        max_steps: Steps of the whole training.
-        flip: Mirror half of the faces.
-        batch_size: Pictures a step, of all ranks together.
-        seed: Decides on the faces, on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
-        faces: How many faces to learn from.
-        held_out: How many faces to score on; none of them is trained on.
-        width: Channels at full size; half the size has twice as many, up to four times.
-    """
-    doublings = (size // 4).bit_length() - 1
-    if size != 4 * 2**doublings or doublings < 1:
-        raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
-    torch.manual_seed(seed)
-    train = Faces(faces, size, seed, look="poster")
-    game = make([width * min(2**k, 4) for k in reversed(range(doublings + 1))], train)
-    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip)
-    return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})

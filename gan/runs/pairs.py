@@ -11,9 +11,9 @@ from gan.games.sean import Sean
 from gan.games.spade import Spade
 from gan.runs.run import Run, Seed, Upsamplings, check_size
 from nets.discriminator import MultiScaleDiscriminator
+from nets.published import load_vgg19
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.vgg import load_vgg19
 
 Splits = tuple[Pairs, Pairs]
 
@@ -23,9 +23,9 @@ def sean_celebamask(data: str = "data/CelebAMask-HQ", size: PositiveInt = 256, *
 
     Args:
         data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
-        size: Height and width that pictures and label maps are brought to.
+        size: Height and width that pictures and label maps are resized to.
     """
-    return painter(splits(CelebAMask, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(splits(CelebAMask, data, size=size), (size, size), False, **settings)
 
 
 def sean_ade20k(data: str = "data/ADEChallengeData2016", size: PositiveInt = 256, **settings: Any) -> Run:
@@ -33,9 +33,9 @@ def sean_ade20k(data: str = "data/ADEChallengeData2016", size: PositiveInt = 256
 
     Args:
         data: The folder that holds images/ and annotations/.
-        size: Height and width that pictures and label maps are brought to.
+        size: Height and width that pictures and label maps are resized to.
     """
-    return painter(splits(ADE20K, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(splits(ADE20K, data, size=size), (size, size), False, **settings)
 
 
 def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edges: bool = True, **settings: Any) -> Run:
@@ -43,12 +43,12 @@ def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edge
 
     Args:
         data: The folder that holds leftImg8bit/ and gtFine/.
-        size: Height that pictures and label maps are brought to; the width is twice that.
+        size: Height that pictures and label maps are resized to; the width is twice that.
         edges: Show the networks where one car or person ends and the next one begins.
     """
     shape = size, 2 * size
-    # Published without cutting out.
-    return painter(splits(Cityscapes, data, size=shape, edges=edges), shape, edges, crop=False, **settings)
+    # The published training does not crop here.
+    return sean_or_spade(splits(Cityscapes, data, size=shape, edges=edges), shape, edges, crop=False, **settings)
 
 
 def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool = False, **settings: Any) -> Run:
@@ -56,10 +56,10 @@ def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool
 
     Args:
         data: The folder that holds images/ and stuffthingmaps/, and for edges instances/.
-        size: Height and width that pictures and label maps are brought to.
+        size: Height and width that pictures and label maps are resized to.
         edges: Show the networks where one thing ends and the next one begins.
     """
-    return painter(splits(CocoStuff, data, size=size, edges=edges), (size, size), edges, **settings)
+    return sean_or_spade(splits(CocoStuff, data, size=size, edges=edges), (size, size), edges, **settings)
 
 
 def sean_facades(data: str = "data/facades", size: PositiveInt = 256, **settings: Any) -> Run:
@@ -67,9 +67,9 @@ def sean_facades(data: str = "data/facades", size: PositiveInt = 256, **settings
 
     Args:
         data: The folder that holds base/ and extended/.
-        size: Height and width that pictures and label maps are brought to.
+        size: Height and width that pictures and label maps are resized to.
     """
-    return painter(splits(Facades, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(splits(Facades, data, size=size), (size, size), False, **settings)
 
 
 def sean_folder(
@@ -84,13 +84,13 @@ def sean_folder(
 
     Args:
         data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
-        labels: How many labels there are; the label maps hold 0 to one less.
-        size: Height and width that pictures and label maps are brought to.
+        labels: How many labels there are; the label maps hold 0 to labels - 1.
+        size: Height and width that pictures and label maps are resized to.
         held_out: How many pictures, the last by name, to score on and to draw.
-        flip: Mirror half of the pictures; not for labels that tell left from right.
+        flip: Mirror half of the pictures; not for labels that differ between left and right.
     """
     pairs = splits(FolderPairs, data, labels, size, held_out=held_out)
-    return painter(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
+    return sean_or_spade(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
 
 
 def spade_folder(**settings: Any) -> Run:
@@ -99,11 +99,11 @@ def spade_folder(**settings: Any) -> Run:
 
 
 def splits(kind: type[Pairs], *where: Any, **how: Any) -> Callable[[], Splits]:
-    """Opens a data set's training and held-out split."""
+    """A function that opens a data set's training and held-out split."""
     return lambda: (kind(*where, split="train", **how), kind(*where, split="val", **how))
 
 
-def painter(
+def sean_or_spade(
     open_splits: Callable[[], Splits],
     shape: tuple[int, int],
     edges: bool,
@@ -129,25 +129,25 @@ def painter(
     fake_once: bool = False,
     recompute: bool = True,
 ) -> Run:
-    """SEAN, or without styles SPADE, on pictures with label maps.
+    """Make a run of SEAN on pictures with label maps, or without styles of SPADE.
 
-    What can be wrong is looked at in the order of what it costs: the size, the data, and last the networks, of
-    which the published generator alone takes seconds to make.
+    Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The published
+    generator takes seconds to make.
 
     Args:
         open_splits: Opens the training and the held-out split.
         shape: Height and width of their pictures.
-        edges: Whether they come with edges of instances.
-        crop: Enlarge pictures by 286/256 and cut out a random part, as published.
-        flip: Mirror half of the pictures; labels that tell left from right change places.
+        edges: Whether their data have edges of instances.
+        crop: Enlarge pictures by 286/256 and crop a random part, as published.
+        flip: Mirror half of the pictures; labels of left and right are exchanged.
         held_out: How many pictures of the held-out split to score on while training.
         batch_size: Pictures a step, of all ranks together.
         epochs: Passes over the data; the learning rates fall to zero over the second half.
         max_steps: Steps of the whole training, in place of epochs.
-        seed: Decides on the networks' start and on the order of the samples.
-        workers: Processes a rank that prepare batches.
+        seed: Decides the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
         width: Channels of the generator's last block; the blocks before it have more.
-        hidden: Channels of the mask branch in each normalisation.
+        hidden: Channels of the mask branch in each normalisation layer.
         style: Length of a region's style code; null for no styles, which makes it SPADE.
         upsamplings: How often the generator doubles its picture; default 5 ("normal"), from 512 pixels 6 ("more").
         generator_rate: Learning rate of encoder and generator.
@@ -155,10 +155,10 @@ def painter(
         matching: Weight of the feature-matching loss.
         perceptual: VGG-19's weights: the path of a file, torchvision (its cache, else a download), or off.
         perceptual_weight: Weight of the perceptual loss.
-        perceptual_normalise: Feed VGG-19 by ImageNet's mean and spread; published is from -1 to 1 as it is.
-        pixels: Weight of an L1 loss on the pixels, not published; in place of a perceptual loss that is off, try 10.
-        fake_once: Make the fake once a step for both turns: spares a generator pass; cost in quality not measured.
-        recompute: Let the generator keep less for its backward pass and make it anew: less memory, more time.
+        perceptual_normalise: Normalise what VGG-19 sees by ImageNet's mean and deviation; published: -1 to 1 as it is.
+        pixels: Weight of an L1 loss on the pixels, not published; with the perceptual loss off, try 10.
+        fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
+        recompute: Let the generator keep less for its backward pass and compute it again: less memory, more time.
     """
     upsamplings = upsamplings or (6 if min(shape) >= 512 else 5)
     check_size(shape, upsamplings)

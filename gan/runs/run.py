@@ -1,4 +1,4 @@
-"""What a run is, and what the functions that make one share."""
+"""What a run is, and what all functions that make a run need."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 
 @dataclass
 class Run:
-    """What there is to train; `scores` names validation metrics, lower is better, each with what it is in words."""
+    """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better."""
 
     game: GanModule
     data: LightningDataModule
@@ -24,7 +24,7 @@ class Run:
 
     @property
     def score(self) -> str:
-        """The first of the metrics, which says most."""
+        """The first of the scores, which says most."""
         return next(iter(self.scores))
 
 

@@ -1,4 +1,4 @@
-"""`python -m gan.sample`: look at what a run's networks make: styles moved, mixed, repainted, saved."""
+"""`python -m gan.sample`: draw what a run's networks make, and take styles from one picture to another."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from gan.fit import options
 from gan.fit.parser import Parser
 from gan.painting.painter import has_styles
 from gan.painting.reopen import open_run
-from gan.sample.subcommands import ACTIONS
+from gan.sample.actions import ACTIONS
 
 EXAMPLES = """actions:
 {actions}
@@ -41,9 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
     try:
         settings = parse(sys.argv[1:] if argv is None else argv)
-        opened = open_run(
-            settings.run, Path(settings.out), settings.device, **({"data": settings.data} if settings.data else {})
-        )
+        opened = open_run(settings.run, Path(settings.out), settings.device, settings.data)
         if settings.action is None:
             settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
         print(f"{opened.folder.path}, step {opened.step}", flush=True)
@@ -55,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> Namespace:
-    """The run, the action and its options; without an action, that of `show` and `reconstruct` which fits the game."""
+    """Read the command line: the run, the action and its options. Without an action, `main` chooses it by the game."""
     words = list(takewhile(lambda word: not word.startswith("-"), argv))[:2]
     action = words[1] if len(words) > 1 else None
     if action is not None and action not in ACTIONS:
@@ -68,88 +66,23 @@ def parse(argv: list[str]) -> Namespace:
     return settings
 
 
-def _shown(add: Callable[..., Any]) -> None:
+def _count_option(add: Callable[..., Any]) -> None:
     add("--count", metavar="N", type=PositiveInt, default=8, help="how many held-out pictures")
 
 
-def _reconstructed(add: Callable[..., Any]) -> None:
-    _shown(add)
-    add(
-        "--picture",
-        metavar="PICTURE...",
-        nargs="+",
-        type=str,
-        default=None,
-        help="these pictures; default the first --count held-out ones",
-    )
-
-
-def _regions(add: Callable[..., Any]) -> None:
-    what = "only these regions' styles, by name or number"
-    add("--region", metavar="NAME", nargs="+", type=str, default=None, help=what)
-
-
-def _transferred(add: Callable[..., Any]) -> None:
-    add(
-        "--from",
-        metavar="STYLES",
-        nargs="+",
-        type=str,
-        default=None,
-        help="the styles; default the first five held-out pictures",
-    )
-    add(
-        "--to",
-        metavar="PICTURE",
-        nargs="+",
-        type=str,
-        default=None,
-        help="the pictures to paint; default the first five held-out ones",
-    )
-    _regions(add)
-    add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
-    _missing(add, "own")
-
-
-def _interpolated(add: Callable[..., Any]) -> None:
-    add(
-        "--between",
-        metavar="STYLES",
-        nargs="+",
-        type=str,
-        default=None,
-        help="two styles; default those of held-out pictures 0 and 1",
-    )
-    add(
-        "--on",
-        metavar="PICTURE...",
-        nargs="+",
-        type=str,
-        default=None,
-        help="the pictures to paint; default the first of the two",
-    )
-    add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
-    _regions(add)
-    _missing(add, "own")
-
-
-def _repainted(add: Callable[..., Any]) -> None:
-    _saved(add)
-    add(
-        "--label",
-        metavar="FILE",
-        type=str,
-        default=None,
-        help="the edited label map: a PNG of numbers or of save-labels' colours",
-    )
-    _missing(add)
-
-
-def _saved(add: Callable[..., Any]) -> None:
+def _picture_option(add: Callable[..., Any]) -> None:
     add("--picture", type=str, default="0", help="the picture; default the first held-out one")
 
 
-def _missing(add: Callable[..., Any], *more: str) -> None:
+def _list_option(add: Callable[..., Any], name: str, metavar: str, help: str) -> None:
+    add(name, metavar=metavar, nargs="+", type=str, default=None, help=help)
+
+
+def _region_option(add: Callable[..., Any]) -> None:
+    _list_option(add, "--region", "NAME", "only these regions' styles, by name or number")
+
+
+def _missing_option(add: Callable[..., Any], *more: str) -> None:
     own = ", the painted picture's own" if more else ""
     add(
         "--missing",
@@ -159,16 +92,44 @@ def _missing(add: Callable[..., Any], *more: str) -> None:
     )
 
 
+def _reconstruct_options(add: Callable[..., Any]) -> None:
+    _count_option(add)
+    _list_option(add, "--picture", "PICTURE...", "these pictures; default the first --count held-out ones")
+
+
+def _transfer_options(add: Callable[..., Any]) -> None:
+    _list_option(add, "--from", "STYLES", "the styles; default the first five held-out pictures")
+    _list_option(add, "--to", "PICTURE", "the pictures to paint; default the first five held-out ones")
+    _region_option(add)
+    add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
+    _missing_option(add, "own")
+
+
+def _interpolate_options(add: Callable[..., Any]) -> None:
+    _list_option(add, "--between", "STYLES", "two styles; default those of held-out pictures 0 and 1")
+    _list_option(add, "--on", "PICTURE...", "the pictures to paint; default the first of the two")
+    add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
+    _region_option(add)
+    _missing_option(add, "own")
+
+
+def _repaint_options(add: Callable[..., Any]) -> None:
+    _picture_option(add)
+    what = "the edited label map: a PNG of numbers or of save-labels' colours"
+    add("--label", metavar="FILE", type=str, default=None, help=what)
+    _missing_option(add)
+
+
 _OPTIONS: dict[str | None, Callable[[Callable[..., Any]], None]] = {
-    None: _shown,
-    "show": _shown,
-    "reconstruct": _reconstructed,
-    "transfer": _transferred,
-    "interpolate": _interpolated,
-    "repaint": _repainted,
-    "mean-styles": _shown,
-    "save-styles": _saved,
-    "save-labels": _saved,
+    None: _count_option,
+    "show": _count_option,
+    "reconstruct": _reconstruct_options,
+    "transfer": _transfer_options,
+    "interpolate": _interpolate_options,
+    "repaint": _repaint_options,
+    "mean-styles": _count_option,
+    "save-styles": _picture_option,
+    "save-labels": _picture_option,
 }
 
 
@@ -187,33 +148,16 @@ def _parser(action: str | None) -> Parser:
     add("action", nargs="?", default=None, help="what to do, see below; by default a grid of held-out pictures")
     _OPTIONS[action](add)
     if action in ("transfer", "interpolate", "repaint", "mean-styles"):
-        add(
-            "--mean-of",
-            metavar="N",
-            type=PositiveInt,
-            default=1000,
-            help="how many training pictures the mean styles are of",
-        )
+        what = "how many training pictures the mean styles are of"
+        add("--mean-of", metavar="N", type=PositiveInt, default=1000, help=what)
     if action not in ("save-styles", "save-labels"):
         add("--singles", action="store_true", help="also write each picture by itself, in its own size")
-        add(
-            "--seed", metavar="N", type=NonNegativeInt, default=0, help="decides on the noise, the same in all pictures"
-        )
-    add(
-        "-o",
-        "--file",
-        metavar="FILE",
-        type=str | None,
-        default=None,
-        help="where to write; default in the run's samples/",
-    )
-    add(
-        "--data",
-        metavar="FOLDER",
-        type=str | None,
-        default=None,
-        help="where the run's pictures are now, if they have moved",
-    )
+        what = "decides the noise, which is the same in all pictures"
+        add("--seed", metavar="N", type=NonNegativeInt, default=0, help=what)
+    where = "where to write; default in the run's samples/"
+    add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
+    where = "where the run's pictures are now, if they have moved"
+    add("--data", metavar="FOLDER", type=str | None, default=None, help=where)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu or cuda")
-    add("--out", metavar="FOLDER", type=str, default="runs", help="where runs lie, for auto")
+    add("--out", metavar="FOLDER", type=str, default="runs", help="the folder of all runs, for auto")
     return parser

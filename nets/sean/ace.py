@@ -1,4 +1,4 @@
-"""SEAN's normalisation, with the convolution that follows it."""
+"""SEAN's normalisation (ACE), and the convolution that follows it."""
 
 import torch
 from torch import Tensor, nn
@@ -8,23 +8,22 @@ from gan import noise
 from nets.blocks import bias_of, conv, xavier_
 from nets.norm import SyncBatchNorm
 from nets.sean.maskconv import mask_conv
-from nets.sean.neighbourhood import CELLS, View
-from nets.sean.normconv import Step, norm_conv
+from nets.sean.neighbourhood import CELLS, SizedMasks
+from nets.sean.normconv import Settings, norm_conv
 
 
 class ACE(nn.Module):
-    """Region-adaptive normalisation: noise, a batch norm without weights, and a scale and shift for every pixel.
+    """Region-adaptive normalisation: noise, a batch norm without weights, and a scale and shift for each pixel.
 
-    The scale and shift blend two branches: the mask's (SPADE, Park et al. 2019) and the styles' (SEAN, Zhu et al.
-    2020), the latter only where `style` is given. Nothing loops over pictures or labels. In every stack of scale
-    and shift the scale's channels come first. `planes` are the labels, and one more for edges where there are any;
-    styles belong to labels alone.
+    Scale and shift blend two branches: one of the mask (SPADE, Park et al. 2019), and with `style` one of the style
+    codes (SEAN, Zhu et al. 2020). Nothing loops over pictures or labels. Where scale and shift are stacked, the
+    scale's channels come first. `planes` counts the labels, and one more if there are edges; only labels have styles.
 
     [Note: folding the style branch]
-    The style branch convolves a map that is constant within a region. So its kernel is applied to the codes first,
-    and what is left is a sum over the labels around a pixel. The result is the same, border included, because both
-    are padded with zeros. What is left is done for each kind of neighbourhood, see [Note: one row a neighbourhood],
-    or as a convolution of the one-hot mask with kernels of each picture's own:
+    The style branch convolves a map that is constant within a region. So we apply its kernel to the codes first, and
+    what is left is a sum over the labels around a pixel. The result is the same, also at the border, because both
+    ways pad with zeros. The sum is made once for each kind of neighbourhood, see [Note: one row a neighbourhood], or
+    as a convolution of the one-hot mask with kernels that belong to the picture:
 
         codes [B,labels,S] * kernel [3,3,2C,S]  ->  kernels [B,2C,labels,3,3];  kernels * mask -> [B,2C,H,W]
     """
@@ -48,37 +47,39 @@ class ACE(nn.Module):
         self.style_affine = Affine(style, channels, gain)
         self.blend = nn.Parameter(torch.zeros(2))
 
-    def forward(self, x: Tensor, view: View, codes: Tensor | None, then: nn.Conv2d, slope: float = 1.0) -> Tensor:
-        """Normalise x [B,C,H,W] by masks of its own size and codes [B,labels,S]; leaky ReLU; then that convolution."""
+    def forward(
+        self, x: Tensor, masks: SizedMasks, codes: Tensor | None, then: nn.Conv2d, slope: float = 1.0
+    ) -> Tensor:
+        """Normalise x [B,C,H,W] with masks of its size and codes [B,labels,S]; then leaky ReLU and `then`."""
         grain = noise.randn((len(x), 1, *x.shape[2:]), like=x)
-        scale, shift = self.affine(view, codes)
-        pixels = view.neighbourhoods.pixels if view.neighbourhoods is not None else None
-        step = Step(self.norm, self.norm.training, pixels, slope, then.padding[0], keep=not self.recompute)
-        return norm_conv(step, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
+        scale, shift = self.affine(masks, codes)
+        pixels = masks.neighbourhoods.pixels if masks.neighbourhoods is not None else None
+        settings = Settings(self.norm, self.norm.training, pixels, slope, then.padding[0], keep=not self.recompute)
+        return norm_conv(settings, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
 
-    def affine(self, view: View, codes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Scale and shift: maps [B,C,H,W], or of every kind of neighbourhood [B,C,kinds]."""
-        together = self._tables(view, codes) if view.neighbourhoods is not None else self._maps(view, codes)
-        scale, shift = together.chunk(2, 1)
+    def affine(self, masks: SizedMasks, codes: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scale and shift: maps [B,C,H,W], or tables [B,C,kinds] with a row for each kind of neighbourhood."""
+        stacked = self._tables(masks, codes) if masks.neighbourhoods is not None else self._maps(masks, codes)
+        scale, shift = stacked.chunk(2, 1)
         return scale, shift
 
-    def _tables(self, view: View, codes: Tensor | None) -> Tensor:
+    def _tables(self, masks: SizedMasks, codes: Tensor | None) -> Tensor:
         """See [Note: one row a neighbourhood]."""
-        near = view.neighbourhoods
+        near = masks.neighbourhoods
         first = self.mask_features
-        hidden = F.relu(F.linear(near.around, first.weight.permute(0, 2, 3, 1).flatten(1), first.bias))
-        table = near.mask(self.mask_affine.products(hidden).flatten(0, 1))
+        hidden = F.relu(F.linear(near.onehot_3x3, first.weight.permute(0, 2, 3, 1).flatten(1), first.bias))
+        table = near.mask_sums(self.mask_affine.products(hidden).flatten(0, 1))
         if self.style_affine is None:
             table = table + self.mask_affine.bias
         else:
             share = self._share()
             products = self.style_affine.products(self._regions(codes)) * share
-            table = table * (1 - share) + (near.style(products.flatten(0, 2)) + self._bias(share))
+            table = table * (1 - share) + (near.style_sums(products.flatten(0, 2)) + self._bias(share))
         return table.unflatten(0, (-1, near.kinds)).mT.contiguous()
 
-    def _maps(self, view: View, codes: Tensor | None) -> Tensor:
-        """Two convolutions of the mask. See [Note: folding the style branch]."""
-        first = view.planes, self.mask_features.weight, self.mask_features.bias
+    def _maps(self, masks: SizedMasks, codes: Tensor | None) -> Tensor:
+        """See [Note: folding the style branch]."""
+        first = masks.planes, self.mask_features.weight, self.mask_features.bias
         if self.style_affine is None:
             return mask_conv(*first, self.mask_affine.kernel(), self.mask_affine.bias)
         share = self._share()
@@ -86,15 +87,15 @@ class ACE(nn.Module):
         kernels = self.style_affine.products(self._regions(codes)) * share
         pictures, labels = kernels.shape[:2]
         kernels = kernels.permute(0, 3, 1, 2).reshape(-1, labels, 3, 3)
-        onehot = view.planes[:, :labels].reshape(1, pictures * labels, *view.planes.shape[2:])
+        onehot = masks.planes[:, :labels].reshape(1, pictures * labels, *masks.planes.shape[2:])
         return mask.add_(F.conv2d(onehot, kernels, padding=1, groups=pictures).view_as(mask))
 
     def _regions(self, codes: Tensor) -> Tensor:
-        """The codes [B,labels,S] as this layer sees them: each label's own linear layer and a ReLU."""
+        """This layer's own codes [B,labels,S]: a linear layer for each label, and a ReLU."""
         return F.relu(torch.baddbmm(self.region_bias, codes.transpose(0, 1), self.region_weight)).transpose(0, 1)
 
     def _share(self) -> Tensor:
-        """The styles' part in each channel of scale and shift; the rest is the mask's."""
+        """The weight of the style branch in each channel of scale and shift; the mask branch has the rest."""
         return torch.sigmoid(self.blend).repeat_interleave(len(self.mask_affine.bias) // 2)
 
     def _bias(self, share: Tensor) -> Tensor:
@@ -102,9 +103,9 @@ class ACE(nn.Module):
 
 
 class Affine(nn.Module):
-    """A convolution 3x3 to `channels` scales and as many shifts, each with the starting values it has alone.
+    """A 3x3 convolution to `channels` scales and as many shifts; each half starts like a convolution of its own.
 
-    Its weight is [3,3,2C,inside], the layout in which its product with rows is one matrix product.
+    The weight is laid out as [3,3,2C,inside], so that its product with rows is one matrix product.
     """
 
     def __init__(self, inside: int, channels: int, gain: float) -> None:
@@ -114,10 +115,10 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(2 * channels))
 
     def products(self, rows: Tensor) -> Tensor:
-        """What each row [...,inside] adds to a pixel from each of the cells around it: [...,9,2C]."""
+        """What a row [...,inside] adds to a pixel from each of the 9 cells around it: [...,9,2C]."""
         return F.linear(rows, self.weight.flatten(0, 2)).unflatten(-1, (CELLS, -1))
 
     def kernel(self, factor: Tensor | None = None) -> Tensor:
-        """The weight as a convolution takes it, each channel times a factor."""
+        """The weight in a convolution's layout, each channel times a factor."""
         weight = self.weight if factor is None else self.weight * factor.unsqueeze(1)
         return weight.permute(2, 3, 0, 1)

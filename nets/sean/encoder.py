@@ -1,4 +1,4 @@
-"""SEAN's style encoder: a picture and its regions in, one style code a region out."""
+"""SEAN's style encoder: from a picture and its regions to a style code for each region."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,10 @@ from nets.blocks import SLOPE, NormedConvTranspose2d, conv, resize_nearest, xavi
 class StyleEncoder(nn.Module):
     """Codes [B, labels, style] of a picture: the mean of its features under each region's mask.
 
-    The layers are those of Zhu et al. 2020 (SEAN) with `width` = 32 and `style` = 512. `normalise` is their
-    instance norm. It takes away how bright and how colourful the picture is as a whole, which real photographs
-    carry in many other ways; a narrow encoder of flat drawings learns colours much sooner without it. It also takes
-    away the biases before it, which the published encoder has. See [Note: biases that a norm cancels].
+    The layers are those of Zhu et al. 2020 (SEAN), which has `width=32` and `style=512`. `normalise` is its instance
+    norm. That removes how bright and how colourful the whole picture is. Photographs show this in many other ways,
+    but a narrow encoder of flat drawings learns colours much sooner without it. The norm also cancels the biases
+    before it, which the published encoder has. See [Note: biases that a norm cancels].
     """
 
     def __init__(self, style: int = 512, width: int = 32, normalise: bool = True, gain: float = 0.02) -> None:
@@ -38,7 +38,7 @@ class StyleEncoder(nn.Module):
         )
 
     def forward(self, image: Tensor, onehot: Tensor) -> Tensor:
-        """The codes; a region that the picture has not gets the zero code."""
+        """The codes; a region that is not in the picture gets a code of zeros."""
         features = self.layers(image)
         mask = resize_nearest(onehot, features.shape[-2:]).flatten(2)
         pixels = mask.sum(2, keepdim=True).clamp_min(1)

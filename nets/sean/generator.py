@@ -1,4 +1,4 @@
-"""SEAN's generator: a mask and a style code a region in, a picture out."""
+"""SEAN's generator: from a mask and a style code for each region to a picture."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from gan.errors import UserError
 from nets.blocks import SLOPE, conv
 from nets.sean.ace import ACE
-from nets.sean.neighbourhood import Regions
+from nets.sean.neighbourhood import Masks
 
 
 class Block(nn.Module):
     """A residual block whose normalisations see mask and styles.
 
-    conv_0 and conv_1 have a bias because the published ones do. A batch norm cancels it, also where it arrives by
-    way of shortcuts; only the `last` block's output meets none any more. See [Note: biases that a norm cancels].
+    conv_0 and conv_1 have a bias because the published ones do. A later batch norm cancels it, also by way of the
+    shortcuts; only after the `last` block there is no more norm. See [Note: biases that a norm cancels].
     """
 
     def __init__(self, inside: int, outside: int, ace: Callable[[int], ACE], gain: float, last: bool) -> None:
@@ -33,22 +33,23 @@ class Block(nn.Module):
             self.ace_s = ace(inside)
             self.conv_s = conv(inside, outside, 1, spectral=True, bias=False, gain=gain)
 
-    def forward(self, x: Tensor, regions: Regions, codes: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, masks: Masks, codes: Tensor | None) -> Tensor:
         """shortcut(x) + conv_1(act(ACE_1(conv_0(act(ACE_0(x))))))."""
-        view = regions.at(x.shape[-2:])
-        shortcut = self.ace_s(x, view, codes, then=self.conv_s) if self.learned_shortcut else x
-        inner = self.ace_0(x, view, codes, then=self.conv_0, slope=SLOPE)
-        return shortcut + self.ace_1(inner, view, codes, then=self.conv_1, slope=SLOPE)
+        sized = masks.at(x.shape[-2:])
+        shortcut = self.ace_s(x, sized, codes, then=self.conv_s) if self.learned_shortcut else x
+        inner = self.ace_0(x, sized, codes, then=self.conv_0, slope=SLOPE)
+        return shortcut + self.ace_1(inner, sized, codes, then=self.conv_1, slope=SLOPE)
 
 
 class SeanGenerator(nn.Module):
     """The generator of Zhu et al. 2020 (SEAN), in any size.
 
-    `upsamplings` is how often the start, the mask at size / 2**upsamplings, is doubled: published are 5 and 6.
-    `width` is the last block's channels (64); each block before it has twice those of the next, 16 times at most.
-    `hidden` are the mask branch's channels (128), `style` the length of a code (512). The last block sees no styles;
-    with `style` None no block does, which is SPADE (Park et al. 2019) with SEAN's noise. With `edges` the masks have
-    one plane more than labels, for the edges of instances. `recompute` keeps less for backward and makes it anew.
+    It starts from the mask at size / 2**upsamplings and doubles it `upsamplings` times; the published ones are 5 and
+    6. `width` is the number of channels of the last block (64). Each block before it has twice those of the next, up
+    to 16 times `width`. `hidden` is the width of the mask branch (128), and `style` the length of a code (512). The
+    last block sees no styles. With `style=None` no block does: that is SPADE (Park et al. 2019) with SEAN's noise.
+    With `edges`, masks have one more plane than labels, for the edges of instances. `recompute` keeps less for
+    backward and computes it again.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class SeanGenerator(nn.Module):
             ace = partial(ACE, labels=labels, planes=planes, hidden=hidden, style=seen, gain=gain, recompute=recompute)
             return Block(inside, outside, ace, gain, last)
 
-        # The mask at its smallest, the three widest blocks, then one block a halving of the width.
+        # The mask at its smallest, the three widest blocks, then one block for each halving of the width.
         self.start = conv(planes, wide, 3, normed=True, gain=gain)
         self.head = block(wide, wide)
         self.middle_0, self.middle_1 = block(wide, wide), block(wide, wide)
@@ -92,17 +93,16 @@ class SeanGenerator(nn.Module):
                 f"SeanGenerator: a mask of {height} x {width} cannot be halved {self.upsamplings} times; "
                 f"choose a size divisible by {shrink}, e.g. {-(-height // shrink) * shrink}, or fewer upsamplings"
             )
-        regions = Regions(onehot, self.labels)
-        x = self.start(regions.at((height // shrink, width // shrink)).planes)
-        x = self.head(x, regions, codes)
-        x = self.middle_0(double(x), regions, codes)
+        masks = Masks(onehot, self.labels)
+        x = self.start(masks.at((height // shrink, width // shrink)).planes)
+        x = self.head(x, masks, codes)
+        x = self.middle_0(double(x), masks, codes)
         x = double(x) if self.upsamplings == 6 else x
-        x = self.middle_1(x, regions, codes)
+        x = self.middle_1(x, masks, codes)
         for up in self.ups:
-            x = up(double(x), regions, codes)
+            x = up(double(x), masks, codes)
         return torch.tanh(self.paint(F.leaky_relu(x, SLOPE)))
 
 
 def double(x: Tensor) -> Tensor:
-    """Twice the size, every pixel four times."""
     return F.interpolate(x, scale_factor=2, mode="nearest")

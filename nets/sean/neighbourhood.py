@@ -1,11 +1,13 @@
-"""Which neighbourhoods of labels a mask has, so that what depends on them alone is computed once for each.
+"""Kinds of neighbourhoods in a label map: what depends on the labels around a pixel is computed once for each kind.
 
 [Note: one row a neighbourhood]
-Two convolutions 3x3 of a one-hot mask see the 5x5 labels around a pixel. Masks are made of regions: inside one all
-neighbourhoods are the same, and the few kinds of border recur. A drawn face of 65,536 pixels has some 700 kinds of
-3x3 and 2,900 of 5x5. So the first convolution is computed once a kind of 3x3, the second once a kind of 5x5 as a
-sum of nine such rows, and pixels look their row up. Nothing is approximated: outside of the picture counts as one
-more label. Codes differ from picture to picture, so the kinds of 5x5 are told apart by picture as well.
+Two 3x3 convolutions of a one-hot mask see the 5x5 labels around a pixel. Masks are made of regions. Inside a region
+all neighbourhoods are the same, and there are few kinds of border. A drawn face of 65,536 pixels has some 700 kinds
+of 3x3 neighbourhoods and 2,900 kinds of 5x5.
+
+So the first convolution is computed once for each kind of 3x3. The second is computed once for each kind of 5x5, as
+a sum of nine rows of the first. Each pixel then looks up its row. Nothing is approximated: pixels outside of the
+picture count as one more label. Style codes differ between pictures, so each picture has its own kinds of 5x5.
 """
 
 from dataclasses import dataclass
@@ -21,29 +23,29 @@ LIMIT = 2**63
 
 
 class RowSums:
-    """Sums of some rows of a table: a matrix of zeros and ones, by which tables are multiplied.
+    """Sums of rows of a table: a product of a matrix of zeros and ones with the table.
 
-    `rows[i]` gets `entries[i]` added, a row of the table. Deterministic in both directions and differentiable as
-    often as wanted, since the gradient is the same kind of sum.
+    Row `rows[i]` of the result is the sum that table row `entries[i]` is added to. It is deterministic in both
+    directions, and its gradient is the same kind of sum, so it can be differentiated as often as you like.
     """
 
     def __init__(self, rows: Tensor, entries: Tensor, shape: tuple[int, int]) -> None:
-        self.forward = _bags(rows, entries, shape[0])
-        self.backward = _bags(entries, rows, shape[1])
+        self.forward = _group(rows, entries, shape[0])
+        self.backward = _group(entries, rows, shape[1])
 
     def __call__(self, table: Tensor) -> Tensor:
-        """The sums, [shape[0], channels], of a table [shape[1], channels]."""
+        """Sums [shape[0], channels] of a table [shape[1], channels]."""
         return _Sum.apply(table, *self.forward, *self.backward)
 
 
-def _bags(rows: Tensor, entries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The entries row after row, and where each row begins and the last one ends."""
+def _group(rows: Tensor, entries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The entries sorted by row, and where each row begins and the last one ends."""
     ends = torch.bincount(rows, minlength=count).cumsum(0)
     return entries[torch.argsort(rows, stable=True)], F.pad(ends, (1, 0))
 
 
 class _Sum(torch.autograd.Function):
-    """embedding_bag, whose own gradient on a CPU is slow and not differentiable."""
+    """torch's embedding_bag, whose own gradient is slow on a CPU and cannot be differentiated."""
 
     @staticmethod
     def forward(ctx, table: Tensor, entries: Tensor, begins: Tensor, *back: Tensor) -> Tensor:  # noqa: ANN001
@@ -60,24 +62,24 @@ class _Sum(torch.autograd.Function):
 class Neighbourhoods:
     """The kinds of neighbourhood in a batch of masks. See [Note: one row a neighbourhood].
 
-    `pixels` [B,1,H*W] is each pixel's kind of 5x5 among the `kinds` rows that every picture has room for. `around`
-    [kinds of 3x3, 9*planes] is the one-hot mask around. `mask` sums rows of a table with nine rows a kind of 3x3,
-    `style` rows of one with nine rows a picture and label, both to the kinds of 5x5, picture after picture.
+    `pixels` [B,1,H*W] is the number of each pixel's kind of 5x5; each picture has room for `kinds` of them.
+    `onehot_3x3` [kinds of 3x3, 9*planes] is the one-hot mask of each kind of 3x3. `mask_sums` and `style_sums` make
+    the rows of all kinds of 5x5, picture after picture: from a table with nine rows for each kind of 3x3, and from a
+    table with nine rows for each picture and label.
     """
 
     pixels: Tensor
     kinds: int
-    around: Tensor
-    mask: RowSums
-    style: RowSums
+    onehot_3x3: Tensor
+    mask_sums: RowSums
+    style_sums: RowSums
 
 
 @torch.compiler.disable  # how many there are depends on the data
-def neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
-    """The neighbourhoods of one-hot planes [B,labels,H,W], with one plane more if there are edges.
+def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
+    """The neighbourhoods of one-hot planes [B,labels,H,W], or with one plane more for edges.
 
-    None where telling them apart does not pay, with more kinds of 3x3 than half of the pixels, or where the planes
-    are not one-hot.
+    None where this does not pay, with more kinds of 3x3 than half of the pixels, and where planes are not one-hot.
     """
     pictures, _, height, width = planes.shape
     label = planes[:, :labels].argmax(1)
@@ -88,7 +90,7 @@ def neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
         symbol, symbols = symbol + symbols * edge.long(), 2 * symbols
     symbol = F.pad(symbol, (2, 2, 2, 2), value=symbols)
 
-    # The kinds of 3x3 at every pixel and on a rim one pixel wide; then of 5x5, which the four corners' 3x3 cover.
+    # Number the kinds of 3x3, also on a rim one pixel wide. The 3x3 of its four corners make up a 5x5.
     small, smalls = _kinds([(cell, symbols + 1) for cell in _cells(symbol)])
     pixels = pictures * height * width
     if 2 * smalls > pixels:
@@ -97,7 +99,7 @@ def neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     cells = _cells(small)
     large, larges = _kinds([(picture, pictures), *((cells[corner], smalls) for corner in (0, 2, 6, 8))])
 
-    # Kinds are sorted by picture: number them in each by itself.
+    # Kinds are sorted by picture. Number them within each picture.
     example = _examples(large, larges)
     owner = picture.flatten()[example]
     counts = torch.bincount(owner, minlength=pictures)
@@ -105,44 +107,44 @@ def neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     first = counts.cumsum(0) - counts
     row = owner * kinds + torch.arange(larges, device=planes.device) - first[owner]
 
-    # What each kind of 5x5 is made of, cell by cell; what lies outside of the picture adds nothing.
-    def made_of(part: Tensor) -> Tensor:
+    # List what each kind of 5x5 is the sum of, cell by cell. Cells outside of the picture add nothing.
+    def around_examples(part: Tensor) -> Tensor:
         return torch.stack([cell.flatten()[example] for cell in _cells(part)], 1)
 
-    inside = made_of(F.pad(torch.ones_like(label, dtype=torch.bool), (1, 1, 1, 1)))
+    inside = around_examples(F.pad(torch.ones_like(label, dtype=torch.bool), (1, 1, 1, 1)))
     rows = row.unsqueeze(1).expand(-1, CELLS)[inside]
     cell = torch.arange(CELLS, device=planes.device)
-    mask = (made_of(small) * CELLS + cell)[inside]
-    style = (made_of(F.pad(picture * labels + label, (1, 1, 1, 1))) * CELLS + cell)[inside]
+    mask = (around_examples(small) * CELLS + cell)[inside]
+    style = (around_examples(F.pad(picture * labels + label, (1, 1, 1, 1))) * CELLS + cell)[inside]
 
-    # The one-hot mask around one pixel of each kind of 3x3.
+    # Take the one-hot mask around one pixel of each kind of 3x3.
     which, down, right = torch.unravel_index(_examples(small, smalls), small.shape)
     down, right = down.unsqueeze(1) + cell // 3, right.unsqueeze(1) + cell % 3
-    around = F.pad(planes, (2, 2, 2, 2)).permute(0, 2, 3, 1)[which.unsqueeze(1), down, right]
+    onehot_3x3 = F.pad(planes, (2, 2, 2, 2)).permute(0, 2, 3, 1)[which.unsqueeze(1), down, right]
     return Neighbourhoods(
         (large - first[picture]).view(pictures, 1, -1),
         kinds,
-        around.flatten(1),
+        onehot_3x3.flatten(1),
         RowSums(rows, mask, (pictures * kinds, smalls * CELLS)),
         RowSums(rows, style, (pictures * kinds, pictures * labels * CELLS)),
     )
 
 
 def _are_onehot(planes: Tensor, labels: int) -> bool:
-    """One label a pixel, and edges either there or not."""
+    """Whether each pixel has one label, and edges are 0 or 1."""
     label, edges = planes[:, :labels], planes[:, labels:]
     ones = (label.amax(1) == 1) & (label.sum(1) == 1) & (label.square().sum(1) == 1)
     return bool(ones.all()) and bool(((edges == 0) | (edges == 1)).all())
 
 
-def _cells(around: Tensor) -> list[Tensor]:
-    """The nine neighbours of each pixel but those of a rim one pixel wide, row by row."""
-    height, width = around.shape[-2] - 2, around.shape[-1] - 2
-    return [around[..., y : y + height, x : x + width] for y in range(3) for x in range(3)]
+def _cells(padded: Tensor) -> list[Tensor]:
+    """The nine neighbours of each pixel, row by row, for a map with a rim one pixel wide."""
+    height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
+    return [padded[..., y : y + height, x : x + width] for y in range(3) for x in range(3)]
 
 
 def _kinds(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, int]:
-    """Number the distinct combinations of some numbers below some bounds, in their order, and count them."""
+    """Number the distinct combinations of some numbers, each below its bound, in their order, and count them."""
     total, bound = parts[0]
     for part, size in parts[1:]:
         if bound * size >= LIMIT:
@@ -154,32 +156,31 @@ def _kinds(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, int]:
 
 
 def _examples(kind: Tensor, kinds: int) -> Tensor:
-    """A pixel of each kind, whichever."""
+    """Any one pixel of each kind."""
     pixels = torch.arange(kind.numel(), device=kind.device)
     return pixels.new_empty(kinds).scatter_(0, kind.flatten(), pixels)
 
 
-class Regions:
-    """A batch of masks at every size that a generator asks for, each prepared once.
+class Masks:
+    """A batch of masks at every size that a generator asks for, each size prepared once.
 
-    Neighbourhoods are told apart on a CPU only: a GPU convolves faster than it sorts.
+    Neighbourhoods are used on a CPU only: a GPU convolves faster than it sorts.
     """
 
     def __init__(self, planes: Tensor, labels: int) -> None:
         self.planes, self.labels = planes, labels
-        self._views: dict[tuple[int, int], View] = {}
+        self._sizes: dict[tuple[int, int], SizedMasks] = {}
 
-    def at(self, size: tuple[int, int]) -> "View":
-        """The masks at that size, by nearest."""
-        if size not in self._views:
+    def at(self, size: tuple[int, int]) -> "SizedMasks":
+        if size not in self._sizes:
             planes = resize_nearest(self.planes, size)
-            told_apart = planes.device.type == "cpu" and not planes.requires_grad
-            self._views[size] = View(planes, neighbourhoods(planes, self.labels) if told_apart else None)
-        return self._views[size]
+            pays = planes.device.type == "cpu" and not planes.requires_grad
+            self._sizes[size] = SizedMasks(planes, find_neighbourhoods(planes, self.labels) if pays else None)
+        return self._sizes[size]
 
 
 @dataclass(frozen=True)
-class View:
+class SizedMasks:
     """Masks at one size, with their neighbourhoods where that pays."""
 
     planes: Tensor

@@ -1,4 +1,4 @@
-"""The option compile: a player's forward and backward run as torch.compile makes them."""
+"""The option compile: a player's forward and backward run through torch.compile."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,29 +12,29 @@ from gan.errors import UserError
 from gan.phase import Phase, Player
 
 BACKEND = "inductor"
-RECOMPILES = 64  # of one function: blocks of one class share it, and each is compiled for every part it plays
+RECOMPILES = 64  # limit for one function: all blocks of a class share it, and each compiles it for every role
 
 
 class Compiled:
     """Compiles the calls of a player's network in place, by `Module.compile`: the same object and state-dict keys.
 
-    What the network's `forward` does is compiled, wherever the network is called; its own methods are not, nor what
-    they do with the modules inside it. Of a network without a forward, such as a ModuleDict of two or one that is only
-    used by its own methods, the modules inside are compiled, each by itself.
+    The network's `forward` is compiled, wherever the network is called. Its other methods are not compiled, nor the
+    modules that they call. If a network has no forward, for example a ModuleDict of two networks, each module inside
+    it that has one is compiled by itself.
 
-    A compiled backward cannot be differentiated. So in a phase with `second_order=True` every player runs as it is
-    written, as does what `GanModule.shared` makes in a game with such a phase; a phase that differentiates a gradient
-    and does not say so is told to.
+    A compiled backward cannot be differentiated. So all players run eagerly in a phase with `second_order=True`, and
+    so does what `GanModule.shared` makes in a game with such a phase. A phase that differentiates a gradient without
+    this flag is an error that says so.
 
     [Note: how often it compiles]
-    torch compiles a function anew for what it has not met: weights that require gradients or do not, gradients
-    recorded or not, training or evaluation, a batch of another size (twice: from the second size on it is a variable).
-    So a player is compiled once for every part that it plays in a step, in the first steps, and then no more. The
-    values of weights may change, also to their averages and back, and their memory, as zero3's does.
+    torch compiles a function again for each new situation: weights that require gradients or do not, gradients
+    recorded or not, training or evaluation, another batch size (twice: from the second size on it is a variable). So
+    a player is compiled in the first steps, once for every role that it has in a step, and then no more. The values
+    of weights may change, also to their averages and back, and so may their memory, as under zero3.
 
-    Communicates nothing. The weights are gathered before the compiled call, and a synchronised batch norm's sums over
-    ranks stay outside of the compiled graphs, as does the noise of `gan.noise`; both part a graph in two. Gradients
-    of a whole graph are there at once, so a reduction overlaps with less of backward.
+    Communicates nothing. Weights are gathered before the compiled call. A synchronised batch norm's sums over ranks
+    and the noise of `gan.noise` stay outside of the compiled graphs: each splits a graph in two. The gradients of a
+    graph arrive all at once, so their reduction overlaps with less of backward.
     """
 
     def __init__(self, player: Player, device: torch.device, gather: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class Compiled:
                 f"player '{player.name}': torch.compile does not work here: {trouble}; "
                 f"{_cure(device)}, or leave the option compile out"
             )
-        self.networks = [Network(module, self._run) for module in _networks(player.module)]
+        self.networks = [Network(module, self._run) for module in _with_forward(player.module)]
         if not self.networks:
             raise UserError(
                 f"player '{player.name}': no module of its {type(player.module).__name__} has a forward to compile; "
@@ -54,13 +54,13 @@ class Compiled:
         self.use(True)
 
     def use(self, compiled: bool) -> None:
-        """Whether the network's next calls are the compiled ones."""
+        """From now on the network runs compiled, or eagerly."""
         for network in self.networks:
             network.use(compiled)
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Not compiled for a while."""
+        """The network runs eagerly inside."""
         before = self.networks[0].used
         self.use(False)
         try:
@@ -81,48 +81,44 @@ class Compiled:
                 ) from error
 
     def release(self) -> None:
-        """The network is called as before."""
         for network in self.networks:
             network.release()
         self.networks = []
 
 
 class Network:
-    """A module that is called compiled or as it is written; `run` makes a compiled call."""
+    """A module that runs compiled or eagerly; `run` makes each compiled call."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
         self.module = module
         self.before = vars(module).get("_compiled_call_impl")
-        # Random numbers of a compiled network are those that it draws as it is written.
+        # With this option a compiled network draws the same random numbers as an eager one.
         module.compile(backend=BACKEND, options={"fallback_random": True} if BACKEND == "inductor" else None)
         self.call = partial(run, module._compiled_call_impl)
 
     @property
     def used(self) -> bool:
-        """Whether the next call is a compiled one."""
         return self.module._compiled_call_impl is self.call
 
     def use(self, compiled: bool) -> None:
-        """Whether it shall be."""
         self.module._compiled_call_impl = self.call if compiled else None
 
     def release(self) -> None:
-        """As its author left it."""
         del self.module._compiled_call_impl
         if self.before is not None:
             self.module._compiled_call_impl = self.before
 
 
-def _networks(module: nn.Module) -> list[nn.Module]:
+def _with_forward(module: nn.Module) -> list[nn.Module]:
     """The outermost modules that have a forward."""
     if type(module).forward is not nn.Module.forward:
         return [module]
-    return list(dict.fromkeys(network for child in module.children() for network in _networks(child)))
+    return list(dict.fromkeys(network for child in module.children() for network in _with_forward(child)))
 
 
 @contextmanager
 def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
-    """A phase in which these players may run compiled."""
+    """Around a phase in which these players run compiled: explains torch's error if the phase is of second order."""
     if not compiled:
         yield
         return
@@ -140,26 +136,26 @@ def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
 
 
 def _undonated() -> AbstractContextManager[Any]:
-    """A compiled graph may go backward twice, as in plain torch; said when it is compiled and when it goes backward."""
+    """A compiled graph may run backward twice, as in plain torch. Needed when it is compiled and when it runs."""
     return torch._functorch.config.patch(donated_buffer=False)
 
 
 @cache
 def _trouble(backend: str, device: torch.device) -> str | None:
-    """Why nothing can be compiled on this machine, if so: found by compiling something small."""
+    """Why torch.compile does not work on this machine, or None; tries it on a small function."""
     try:
-        torch.compile(_something, backend=backend)(torch.ones(2, device=device))
+        torch.compile(_small_function, backend=backend)(torch.ones(2, device=device))
     except (RuntimeError, OSError, ImportError) as error:
         return _first_line(error)
     return None
 
 
-def _something(x: Tensor) -> Tensor:
+def _small_function(x: Tensor) -> Tensor:
     return torch.tanh(x) * 2
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the pages of advice behind it."""
+    """The cause, without torch's pages of advice."""
     error = getattr(error, "inner_exception", error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,1 +1,14 @@
 """One policy a file: how one player lives on the devices."""
+
+from strategies.policies.ddp import Ddp
+from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
+from strategies.policies.dp import Dp
+from strategies.policies.policy import Policy
+from strategies.policies.zero1 import Zero1
+from strategies.policies.zero2 import Zero2
+from strategies.policies.zero3 import Zero3
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Policy, Ddp, Zero1, Zero2, Zero3, DeepSpeed1, DeepSpeed2, DeepSpeed3, Dp)
+}
+POLICIES |= {"fsdp": Zero3, "deepspeed": DeepSpeed2}

@@ -1,4 +1,4 @@
-"""Policy: how one player lives on the devices. This file is also the policy of a single device."""
+"""Policy: how one player lives on the devices. This class is also the policy of a single device."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,18 +8,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
-from strategies.checkpoint.directory import Saved, read
 from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
-from strategies.sharding.share import Share
+from strategies.reduction import Reduction
+from strategies.sharding.storage import Storage
+
+# Optimizers that treat each element by itself, so that a step on pieces of weights is a step on the weights.
+ELEMENTWISE = {
+    getattr(optim, name)
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
+}
 
 
 @dataclass(frozen=True)
@@ -33,14 +39,11 @@ class World:
 
 
 class Policy:
-    """One player on one device; a policy for many devices overrides the verbs in which it differs.
+    """One player on one device. A policy for many devices chooses another storage and another reduction.
 
-    The verbs, in the order in which `PhaseStrategy.run` says them: `adopt` once, then in every phase `begin`, and
-    where the player learns `arm` before each backward, `finish` after the last and `update`. `hold` is around losses,
-    backwards and updates of every phase, also where the player does not learn.
-
-    `weights` are the author's own parameters that learn; `owned` is what this rank's optimizer and average work on,
-    here the same.
+    `storage` knows where the weights lie and which part of them this rank owns. `reduction` makes of the gradients
+    their mean over the ranks. `adopt` makes both, once. Then every phase calls, in this order: `begin`, `hold` around
+    all that follows, and for a learner `arm` before each backward, `finish` after the last one, `update`.
     """
 
     name = "single"
@@ -54,8 +57,10 @@ class Policy:
         self.options = options or {}
         self.requiring_grad = {n: p for n, p in player.module.named_parameters() if p.requires_grad}
         self.weights = {} if player.frozen else self.requiring_grad
-        self.owned = self.weights
+        self.storage = Storage(self.weights)
+        self.reduction = Reduction(self.storage, world.device)
         self.optimizer: Optimizer | None = None
+        self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
         self.schedule: LRScheduler | None = None
         self.ema: Ema | None = None
         self.loss_scale: LossScale | None = None
@@ -64,90 +69,69 @@ class Policy:
         self.skipped = 0
         self.learning = True
 
-    # ---- the verbs ----
+    # ---- once ----
 
     def adopt(self, training: bool) -> None:
-        """Take the player in, whose weights are on the device and equal on all ranks."""
-        if self.player.frozen:
-            self.player.module.eval()
-        if training:
-            self.cut()
-        if self.player.ema is not None:
-            self.ema = Ema(self.owned, self.player.ema)
-        if training and self.weights:
-            self.optimizer = self.make_optimizer()
-            if self.player.schedule is not None:
-                self.schedule = self.player.schedule(self.optimizer)
+        """Take the player in. Its weights are on the device, and equal on all ranks."""
         if {"compile", "recompute"} <= self.options.keys():
             raise UserError(
                 f"player '{self.player.name}': options compile and recompute exclude each other, for torch.compile "
                 f"itself chooses what backward computes again; type {self.name}+compile or {self.name}+recompute"
             )
+        if self.player.frozen:
+            self.player.module.eval()
+        if training:
+            self.storage = self.make_storage()
+            self.reduction = self.make_reduction()
+        if self.player.ema is not None:
+            self.ema = Ema(self.storage.owned, self.player.ema)
+        if training and self.weights:
+            self.optimizer = self._make_optimizer()
+            if self.player.schedule is not None:
+                self.schedule = self.player.schedule(self.optimizer)
         if training and "recompute" in self.options:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
-            self.compiled = Compiled(self.player, self.world.device, self.gather)
+            self.compiled = Compiled(self.player, self.world.device, self.storage.unshard)
 
-    def cut(self) -> None:
-        """Share the player out among the ranks, before its average and its optimizer are made; here all is owned."""
+    def make_storage(self) -> Storage:
+        """Where the weights lie in training."""
+        return Storage(self.weights)
 
-    def make_optimizer(self) -> Optimizer:
-        """The optimizer of what this rank owns, by the player's recipe."""
-        return self.player.optimizer(list(self.weights.values()))
+    def make_reduction(self) -> Reduction:
+        """How gradients are averaged over the ranks."""
+        return Reduction(self.storage, self.world.device)
 
-    def begin(self, phase: Phase) -> None:
-        """A phase begins: only its learners require gradients; gradient still flows through the others."""
-        self.learn(self.player.name in phase.learners)
-        if self.compiled is not None:
-            self.compiled.use(not phase.second_order)
+    def _make_optimizer(self) -> Optimizer:
+        """Made for the whole weights, since a recipe may group them by shape; then it steps on what this rank owns."""
+        optimizer = self.player.optimizer(list(self.weights.values()))
+        names = {id(weight): name for name, weight in self.weights.items()}
+        self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+        if not self.storage.sharded:
+            return optimizer
+        if type(optimizer) not in ELEMENTWISE or optimizer.state:
+            known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
+            raise UserError(
+                f"player '{self.player.name}': policy '{self.name}' cuts weights into pieces, and "
+                f"{type(optimizer).__name__} on pieces is not known to be what it is on whole weights; "
+                f"type --strategy {self.player.name}=ddp,*={self.name}, or use one of {known}"
+            )
+        owned = self.storage.owned
+        for group, members in zip(optimizer.param_groups, self.groups, strict=True):
+            group["params"] = [owned[name] for name in members if name in owned]
+        return optimizer
 
-    def gather(self) -> None:
-        """The author's parameters are whole until the player rests; here they always are."""
-
-    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """Around a phase, whether or not the player learns in it: weights are there when they are read."""
-        return nullcontext()
-
-    def agree(self) -> int | None:
-        """What all ranks must have done alike in this phase, as a number; none where nothing could differ."""
-        return None
-
-    def arm(self, loss: Tensor, last: bool) -> Tensor:
-        """Get ready for the backward of this loss, the phase's last or one of its micro-batches before."""
-        return loss
-
-    def finish(self, scale: float) -> Tensor:
-        """Complete the gradients after the last backward; returns each one's norm, the same on all ranks."""
-        gradients = self.gradients()
-        if not gradients:
-            return torch.zeros(0, device=self.world.device)
-        if scale != 1:
-            torch._foreach_mul_(gradients, 1 / scale)
-        return torch.stack(torch._foreach_norm(gradients))
-
-    def update(self, norm: Tensor) -> None:
-        """Clip, step the optimizer, the schedule and the average."""
-        if self.player.clip is not None:
-            nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
-        self.step()
-        if self.recompute is not None:
-            self.recompute.updates += 1
-        if self.schedule is not None:
-            self.schedule.step()
-        if self.ema is not None:
-            self.ema.update()
-
-    def step(self) -> None:
-        """The optimizer's step alone."""
-        self.optimizer.step()
-
-    def settle(self) -> None:
-        """Training is over and nobody failed: the player's weights are whole from here on."""
+    @cached_property
+    def group(self) -> Any:
+        """A process group of the player's own: two players' collectives may meet in another order on another rank."""
+        return dist.new_group()
 
     def release(self) -> None:
         """Let the player go: its parameters are as its author left them. Communicates nothing: a rank may be lost."""
         self.learn(True)
-        self.drop_gradients()
+        self.reduction.drop()
+        self.reduction.release()
+        self.storage.release()
         for option in (self.compiled, self.recompute):
             if option is not None:
                 option.release()
@@ -156,16 +140,13 @@ class Policy:
             dist.destroy_process_group(self.group)
             del self.group
 
-    # ---- what they share ----
+    # ---- in a phase ----
 
-    @cached_property
-    def group(self) -> Any:
-        """A process group of the player's own: two players' collectives may meet in another order on another rank."""
-        return dist.new_group()
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients there are; a weight that the loss did not reach has none, as in plain torch."""
-        return [weight.grad for weight in self.weights.values() if weight.grad is not None]
+    def begin(self, phase: Phase) -> None:
+        """Only the phase's learners require gradients; gradient still flows through the other players."""
+        self.learn(self.player.name in phase.learners)
+        if self.compiled is not None:
+            self.compiled.use(not phase.second_order)
 
     def learn(self, learning: bool) -> None:
         """Whether the player's weights require gradients."""
@@ -175,122 +156,68 @@ class Policy:
         for weight in self.requiring_grad.values():
             weight.requires_grad_(learning)
 
+    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Around a phase, also one in which the player does not learn: weights are there when they are read."""
+        return nullcontext()
+
+    def check_code(self) -> int | None:
+        """A number that must be the same on all ranks after a phase; None where nothing can differ."""
+        return None
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        """Get ready for the backward of this loss, the phase's last one or one of its micro-batches before."""
+        return self.reduction.arm(loss, last)
+
+    def finish(self, scale: float) -> Tensor:
+        """Complete the gradients after the last backward; returns each one's norm, the same on all ranks."""
+        return self.reduction.finish(scale)
+
+    def update(self, norm: Tensor) -> None:
+        """Clip, step the optimizer, the schedule and the average."""
+        if self.player.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
+        self.storage.step(self.optimizer, self.reduction.stepped)
+        if self.recompute is not None:
+            self.recompute.updates += 1
+        if self.schedule is not None:
+            self.schedule.step()
+        if self.ema is not None:
+            self.ema.update()
+
     def drop_gradients(self) -> None:
         """No gradient stays from one phase to the next."""
-        for weight in self.weights.values():
-            weight.grad = None
+        self.reduction.drop()
+
+    # ---- whole weights, between phases ----
+
+    @property
+    def owned(self) -> dict[str, nn.Parameter]:
+        """What this rank's optimizer and average work on, by the weights' names."""
+        return self.storage.owned
+
+    @contextmanager
+    def gathered(self, exact: bool = True) -> Iterator[None]:
+        """The author's parameters are whole for a while, on all ranks. After an error no rank is waited for."""
+        before = self.storage.unsharded
+        self.storage.unshard(exact)
+        yield
+        if before:
+            self.storage.unshard()
+        else:
+            self.storage.reshard()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The player with its averaged weights, where it keeps an average."""
-        with nullcontext() if self.ema is None else self.ema.swapped():
-            yield
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """The author's parameters are whole for a while, on all ranks."""
-        yield
-
-    # ---- checkpoints: this rank's shares of tensors, under the names that plain torch gives them ----
-
-    def shares(self) -> dict[nn.Parameter, Share | None]:
-        """This rank's share of each parameter that is dealt out among ranks; the others are whole on all."""
-        return {}
-
-    def loaded(self) -> None:
-        """New values were read into the shares."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the player beside weights, optimizer and schedule."""
-        return {
-            "ema": None if self.ema is None else self.average_state(),
-            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
-            "skipped": self.skipped,
-        }
-
-    def average_state(self) -> dict[str, Share]:
-        """This rank's share of each weight's average."""
-        return {name: self.owned_share(name, average) for name, average in self.ema.state_dict().items()}
-
-    def load_average(self, saved: Mapping[str, Saved] | None) -> None:
-        """Take over saved averages, or start at the weights."""
+        """The player with its averaged weights, where it keeps an average. After an error no rank is waited for."""
         if self.ema is None:
+            with self.gathered(exact=False):
+                yield
             return
-        if saved is None:
-            self.ema.load_state_dict(None)
-        else:
-            read({saved[name]: share for name, share in self.average_state().items()})
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state as plain torch has it, with names instead of numbers and shares instead of tensors."""
-        packed = self.optimizer.state_dict()
-        state = {}
-        for number, name in enumerate(self._stepped()):
-            if number in packed["state"]:
-                values = packed["state"][number]
-                state[name] = {key: self._shared(name, key, value) for key, value in values.items()}
-        groups = zip(packed["param_groups"], self.group_names(), strict=True)
-        return {**packed, "state": state, "param_groups": [{**group, "params": names} for group, names in groups]}
-
-    def load_optimizer_state(self, saved: dict[str, Any]) -> None:
-        """Take over this rank's part of a saved state."""
-        if [group["params"] for group in saved["param_groups"]] != self.group_names():
-            raise UserError(
-                f"player '{self.player.name}': the checkpoint's optimizer has its weights in other groups than this "
-                f"run's; resume with the settings it was trained with"
-            )
-        wanted: dict[Saved, Share] = {}
-        state = {
-            number: {key: self._room(name, key, value, wanted) for key, value in saved["state"][name].items()}
-            for number, name in enumerate(self._stepped())
-            if name in saved["state"]
-        }
-        read(wanted)
-        groups, first = [], 0
-        for group, own in zip(saved["param_groups"], self.optimizer.param_groups, strict=True):
-            groups.append({**group, "params": list(range(first, first + len(own["params"])))})
-            first += len(own["params"])
-        self.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
-
-    def group_names(self) -> list[list[str]]:
-        """The names of the weights in each of the optimizer's groups."""
-        return self._names(self.weights)
-
-    def _stepped(self) -> list[str]:
-        """The names of what this rank's optimizer steps, in torch's numbers."""
-        return [name for group in self._names(self.owned) for name in group]
-
-    def _names(self, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        return [[names[id(parameter)] for parameter in group["params"]] for group in self.optimizer.param_groups]
-
-    def owned_share(self, name: str, tensor: Tensor) -> Share:
-        """Of something that has a number for each element of what this rank owns of a weight."""
-        return Share.whole(tensor)
-
-    def is_per_element(self, key: str) -> bool:
-        """Whether what the optimizer keeps under a name is dealt out as its weight is."""
-        return False
-
-    def _shared(self, name: str, key: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return self.owned_share(name, value) if self.is_per_element(key) else Share.whole(value)
-
-    def _room(self, name: str, key: str, value: Any, wanted: dict[Saved, Share]) -> Any:
-        """What is saved, or room for it, which is then wanted."""
-        if not isinstance(value, Saved):
-            return value
-        owned = self.owned[name]
-        if self.is_per_element(key):
-            share = self.owned_share(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
-        else:
-            share = Share.whole(value.empty())
-        wanted[value] = share
-        return share.tensor
-
-    def load_training_state(self, state: dict[str, Any]) -> None:
-        """Take over the loss scale and the count of skipped updates."""
-        self.skipped = state["skipped"]
-        if self.loss_scale is not None and state["loss_scale"] is not None:
-            self.loss_scale.load_state_dict(state["loss_scale"])
+        try:
+            with self.ema.swapped():
+                self.storage.shards_changed()
+                self.storage.unshard()
+                yield
+        finally:
+            self.storage.shards_changed()
+        self.storage.reshard()

@@ -4,32 +4,28 @@ import atexit
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
-from lightning.pytorch.strategies.launchers.launcher import _Launcher
+from lightning.pytorch.strategies import DDPStrategy
 
+from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, set_threads
 from strategies.processes.lost_ranks import Survivor
-
-if TYPE_CHECKING:
-    from strategies.strategy import PhaseStrategy
 
 PARENT = "GAN_FIRST_PROCESS"  # tells the ranks that a process starts which one it is
 _parent = os.environ.pop(PARENT, None)
 
 
-def launcher(strategy: "PhaseStrategy", start_method: str) -> _Launcher:
+def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
     """The one for Lightning's `start_method`."""
     if start_method == "popen":
         return Scripts(strategy)
     return Functions(strategy, start_method=start_method)
 
 
-class Scripts(_SubprocessScriptLauncher):
+class Scripts(ScriptLauncher):
     """Starts the command once more for every other device; under torchrun or srun only itself."""
 
-    def __init__(self, strategy: "PhaseStrategy") -> None:
+    def __init__(self, strategy: DDPStrategy) -> None:
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
         self.strategy = strategy
 
@@ -50,11 +46,11 @@ class Scripts(_SubprocessScriptLauncher):
         self.strategy.survivor = survivor = Survivor(rank, children, parent)
         if children:
             atexit.register(survivor.at_exit)
-        _set_num_threads_if_needed(num_processes=self.num_processes)
+        set_threads(num_processes=self.num_processes)
         return survivor.run(function, *args, **kwargs)
 
 
-class Functions(_MultiProcessingLauncher):
+class Functions(FunctionLauncher):
     """Starts processes that call the function, as notebooks need it; who starts them names the one that failed."""
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
@@ -62,7 +58,7 @@ class Functions(_MultiProcessingLauncher):
         return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
 
 
-def _survive(strategy: "PhaseStrategy", function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
     strategy.survivor = Survivor(environment.node_rank() * strategy.num_processes + environment.local_rank())
     return strategy.survivor.run(function, *args, **kwargs)

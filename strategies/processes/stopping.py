@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from strategies.private import default_store
 
 # A terminal that is closed, and what clusters send before a time limit, tell a run to end as SIGTERM does.
 OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -65,7 +66,7 @@ class Ending:
     def __init__(self, run: str = "") -> None:
         """For one process; for several, which know this run by a name of its own."""
         self.key = f"end of {run}"
-        self.store = dist.distributed_c10d._get_default_store() if run else None
+        self.store = default_store() if run else None
         self.played = 0  # phases
         self.due = False
         self.wished = False

@@ -1,4 +1,4 @@
-"""A bucket: weights laid end to end in one piece of memory, of which every rank owns an equal share."""
+"""A bucket: weights laid end to end in one piece of memory, of which every rank owns an equal shard."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,21 +8,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from strategies.sharding.resharded_parameter import hide, show
 from strategies.sharding.share import Share
 
 SIZE = 25 * 2**20  # bytes; what DDP takes for its buckets
 ALIGNED = 16  # bytes at which GPU kernels like a tensor to begin
 
-SHOWN: "dict[int, Bucket]" = {}  # the gathered buckets that are not kept, by the address of their memory
+UNSHARDED: "dict[int, Bucket]" = {}  # the unsharded buckets that are not kept, by the address of their memory
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Among whom and how a player is shared out.
+    """Among which ranks a player is sharded, and how.
 
-    `copies` is the group of those who own what this rank owns, where not all ranks share (hybrid). `keep`: the whole
-    stays on every rank. `home` is where a rank's share lies, if not beside the weights; `shown` the kind of numbers
-    that phases compute with, if not the weights' own.
+    `copies` is the group of the ranks that own the same shard, where a shard has copies (hybrid). `keep`: the whole
+    weights stay on every rank. `home` is the device of the shard, if not that of the weights; `compute_dtype` is
+    what phases compute with, if not the weights' own.
     """
 
     size: int
@@ -31,94 +32,91 @@ class Sharing:
     copies: Any = None
     keep: bool = True
     home: torch.device | None = None
-    shown: torch.dtype | None = None
+    compute_dtype: torch.dtype | None = None
 
 
 class Bucket:
-    """Some weights of one kind, and this rank's share of them.
+    """Some weights of one dtype, and this rank's shard of them.
 
-    [Note: shares of elements]
-    The bucket's elements, not its weights, are dealt out: rank r owns those from r * share on. So ranks own equally
-    much however the weights are sized, and no weight is cut along a dimension of its own:
+    [Note: shards of elements]
+    The elements of the bucket are sharded, not its weights: rank r owns those from r * length on. So all ranks own
+    equally much, whatever the sizes of the weights, and no weight is cut along a dimension:
 
         weights    |  conv.weight       | linear.weight   |bias|pad|
         ranks      |  0      |  1       |  2      |   3            |
 
-    A rank's piece of a weight is a flat parameter over its part of the share, which its optimizer takes in the
-    weight's stead. The author's parameter stays the same object throughout; only the memory it shows changes.
+    A rank's piece of a weight is a flat parameter over a part of the shard. The rank's optimizer gets the piece in
+    place of the weight. The author's parameter stays the same object; only the memory it shows changes.
 
-    With `keep` that memory is always the whole bucket, and the share a view of it where they lie in one place as one
-    kind of numbers. Without, it is there between `gather` and `let_go`; in between the parameter shows not-a-numbers
-    in its shape, which cost nothing and which nobody can take for weights. (Freed memory, as FSDP has it, ends the
-    process when an operation on a CPU reads it.)
+    With `keep` that memory is always the whole bucket. The shard is a view of it if they have the same device and
+    dtype. Without `keep` the memory exists between `unshard` and `reshard` only. Otherwise reading the parameter
+    is an error (see resharded_parameter.py).
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
         aligned = {name: weight.numel() * weight.element_size() % ALIGNED == 0 for name, weight in weights.items()}
         self.weights = {name: weights[name] for name in sorted(weights, key=lambda name: not aligned[name])}
         self.sharing = sharing
-        self.total = sum(weight.numel() for weight in self.weights.values())
-        self.share = -(-self.total // sharing.size)
-        self.first = sharing.rank * self.share
+        self.length = -(-sum(weight.numel() for weight in self.weights.values()) // sharing.size)
+        self.first = sharing.rank * self.length
         self.starts: dict[str, int] = {}
         start = 0
         for name, weight in self.weights.items():
             self.starts[name] = start
             start += weight.numel()
         like = next(iter(self.weights.values()))
-        self.device, self.kind = like.device, like.dtype
-        self.shown = sharing.shown or self.kind if self.kind.is_floating_point else self.kind
+        self.device, self.dtype = like.device, like.dtype
+        self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
         whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
-        self.own = whole[self.first : self.first + self.share]
+        self.shard = whole[self.first : self.first + self.length]
         self.whole: Tensor | None = whole
         self.work: Any = None
-        self.need: Callable[[], None] = self.gather  # what to call for the weights to be there
-        self.version = 0
+        self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
+        self.version = 0  # how often the shards have changed
         self.released = False
-        # Whether the share is a part of what is shown: then a step changes both.
-        self.in_place = sharing.keep and sharing.home is None and self.shown == self.kind
-        if self.in_place:
+        if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
             self._show()
         else:
-            self.own = self._at_home(self.own)
-            self.let_go()
+            self.shard = self._at_home(self.shard)
+            self.reshard()
             if sharing.keep:
-                self.gather()
+                self.unshard()
         self.pieces = {
-            name: nn.Parameter(self.own[low - self.first : high - self.first], requires_grad=weight.requires_grad)
+            name: nn.Parameter(self.shard[low - self.first : high - self.first], requires_grad=weight.requires_grad)
             for name, weight in self.weights.items()
-            for low, high in [self._mine(name)]
+            for low, high in [self._range(name)]
             if low < high
         }
 
-    def _at_home(self, own: Tensor) -> Tensor:
+    def _at_home(self, shard: Tensor) -> Tensor:
         if self.sharing.home is None:
-            return own.clone()
-        own = own.to(self.sharing.home, copy=True)
-        return own.pin_memory() if self.device.type == "cuda" and own.device.type == "cpu" else own
+            return shard.clone()
+        shard = shard.to(self.sharing.home, copy=True)
+        return shard.pin_memory() if self.device.type == "cuda" and shard.device.type == "cpu" else shard
 
-    def _mine(self, name: str) -> tuple[int, int]:
-        """From where to where, in the bucket, this rank owns a weight; nothing where that is empty."""
+    def _range(self, name: str) -> tuple[int, int]:
+        """From where to where in the bucket this rank owns a weight; empty where it owns nothing of it."""
         start = self.starts[name]
-        return max(start, self.first), min(start + self.weights[name].numel(), self.first + self.share)
+        return max(start, self.first), min(start + self.weights[name].numel(), self.first + self.length)
 
-    def cut(self, name: str, tensor: Tensor) -> Tensor:
-        """This rank's part of a tensor in the shape of a weight, where the share lies."""
-        low, high = self._mine(name)
-        return tensor.reshape(-1)[low - self.starts[name] : high - self.starts[name]].to(self.own.device, self.kind)
+    def piece_of(self, name: str, tensor: Tensor) -> Tensor:
+        """This rank's part of a tensor that has the shape of a weight, on the shard's device."""
+        low, high = self._range(name)
+        part = tensor.reshape(-1)[low - self.starts[name] : high - self.starts[name]]
+        return part.to(self.shard.device, self.dtype)
 
     def share_of(self, name: str) -> Share | None:
         """This rank's share of a weight, if it has any."""
-        low, high = self._mine(name)
+        low, high = self._range(name)
         if low >= high:
             return None
-        # Once released, the author's parameter is the only one that anybody writes to.
-        own = self.cut(name, self.weights[name]) if self.released else self.pieces[name]
+        # After the release only the author's parameter is written to.
+        own = self.piece_of(name, self.weights[name]) if self.released else self.pieces[name]
         return Share(own.detach(), self.weights[name].shape, low - self.starts[name])
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Tensors in the shapes of the weights laid end to end; zeros where there is none."""
-        flat = torch.zeros(self.share * self.sharing.size, dtype=self.kind, device=self.device)
+        """Tensors in the shapes of the weights, laid end to end; zeros for a weight without a tensor."""
+        flat = torch.zeros(self.length * self.sharing.size, dtype=self.dtype, device=self.device)
         for name, tensor in tensors.items():
             start = self.starts[name]
             flat[start : start + tensor.numel()].copy_(tensor.reshape(-1))
@@ -127,111 +125,112 @@ class Bucket:
     # ---- the weights ----
 
     @property
-    def gathered(self) -> bool:
-        """Whether the weights are there."""
+    def unsharded(self) -> bool:
+        """Whether the weights are whole."""
         return self.released or (self.whole is not None and self.work is None)
 
-    def start(self, kind: torch.dtype | None = None) -> None:
-        """Begin an all-gather of the weights as the ranks' shares have them now; `gather` waits for it."""
-        kind = kind or self.shown
-        if self.whole is not None and self.whole.dtype != kind:
+    def start_unshard(self, dtype: torch.dtype | None = None) -> None:
+        """Start an all-gather of the shards as they are now; `unshard` waits for it."""
+        dtype = dtype or self.compute_dtype
+        if self.whole is not None and self.whole.dtype != dtype:
             self._drop()
         if self.whole is None:
-            self.whole = torch.empty(self.share * self.sharing.size, dtype=kind, device=self.device)
-        own = self.own.to(self.device, kind)
-        self.work = dist.all_gather_into_tensor(self.whole, own, group=self.sharing.group, async_op=True)
+            self.whole = torch.empty(self.length * self.sharing.size, dtype=dtype, device=self.device)
+        shard = self.shard.to(self.device, dtype)
+        self.work = dist.all_gather_into_tensor(self.whole, shard, group=self.sharing.group, async_op=True)
 
-    def gather(self, kind: torch.dtype | None = None) -> None:
-        """One all-gather: the weights as the ranks' shares have them now, as `kind` of numbers."""
+    def unshard(self, dtype: torch.dtype | None = None) -> None:
+        """One all-gather: the weights are what the ranks' shards are now, in `dtype`."""
         if self.work is None:
-            self.start(kind)
+            self.start_unshard(dtype)
         self.work.wait()
         self.work = None
         self._show()
 
     def _show(self) -> None:
         if not self.sharing.keep:
-            SHOWN[self.whole.data_ptr()] = self
+            UNSHARDED[self.whole.data_ptr()] = self
         for name, weight in self.weights.items():
             start = self.starts[name]
-            weight.data = self.whole[start : start + weight.numel()].view(weight.shape)
+            show(weight, self.whole[start : start + weight.numel()])
 
-    def let_go(self) -> None:
-        """Keep the share alone."""
+    def reshard(self) -> None:
+        """Keep the shard alone."""
         if self.whole is None:
             return
         if self.work is not None:
             self.work.wait()
         self._drop()
-        nothing = torch.full((), torch.nan, dtype=self.shown, device=self.device)
+        nothing = torch.full((), torch.nan, dtype=self.compute_dtype, device=self.device)
         for weight in self.weights.values():
-            weight.data = nothing.expand(weight.shape)
+            hide(weight, nothing)
 
     def release(self) -> None:
-        """Give every weight memory of its own again."""
+        """Give every weight memory of its own again. Communicates nothing."""
         for weight in self.weights.values():
-            weight.data = weight.data.to(self.kind, copy=True, memory_format=torch.contiguous_format)
+            values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
+            show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
         self._drop()
         self.released = True
 
     def _drop(self) -> None:
         if self.whole is not None:
-            SHOWN.pop(self.whole.data_ptr(), None)
+            UNSHARDED.pop(self.whole.data_ptr(), None)
         self.whole = self.work = None
 
     # ---- their gradients ----
 
-    def reduce(self) -> "Reduction":
+    def reduce_scatter(self) -> "PendingReduction":
         """Start a reduce-scatter of the mean of the gradients there are, and drop them."""
         there = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
         flat = self.joined(there).div_(dist.get_world_size(self.sharing.group))
         for name in there:
             self.weights[name].grad = None
-        return Reduction(self, flat)
+        return PendingReduction(self, flat)
 
-    def hand_out(self, gradients: Tensor) -> None:
-        """Give the pieces their parts of this rank's share of gradients."""
-        gradients = gradients.to(self.own.device)
+    def give_gradients(self, gradients: Tensor) -> None:
+        """Give the pieces their parts of this rank's shard of gradients."""
+        gradients = gradients.to(self.shard.device)
         for name, piece in self.pieces.items():
-            low, high = self._mine(name)
+            low, high = self._range(name)
             piece.grad = gradients[low - self.first : high - self.first]
 
 
-class Reduction:
-    """A bucket's gradients on their way: scattered among those who share, then averaged with the copies."""
+class PendingReduction:
+    """A bucket's gradients on their way: reduced and scattered in the group, then averaged with the copies."""
 
     def __init__(self, bucket: Bucket, flat: Tensor) -> None:
         self.copies = bucket.sharing.copies
         self.flat: Tensor | None = flat  # the work reads it meanwhile
-        self.own = torch.empty(bucket.share, dtype=flat.dtype, device=flat.device)
-        self.work = dist.reduce_scatter_tensor(self.own, flat, group=bucket.sharing.group, async_op=True)
+        self.shard = torch.empty(bucket.length, dtype=flat.dtype, device=flat.device)
+        self.work = dist.reduce_scatter_tensor(self.shard, flat, group=bucket.sharing.group, async_op=True)
 
     def wait(self) -> Tensor:
-        """This rank's share of the mean."""
+        """This rank's shard of the mean."""
         if self.flat is not None:
             self.work.wait()
             self.flat = None
             if self.copies is not None:
-                dist.all_reduce(self.own.div_(dist.get_world_size(self.copies)), group=self.copies)
-        return self.own
+                dist.all_reduce(self.shard.div_(dist.get_world_size(self.copies)), group=self.copies)
+        return self.shard
 
 
 def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:
-    """Weights in buckets, in their order; a bucket holds one kind of numbers."""
+    """Weights in buckets, in their order; a bucket has one dtype."""
     return [Bucket(part, sharing) for part in _parts(weights)]
 
 
 def _parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-    for kind in dict.fromkeys(weight.dtype for weight in weights.values()):
+    for dtype in dict.fromkeys(weight.dtype for weight in weights.values()):
         part: dict[str, nn.Parameter] = {}
-        bytes_ = 0
+        size = 0
         for name, weight in weights.items():
-            if weight.dtype != kind:
+            if weight.dtype != dtype:
                 continue
             part[name] = weight
-            bytes_ += weight.numel() * weight.element_size()
-            if bytes_ >= SIZE:
+            size += weight.numel() * weight.element_size()
+            if size >= SIZE:
                 yield part
-                part, bytes_ = {}, 0
+                part, size = {}, 0
         if part:
             yield part

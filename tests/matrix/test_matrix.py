@@ -14,7 +14,7 @@ import pytest
 
 from gan import GanModule
 from gan.errors import UserError
-from strategies.policies.dp import Threads
+from strategies.policies.dp import Dp
 from strategies.sharding import bucket
 from strategies.strategy import POLICIES
 from tests.ranks.test_games import GAMES, pictures
@@ -85,7 +85,7 @@ def measure(name: str, column: tuple[str, int], ranks: Any, alone: dict[str, Any
     if label == "zero3 in pieces":
         whole = "+whole" if name == "SometimesReached" else ""  # whose ranks read different weights
         arguments = (attempt, game, batches, policy + whole, world, PIECE)
-    if policy == Threads.name:
+    if policy == Dp.name:
         results = [attempt(game, batches, policy, 1, devices=world)]  # replicas in one process
     else:
         results = ranks(world).run(*arguments) if world > 1 else [attempt(*arguments[1:])]

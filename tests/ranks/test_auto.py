@@ -18,10 +18,10 @@ from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train
 
 GB = 10**9
-LARGE = Size(10 * GB, 10 * GB, 30 * GB, cuttable=True)
-SMALL = Size(GB, GB, 2 * GB, cuttable=True)
-TEACHER = Size(20 * GB, 0, 0, cuttable=True)
-WHOLE = Size(10 * GB, 10 * GB, GB, cuttable=False)
+LARGE = Size(10 * GB, 10 * GB, 30 * GB, shardable=True)
+SMALL = Size(GB, GB, 2 * GB, shardable=True)
+TEACHER = Size(20 * GB, 0, 0, shardable=True)
+WHOLE = Size(10 * GB, 10 * GB, GB, shardable=False)
 
 
 def chosen(players, free, ranks=8, taken=0):
@@ -44,16 +44,16 @@ def test_an_optimizer_is_asked_what_it_keeps(optimizer, ema, kept):
     net = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10))
     net[1].requires_grad_(False)
     size = size_of(Player("net", net, optimizer, ema=ema))
-    assert size == Size(4 * 2060, 4 * 1550, kept * 4 * 1550, cuttable=True)
+    assert size == Size(4 * 2060, 4 * 1550, kept * 4 * 1550, shardable=True)
 
 
 def test_a_frozen_player_has_weights_alone():
-    assert size_of(Player("teacher", nn.Linear(10, 10))) == Size(440, 0, 0, cuttable=True)
+    assert size_of(Player("teacher", nn.Linear(10, 10))) == Size(440, 0, 0, shardable=True)
 
 
-def test_an_optimizer_that_cannot_be_cut_leaves_ddp_alone():
+def test_an_optimizer_that_cannot_be_sharded_leaves_ddp_alone():
     size = size_of(Player("net", nn.Linear(10, 10), partial(Adafactor, lr=0.1)))
-    assert not size.cuttable
+    assert not size.shardable
     assert size.levels == ["ddp"]
 
 
@@ -124,7 +124,9 @@ def test_one_rank_has_nobody_to_share_with():
 
 def test_the_table_says_what_and_why():
     lines = told(decide({"large": LARGE, "small": SMALL}, 0, 50 * GB, 8), 50 * GB).splitlines()
-    assert lines[0].startswith("auto: ddp would need 54 GB a rank; shared out so it is 19.2 GB, of 25 GB (50 GB free")
+    assert lines[0].startswith(
+        "auto: ddp would need 54 GB a rank; sharded as below it is 19.2 GB, of 25 GB (50 GB free"
+    )
     assert " ".join(lines[1].split()) == "player chosen weights gradients optimizer, average on a rank as ddp"
     assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15.2 GB 50 GB"
     assert told(decide({"small": SMALL}, 0, 50 * GB, 8), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")

@@ -478,7 +478,7 @@ class Huge(Lopsided):
         if self.step == 1:
             with self.saving:
                 if self.gathering:
-                    self.trainer.strategy.policies["net"].spread()
+                    self.trainer.strategy.policies["net"].storage.unshard()
                 self.trainer.save_checkpoint(self.folder / "x.ckpt")
 
     def on_load_checkpoint(self, _):

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.choice import choices
-from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3, package
+from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
+from strategies.sharding.deepspeed_engine import package
 from strategies.strategy import POLICIES
 from tests.ranks.test_guard import Once
 from tests.ranks.test_zero import Lopsided, Outdated, Validated, Whole2d
@@ -113,8 +114,10 @@ class Zeroed(DeepSpeed1):
 
     name = "zeroed"
 
-    def _forget_unreached(self, norms):
-        self.stepped = list(self.weights.values())
+    def finish(self, scale):
+        everything = list(self.weights.values())
+        with mock.patch("strategies.sharding.deepspeed_engine.drop_unreached", lambda *_: everything):
+            return super().finish(scale)
 
 
 class Stale(DeepSpeed3):
@@ -122,8 +125,10 @@ class Stale(DeepSpeed3):
 
     name = "stale"
 
-    def rest(self):
-        pass
+    def make_storage(self):
+        storage = super().make_storage()
+        storage.reshard = lambda: None
+        return storage
 
 
 def train_without(broken, game):
@@ -179,7 +184,7 @@ def held(policy, world):
 
     def look(*_):
         each, storages = strategy.policies["net"], {}
-        for tensor in [*each.engine.longs, *game.net.parameters()]:
+        for tensor in [*each.storage.longs, *game.net.parameters()]:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         found["weights"] = sum(storages.values())
         found["moments"] = sum(t.nbytes for s in each.optimizer.state.values() for t in s.values() if t.ndim)
@@ -254,7 +259,7 @@ def test_validation_sees_whole_averages_and_disturbs_nothing(policy, ranks):
 @installed
 @pytest.mark.parametrize("policy", STAGES)
 def test_one_process_validates_with_averages_too(policy):
-    with mock.patch("strategies.policies.deepspeed.KIND", torch.float64):
+    with mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64):
         seen, _ = validated(policy, 1)
     assert distance(seen, validated("single", 1)[0]) == 0
 
@@ -325,7 +330,7 @@ def what_it_leaves(policy):
     marked = [name for p in module.parameters() for name in vars(p)]
     hooks = sum(len(p._post_accumulate_grad_hooks or ()) + len(p._backward_hooks or ()) for p in module.parameters())
     hooks += sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in module.modules())
-    engines = [each.engine for each in strategy.policies.values()]
+    engines = [each.storage.engine for each in strategy.policies.values()]
     return before == _marks(module), frozen, own_memory, marked, hooks, "synthesize" in vars(module.generator), engines
 
 

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase
 from gan.errors import UserError
-from strategies import PhaseStrategy
-from strategies.policies import dp as threads
-from strategies.policies.dp import Meeting, Threads
+from strategies import PhaseStrategy, threads
+from strategies.policies.dp import Dp
 from strategies.policies.replica import Replica
 from strategies.strategy import POLICIES
+from strategies.threads import Meeting
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_zero import Lopsided
 from tests.support.hard_games import HARD, BatchNorms, Plain, TwoForwards
@@ -58,7 +58,7 @@ def test_it_is_the_same_twice(name):
     assert distance(one, two) == 0
 
 
-class Alone(Threads):
+class Alone(Dp):
     """A control: the first replica's gradients are taken for everyone's."""
 
     name = "alone"
@@ -68,7 +68,7 @@ class Alone(Threads):
             return super().finish(scale)
 
 
-class Stale(Threads):
+class Stale(Dp):
     """A control: the replicas never hear of an update within a step."""
 
     name = "stale"
@@ -80,18 +80,12 @@ class Stale(Threads):
 
 @pytest.mark.parametrize(("broken", "name"), [(Alone, "Plain"), (Alone, "Penalty"), (Stale, "TwoPhases")])
 def test_the_control_differs(broken, name, hard_alone):
-    with mock.patch.dict(POLICIES, dp=broken), mock.patch("strategies.strategy.Threads", broken):
+    with mock.patch.dict(POLICIES, dp=broken):
         assert distance(train(HARD[name], policy="dp", devices=2), hard_alone(name)) > BROKEN
 
 
 def test_the_control_whose_replicas_keep_their_first_weights_differs(hard_alone):
-    follow = Replica.follow
-
-    def at_first(replica):
-        if not replica._seen:
-            follow(replica)
-
-    with mock.patch.object(Replica, "take"), mock.patch.object(Replica, "follow", at_first):
+    with mock.patch.object(Replica, "take"), mock.patch.object(Replica, "follow"):
         assert distance(train(Plain, policy="dp", devices=2), hard_alone("Plain")) > BROKEN
 
 
@@ -213,7 +207,10 @@ class Hooked(Plain):
     def __init__(self):
         super().__init__()
         self.features = []
-        self.discriminator[1].register_forward_hook(lambda module, inputs, output: self.features.append(output))
+        self.discriminator[1].register_forward_hook(self.collect)
+
+    def collect(self, module, inputs, output):
+        self.features.append(output)
 
     def fool(self, batch):
         self.features.clear()
@@ -318,7 +315,7 @@ def held(replica, policy):
     return found
 
 
-class Weighed(Threads):
+class Weighed(Dp):
     """Weighs in the second update, before gradients go."""
 
     def finish(self, scale):
@@ -331,7 +328,7 @@ class Weighed(Threads):
 
 def test_the_first_device_holds_two_and_a_half_times_as_much_as_the_others():
     game = Lopsided()
-    with mock.patch.dict(POLICIES, dp=Weighed), mock.patch("strategies.strategy.Threads", Weighed):
+    with mock.patch.dict(POLICIES, dp=Weighed):
         trainer(PhaseStrategy("dp"), 4, 2).fit(game, data(2))
     whole = 8 * sum(p.numel() for p in game.net.parameters())
     first, *others = Weighed.found
@@ -421,6 +418,20 @@ class Outside(Plain):
         return OUTSIDE.discriminator(batch["x"]).square().mean()
 
 
+class LambdaHook(Plain):
+    """A hook that holds the game in a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator[1].register_forward_hook(lambda module, inputs, output: self.keep(output))
+
+
+class Locked(Plain):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 class Scripted(Plain):
     def __init__(self):
         super().__init__()
@@ -441,6 +452,8 @@ class Compiled(Plain):
         (Named, "replica 0 is at the losses loss 0; replica 1 is at the losses loss 1; type --strategy ddp"),
         (Averaging, "averaged\\(\\) in a step: under strategy dp the first device alone has averages"),
         (Outside, "replica 1 on cpu calls a Sequential of the first device, .* as a global variable"),
+        (LambdaHook, r"cannot copy the function LambdaHook.__init__.<locals>.<lambda>, for it holds 'self'"),
+        (Locked, "cannot copy 'lock' for another device: cannot pickle .*, or type --strategy ddp"),
         (Scripted, "makes no replicas of compiled networks \\(RecursiveScriptModule\\); type --strategy ddp"),
         (Compiled, "makes no replicas of compiled networks \\(Sequential\\); type --strategy ddp"),
     ],

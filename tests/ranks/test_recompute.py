@@ -24,19 +24,20 @@ from gan import Player, noise
 from gan.errors import UserError
 from nets.sean.generator import SeanGenerator
 from strategies import PhaseStrategy
-from strategies.options.recompute import Recompute, Runs, Seen, cut
+from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.options.recompute import ForwardState, Recompute
 from tests.ranks.test_games import GAMES, LABELS, pictures, sean
 from tests.ranks.test_zero import Outdated
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
 from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
 from tests.support.watch import WatchedStrategy
 
-NOTHING_TO_CUT = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
+WITHOUT_BLOCKS = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
 
 
 def recomputing(policy, name):
     """The option for all players but one that has no block."""
-    whole = NOTHING_TO_CUT.get(name)
+    whole = WITHOUT_BLOCKS.get(name)
     return {"*": f"{policy}+recompute"} | ({} if whole is None else {whole: policy})
 
 
@@ -100,17 +101,17 @@ def test_a_forward_draws_the_same_again():
 
 
 def forgetting(what):
-    """Recomputation that does not bring back one thing."""
-    given = Seen._set
+    """Recomputation that does not restore one thing."""
+    real = ForwardState._set
 
-    def without_flags(seen, modes, asking, buffers):
-        given(seen, modes, [weight.requires_grad for weight in seen.weights], buffers)
+    def without_flags(state, modes, _, buffers):
+        real(state, modes, [weight.requires_grad for weight in state.weights], buffers)
 
     return {
-        "buffers": lambda: mock.patch.object(Seen, "_buffers", staticmethod(lambda modules: [])),
+        "buffers": lambda: mock.patch.object(ForwardState, "_buffers", staticmethod(lambda modules: [])),
         "noise": lambda: mock.patch("strategies.options.recompute.replace", lambda place: None),
-        "flags": lambda: mock.patch.object(Seen, "_set", without_flags),
-        "sums": lambda: mock.patch("strategies.options.recompute.heard", lambda sums: nullcontext()),
+        "flags": lambda: mock.patch.object(ForwardState, "_set", without_flags),
+        "sums": lambda: mock.patch("strategies.options.recompute.replaying", lambda sums: nullcontext()),
     }[what]()
 
 
@@ -133,7 +134,7 @@ class SharedScore(Plain):
         return softplus(-self.shared("score", lambda x: self.discriminator(self.fake(x)), batch["x"])).mean()
 
 
-def test_what_phases_share_is_made_anew_as_it_was_made():
+def test_what_phases_share_is_recomputed_as_it_was_computed():
     assert distance(train(SharedScore, policy="single+recompute"), train(SharedScore, policy="single")) == 0
     # The control: with the flags of the phase at hand.
     with forgetting("flags"), pytest.raises(RuntimeError, match="different number of tensors was saved"):
@@ -257,7 +258,7 @@ def test_the_graph_is_gone_with_its_loss():
 
 
 def test_a_graph_older_than_its_weights_is_the_error_of_plain_torch():
-    """A bias is in no graph of plain torch, but a forward made anew would see it."""
+    """A bias is in no graph of plain torch, but a second forward would see it."""
     made, recompute = recomputing_copy(mlp(6, 1))
     loss = made(torch.randn(4, 6)).sum()
     with torch.no_grad():
@@ -284,7 +285,7 @@ def test_a_graph_older_than_its_update_is_an_error_under_every_policy(policy, ra
     assert ranks(2).run(outdated, f"{policy}+recompute") == [True, True]
 
 
-# ---- what cannot be brought back is refused ----
+# ---- what cannot be restored is refused ----
 
 
 class Overwriting(nn.Module):
@@ -333,25 +334,25 @@ def test_torchs_own_synchronised_batch_norm_is_refused():
         recomputing_copy(nn.Sequential(nn.Linear(6, 6), nn.SyncBatchNorm(6), nn.Linear(6, 6)))
 
 
-# ---- where it is cut ----
+# ---- which blocks it finds ----
 
 
 def blocks(module, **kwargs):
-    pieces = cut(Player("net", module, **kwargs))
-    return [part.names() if isinstance(part, Runs) else name for name, part in pieces]
+    found = find_blocks(Player("net", module, **kwargs))
+    return [each for name, block in found for each in (block.names if isinstance(block, LayerGroups) else [name])]
 
 
 @pytest.mark.parametrize(
     ("game", "player", "expected"),
     [
-        ("sean", 0, ["layers[1:10], layers[10:16]"]),
+        ("sean", 0, ["layers[1:10]", "layers[10:16]"]),
         ("sean", 1, ["head", "middle_0", "middle_1", "ups.0"]),
         ("sean", 2, [f"scales.{k}.stages.{n}[0:{e}]" for k in (0, 1) for n, e in ((0, 2), (1, 3))]),
         ("dmd2", 1, ["embed[0:3]", "down.0", "down.1", "middle", "up.0", "up.1"]),
         ("dmd2", 2, [""]),
     ],
 )
-def test_known_networks_are_cut_into_their_blocks(game, player, expected):
+def test_the_blocks_of_known_networks(game, player, expected):
     assert blocks(list(GAMES[game]().configure_players())[player].module) == expected
 
 
@@ -364,7 +365,7 @@ class Wrapped(nn.Module):
         self.net.head, self.net.body, self.net.paint = Asking(), Asking(), nn.Linear(6, 6)
 
 
-def test_a_network_is_cut_into_its_parts_whatever_is_around_it():
+def test_a_wrapper_around_a_network_changes_nothing():
     assert blocks(Wrapped()) == ["net.head", "net.body"]
 
 
@@ -376,14 +377,14 @@ def layers(number):
     ("net", "expected"),
     [
         (nn.Sequential(*layers(3)), ["[0:9]"]),
-        (nn.Sequential(*layers(4)), ["[0:6], [6:12]"]),
-        (nn.Sequential(*layers(9)), ["[0:9], [9:18], [18:27]"]),
+        (nn.Sequential(*layers(4)), ["[0:6]", "[6:12]"]),
+        (nn.Sequential(*layers(9)), ["[0:9]", "[9:18]", "[18:27]"]),
         # What stands before the first layer with weights, such as an activation in place, is in no block.
-        (nn.Sequential(nn.ReLU(True), *layers(4)), ["[1:7], [7:13]"]),
-        (nn.Sequential(*layers(2), Asking(), nn.ReLU(True), *layers(2)), ["6", "[0:6], [8:14]"]),
+        (nn.Sequential(nn.ReLU(True), *layers(4)), ["[1:7]", "[7:13]"]),
+        (nn.Sequential(*layers(2), Asking(), nn.ReLU(True), *layers(2)), ["6", "[0:6]", "[8:14]"]),
     ],
 )
-def test_a_row_of_layers_is_cut_into_groups(net, expected):
+def test_a_row_of_layers_runs_in_groups(net, expected):
     assert blocks(net) == expected
 
 
@@ -407,7 +408,7 @@ class Overwritten(nn.Module):
         return x + self.second(torch.tanh(self.first(x)))
 
 
-def test_a_player_may_say_where():
+def test_a_player_may_name_its_blocks():
     assert blocks(TwoHeads(), blocks=["trunk", "left"]) == ["trunk", "left"]
 
 

@@ -279,7 +279,7 @@ def test_a_loss_scale_changes_no_gradient(monkeypatch):
 
     results = []
     for scaled in (False, True):
-        monkeypatch.setattr(strategies.strategy, "_scaled", lambda plugin, scaled=scaled: scaled)
+        monkeypatch.setattr(strategies.strategy, "_needs_loss_scale", lambda plugin, scaled=scaled: scaled)
         game, strategy = Plain(), PhaseStrategy("single")
         fit(game, 5, strategy)
         assert (strategy.policies["generator"].loss_scale is not None) == scaled

@@ -23,7 +23,7 @@ from strategies import PhaseStrategy
 from strategies.policies.zero1 import Zero1
 from strategies.policies.zero2 import Zero2
 from strategies.policies.zero3 import Zero3
-from strategies.sharding.bucket import SHOWN, Bucket, Sharing
+from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
 from strategies.strategy import POLICIES
 from tests.ranks.test_ddp import Wide
 from tests.ranks.test_guard import Once
@@ -99,8 +99,10 @@ class Unspread(Zero1):
 
     name = "unspread"
 
-    def spread(self):
-        pass
+    def make_storage(self):
+        storage = super().make_storage()
+        storage.step = lambda optimizer, stepped: optimizer.step()
+        return storage
 
 
 class Stale(Zero3):
@@ -108,11 +110,10 @@ class Stale(Zero3):
 
     name = "stale"
 
-    def spread(self):
-        pass
-
-    def rest(self):
-        pass
+    def make_storage(self):
+        storage = super().make_storage()
+        storage.shards_changed = storage.reshard = lambda: None
+        return storage
 
 
 def train_without(broken, game):
@@ -154,7 +155,9 @@ class Weighing(Callback):
         policy = trainer.strategy.policies["net"]
         storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in game.net.parameters()}
         if policy.name == "zero3":
-            storages = {bucket.own.untyped_storage().data_ptr(): bucket.own.nbytes for bucket in policy.buckets}
+            storages = {
+                bucket.shard.untyped_storage().data_ptr(): bucket.shard.nbytes for bucket in policy.storage.buckets
+            }
             assert all(p.untyped_storage().nbytes() <= 8 for p in game.parameters())
         moments = [t.nbytes for state in policy.optimizer.state.values() for t in state.values() if t.ndim]
         self.held = {
@@ -300,7 +303,7 @@ class Wholes:
 
     @contextmanager
     def counting(self):
-        start, joined = Bucket.start, Bucket.joined
+        start, joined = Bucket.start_unshard, Bucket.joined
 
         def starts(bucket, *args):
             start(bucket, *args)
@@ -311,7 +314,7 @@ class Wholes:
             self.saw(flat)
             return flat
 
-        with mock.patch.object(Bucket, "start", starts), mock.patch.object(Bucket, "joined", joins):
+        with mock.patch.object(Bucket, "start_unshard", starts), mock.patch.object(Bucket, "joined", joins):
             yield
 
 
@@ -430,10 +433,11 @@ class Reads(Callback):
     """Looks at all weights when something has failed, as a callback that saves does; counts the gathers."""
 
     def on_exception(self, trainer, game, exception):
-        with mock.patch.object(Bucket, "start") as started:
+        with mock.patch.object(Bucket, "start_unshard") as started:
             assert game.net.last.weight.shape == (362, 362)
-            game.state_dict()
             list(game.parameters())
+            with pytest.raises(UserError, match="is sharded"):
+                game.state_dict()
         self.started = started.call_count
 
 
@@ -479,21 +483,21 @@ def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
     assert 0 < distance(half, full) < 1e-3
 
 
-def remembered_when_let_go():
+def remembered_when_resharded():
     """Addresses at which a bucket is looked for that is no longer there, after it was shown in two kinds of numbers."""
-    before = set(SHOWN)
+    before = set(UNSHARDED)
     weights = {"weight": nn.Parameter(torch.randn(1000))}
-    bucket = Bucket(weights, Sharing(2, dist.get_rank(), None, keep=False, shown=torch.bfloat16))
-    bucket.gather()
-    bucket.gather(torch.float32)
-    assert len(set(SHOWN) - before) == 1
-    bucket.let_go()
-    return len(set(SHOWN) - before)
+    bucket = Bucket(weights, Sharing(2, dist.get_rank(), None, keep=False, compute_dtype=torch.bfloat16))
+    bucket.unshard()
+    bucket.unshard(torch.float32)
+    assert len(set(UNSHARDED) - before) == 1
+    bucket.reshard()
+    return len(set(UNSHARDED) - before)
 
 
 def test_no_bucket_is_found_where_its_memory_was(ranks):
     """Else autograd would take what lies there now for a weight."""
-    assert ranks(2).run(remembered_when_let_go) == [0, 0]
+    assert ranks(2).run(remembered_when_resharded) == [0, 0]
 
 
 # ---- bytes ----

@@ -1,4 +1,4 @@
-"""Headless Chromium, spoken to over a pipe in its DevTools protocol."""
+"""Control headless Chromium through a pipe, by its DevTools protocol."""
 
 import json
 import os
@@ -15,12 +15,12 @@ KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 def installed() -> str | None:
-    """Where there is a Chromium."""
+    """The path of a Chromium, if there is one."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Page:
-    """One page: open a file, run scripts in it, and hear of everything that went wrong."""
+    """One page: open a file, run scripts in it, and collect all errors."""
 
     def __init__(self, process: subprocess.Popen, out: int, into: int) -> None:
         self.process, self.out, self.into = process, out, into
@@ -34,7 +34,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, path: Path) -> None:
-        """Load a file from the disk, to the end."""
+        """Load a file from the disk, and wait until it is loaded."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         while "Page.loadEventFired" not in self.events:
@@ -47,18 +47,17 @@ class Page:
         return answer["result"].get("value")
 
     def resize(self, width: int, height: int) -> None:
-        """The screen's size, as a phone's."""
+        """Set the size of the screen, which counts as a phone's."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
 
     def press(self, key: str) -> None:
-        """A key goes down and up."""
         details = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **details, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **details)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command and its answer."""
+        """Send a command and wait for its answer."""
         self._calls += 1
         message = {"id": self._calls, "method": method, "params": parameters}
         if self.session:
@@ -94,7 +93,7 @@ class Page:
 
 @contextmanager
 def page(program: str, profile: Path) -> Iterator[Page]:
-    """A page in a browser of its own, which ends with it."""
+    """A page in a new browser, which is closed at the end."""
     theirs_in, into = os.pipe()
     out, theirs_out = os.pipe()
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]

@@ -197,7 +197,7 @@ def _rank(
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="crashes")
     rank_zero_only.rank = lightning_rank_zero_only.rank = rank  # Lightning looks when it is imported
-    errors.OTHERS = 3  # nobody ends here whom it gives the word to
+    errors.FIRST_RANK_SPEAKS = 3  # nobody ends here whom it gives the word to
     torch.set_num_threads(1)
     _after(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS))
     _after(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP))

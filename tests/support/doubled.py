@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from strategies.policies.deepspeed import package
+from strategies.sharding.deepspeed_engine import package
 
 
 @contextmanager
@@ -26,5 +26,5 @@ def doubled() -> Iterator[None]:
             (gc, "collect", lambda *_: 0),  # which takes half a second for each engine of stage 3
         ):
             stack.enter_context(mock.patch.object(where, name, value))
-        stack.enter_context(mock.patch("strategies.policies.deepspeed.KIND", torch.float64))
+        stack.enter_context(mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64))
         yield

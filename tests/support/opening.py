@@ -9,7 +9,7 @@ from gan.fit import command as fit
 from tests.support import narrow_vgg
 
 WIDTHS = dict(size=32, width=4, hidden=8, style=8)
-SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # of a run on files
+SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # settings of a run on files
 
 
 def train(out: Path, name: str, **settings) -> Path:
@@ -27,7 +27,7 @@ def sean_run(out: Path) -> Path:
 
 
 def folder_run(root: Path) -> Path:
-    """SEAN on a folder of pictures, with a perceptual loss whose weights are gone by now."""
+    """SEAN on a folder of pictures, with a perceptual loss whose weights were removed after training."""
     data, faces = root / "data", Faces(8, size=32)
     for part, draw in (("images", faces.draw), ("labels", faces.label)):
         (data / part).mkdir(parents=True)

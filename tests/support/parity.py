@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule
 from strategies import PhaseStrategy
-from strategies.policies.ddp import Replicated
-from strategies.policies.policy import Policy
+from strategies.checkpoint.player_state import average_state, optimizer_state
+from strategies.policies.ddp import Ddp
+from strategies.reduction import Reduction
 from strategies.sharding.share import Share
 from strategies.strategy import POLICIES
 
@@ -67,7 +68,7 @@ class Whole:
         self.at = state["at"]
 
 
-class Deaf(Replicated):
+class Deaf(Ddp):
     """The control: ddp with the synchronisation of gradients taken out."""
 
     name = "deaf"
@@ -76,8 +77,8 @@ class Deaf(Replicated):
         return loss
 
     def finish(self, scale: float) -> Tensor:
-        # Norms differ from rank to rank here, and Replicated decides by them whether to communicate.
-        return Policy.finish(self, scale)
+        # Norms differ from rank to rank here, and ddp decides by them whether to communicate.
+        return Reduction.finish(self.reduction, scale)
 
 
 def train(
@@ -104,9 +105,9 @@ def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
     shares: dict[str, Share] = {}
     for name, policy in strategy.policies.items():
         if policy.ema is not None:
-            shares |= {f"ema {name}.{k}": share for k, share in policy.average_state().items()}
+            shares |= {f"ema {name}.{k}": share for k, share in average_state(policy).items()}
         if policy.optimizer is not None:
-            for weight, state in policy.optimizer_state()["state"].items():
+            for weight, state in optimizer_state(policy)["state"].items():
                 shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in state.items() if isinstance(v, Share)}
             found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
     return found | together(shares, strategy.world_size)

@@ -1,4 +1,4 @@
-"""The command that measures: it finds its benchmarks and says what it has."""
+"""The benchmark command finds its benchmarks and lists them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The comparison with other frameworks: its verdicts, its figures, and that nothing a peer does can stop it."""
+"""The comparison with other frameworks: its verdicts and figures, and that no peer can stop it."""
 
 import os
 import re
@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gan.bench import peers
-from gan.bench.peers import Peer, measure
-from gan.bench.peers.game import Feed, Hand, Payload, Task, weights
+from gan.bench.peers import command
+from gan.bench.peers.command import Peer, measure
+from gan.bench.peers.game import Feed, HandLoop, Payload, Task, weights
 from gan.bench.peers.worker import distance, first_line
 from gan.errors import UserError
 from strategies.strategy import POLICIES
@@ -30,7 +30,7 @@ def task(**changes):
 
 def deaf(task):
     """The control: the loop by hand without its synchronisation."""
-    hand = Hand(task)
+    hand = HandLoop(task)
     hand.average = lambda learner: None
     for batch in task.batches:
         hand.step(batch)
@@ -38,7 +38,7 @@ def deaf(task):
 
 
 def wrong_on_one_rank(task):
-    hand = Hand(task)
+    hand = HandLoop(task)
     for batch in task.batches:
         hand.step(batch)
     return {name: weight + task.rank for name, weight in hand.weights().items()}
@@ -66,39 +66,39 @@ def test_without_synchronisation_it_is_wrong():
     result = measure(Peer("deaf", f"{HERE}:deaf"), 2, 60, penalty=False, **TINY)
     assert result["exact"] is False and result["difference"] > 1e-4
     assert result["payload"] == 0 and result["ratio"] > 0
-    assert "WRONG" in peers._line(result)
+    assert "WRONG" in command._line(result)
 
 
 def test_a_peer_that_raises_is_told_by_its_first_line():
     began = time.monotonic()
     result = measure(Peer("raises", f"{HERE}:raises"), 2, 60, penalty=False, **TINY)
     assert result["failure"] == "RuntimeError: rank 1 has had enough"
-    assert peers._line(result) == "fails: RuntimeError: rank 1 has had enough"
+    assert command._line(result) == "fails: RuntimeError: rank 1 has had enough"
     assert time.monotonic() - began < 45
 
 
 def test_a_peer_that_hangs_is_ended(monkeypatch):
     ended = []
-    end = peers._end
-    monkeypatch.setattr(peers, "_end", lambda process: (end(process), ended.append(process)))
+    end = command._end
+    monkeypatch.setattr(command, "_end", lambda process: (end(process), ended.append(process)))
     result = measure(Peer("waits", f"{HERE}:waits"), 2, 3, penalty=False, **TINY)
-    assert peers._line(result) == "hangs: no end within 3 s"
+    assert command._line(result) == "hangs: no end within 3 s"
     assert len(ended) == 2 and not any(process.is_alive() for process in ended)
 
 
 def test_a_peer_that_dies_is_told(monkeypatch):
-    monkeypatch.setattr(peers, "GRACE", 1.0)
+    monkeypatch.setattr(command, "GRACE", 1.0)
     assert measure(Peer("dies", f"{HERE}:dies"), 2, 60, penalty=False, **TINY)["failure"] == "rank 1 ended with 7"
 
 
 def test_a_peer_that_is_not_installed_is_skipped():
     result = measure(Peer("absent", f"{HERE}:deaf", needs=("torch", "not_there", "nor_this")), 2, 60, **TINY)
-    assert peers._line(result) == "skipped: not_there and nor_this not installed"
+    assert command._line(result) == "skipped: not_there and nor_this not installed"
 
 
 def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
-    assert peers.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0
+    assert command.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0
     said = capsys.readouterr().out
     assert "2 gloo ranks of one thread, three hidden layers of 8, batch 8" in said
     lines = dict(re.findall(r"^(.{44})(.*)$", said, re.MULTILINE))
@@ -119,7 +119,7 @@ def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
 
 
 def test_everyone_is_named_once_and_so_is_every_policy_of_ours():
-    titles = [peer.title for peer in peers.peers()]
+    titles = [peer.title for peer in command.peers()]
     assert len(set(titles)) == len(titles) and max(map(len, titles)) < 44
     several = [name for name, policy in POLICIES.items() if policy.max_ranks != 1]
     assert [title for title in titles if title.startswith("ours")] == [f"ours, {name}" for name in several]
@@ -149,7 +149,7 @@ def test_the_penalty_is_part_of_the_loss_and_reaches_the_weights():
 
 
 def test_the_loop_by_hand_teaches_both():
-    hand = Hand(task())
+    hand = HandLoop(task())
     before = hand.weights()
     hand.step(task().batch(0))
     assert all(not torch.equal(before[name], weight) for name, weight in hand.weights().items())
@@ -227,13 +227,13 @@ def test_an_error_in_a_line():
 
 def test_what_cannot_be_measured_is_refused(capsys):
     with pytest.raises(UserError, match="batch 9 is not divisible by 2 ranks; try --batch-size 10"):
-        peers.main(["--batch-size", "9"])
+        command.main(["--batch-size", "9"])
     with pytest.raises(UserError, match="--ranks 1 is too small; type --ranks 2 or more"):
-        peers.main(["--ranks", "1"])
+        command.main(["--ranks", "1"])
     with pytest.raises(UserError, match="--batch-size 0 is too small; type --batch-size 1 or more"):
-        peers.main(["--batch-size", "0"])
+        command.main(["--batch-size", "0"])
     with pytest.raises(UserError, match="no peer's line has Nobody; there are torch, by hand; "):
-        peers.main(["--only", "Nobody"])
+        command.main(["--only", "Nobody"])
     with pytest.raises(SystemExit):
-        peers.main(["--game", "r3"])
+        command.main(["--game", "r3"])
     assert "invalid choice" in capsys.readouterr().err

@@ -15,29 +15,29 @@ from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 from datasets.augment import to_tensors
 from gan import noise
 from gan.errors import UserError
-from gan.evaluate import command as evaluate
-from gan.evaluate.scores import features, judge, pixels
-from gan.evaluate.scores.judge import NEEDS
+from gan.evaluate import command, report, scoring
+from gan.evaluate.scores import features, pixels, scorer
+from gan.evaluate.scores.scorer import NEEDS
 from gan.painting.reopen import open_run
 from tests.support import inception, opening
 
 
 class Coarse(nn.Module):
-    """A few features of a picture, where a test needs no network's."""
+    """A few features of a picture, for tests that need no network."""
 
     def forward(self, pictures):
         return nn.functional.avg_pool2d(pictures.float(), 16).flatten(1)
 
 
 def quick():
-    """A stand-in network that costs nothing."""
+    """A replacement network that costs nothing."""
     return features.Extractor("coarse", Coarse(), 12)
 
 
 @pytest.fixture(autouse=True)
 def no_networks(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    monkeypatch.setattr(judge.features, "vgg", quick)
+    monkeypatch.setattr(scorer.features, "vgg", quick)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,7 @@ def figures(run, segmenter, batch_size, forget_places=False):
         torch.manual_seed(0)
         noise.at = lambda place: pytest.MonkeyPatch.context()
     try:
-        result = evaluate.evaluate(opened(run), segmenter=segmenter, batch_size=batch_size)
+        result = scoring.evaluate(opened(run), segmenter=segmenter, batch_size=batch_size)
     finally:
         noise.at = at
     return result and (result["scores"], result["computed"]["ranks"])
@@ -111,7 +111,7 @@ def test_every_held_out_sample_is_scored_once(sean_run, monkeypatch):
     seen = []
     monkeypatch.setattr(pixels, "rmse", lambda made, truth: seen.append(truth) or torch.zeros(len(truth)))
     found = opened(sean_run)
-    result = evaluate.evaluate(found, scores=("rmse",), batch_size=2)
+    result = scoring.evaluate(found, scores=("rmse",), batch_size=2)
     assert result["pictures"] == result["held_out"] == 5
     items = [to_tensors(found.run.data.val[number]) for number in range(5)]
     keys = {"reconstruction": "image", "transfer": "truth", "one region": "region_truth"}
@@ -131,7 +131,7 @@ def test_transfer_errors_are_those_that_validation_logs(sean_run):
             if name.endswith("noise_scale"):
                 parameter.zero_()  # validation's noise is another
         game.validation_step(batch)
-    scores = evaluate.evaluate(found, scores=("transfer",))["scores"]
+    scores = scoring.evaluate(found, scores=("transfer",))["scores"]
     for title, name in (("transfer", "transfer_error"), ("one region", "region_error"), ("one region", "region_spill")):
         assert scores[title][name] == pytest.approx(logged[f"val/{name}"], rel=1e-4), name
 
@@ -139,19 +139,19 @@ def test_transfer_errors_are_those_that_validation_logs(sean_run):
 def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_path):
     network = inception.save(tmp_path / "weights.pth")
     found = open_run(str(sean_run), held_out=3)
-    result = evaluate.evaluate(found, scores=("fid", "kid"), inception=tmp_path / "weights.pth", batch_size=2)
+    result = scoring.evaluate(found, scores=("fid", "kid"), inception=tmp_path / "weights.pth", batch_size=2)
     assert result["scores"]["transfer"].keys() == {"fid", "kid"}
     assert result["about"]["features"]["file"] == str(tmp_path / "weights.pth")
     with torch.no_grad():
-        ((_, made),) = evaluate._made(found, [range(3)], 3, "cpu")
-        seen = [network(features.saved(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
+        ((_, made),) = scoring._made(found, [range(3)], 3, "cpu")
+        seen = [network(features.as_bytes(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
     assert result["scores"]["transfer"]["fid"] == pytest.approx(features.frechet_distance(*seen), rel=1e-3)
     assert result["scores"]["transfer"]["kid"] == pytest.approx(features.kernel_distance(*seen)[0], rel=1e-3)
 
 
 def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path, capsys):
     run = shutil.copytree(sean_run, tmp_path / sean_run.name)
-    assert evaluate.main([str(run), "--devices", "1", "--segmenter", str(segmenter), "--ignore-labels", "0"]) == 0
+    assert command.main([str(run), "--devices", "1", "--segmenter", str(segmenter), "--ignore-labels", "0"]) == 0
     out = capsys.readouterr().out
     path = run / "evaluation-step-000002.json"
     assert f"{run.name}, step 2: 4 of 4 held-out pictures" in out and f"saved in {path}" in out
@@ -172,9 +172,9 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
 def test_two_processes_of_the_command_get_the_same_scores(sean_run, tmp_path):
     run = shutil.copytree(sean_run, tmp_path / sean_run.name)
     options = ["--scores", "rmse,transfer", "--batch-size", "3", "--devices", "2", "--accelerator", "cpu"]
-    assert evaluate.main([str(run), *options]) == 0
+    assert command.main([str(run), *options]) == 0
     saved = json.loads((run / "evaluation-step-000002.json").read_text())
-    assert saved["scores"] == evaluate.evaluate(open_run(str(run)), scores=("rmse", "transfer"), batch_size=3)["scores"]
+    assert saved["scores"] == scoring.evaluate(open_run(str(run)), scores=("rmse", "transfer"), batch_size=3)["scores"]
     assert saved["computed"]["ranks"] == 2
 
 
@@ -191,7 +191,7 @@ def test_two_processes_of_the_command_get_the_same_scores(sean_run, tmp_path):
     ],
 )
 def test_a_mistake_is_told_in_one_line(options, message, sean_run, capsys):
-    assert evaluate.main([str(sean_run), "--devices", "1", *options]) == 2
+    assert command.main([str(sean_run), "--devices", "1", *options]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and message in err and "Traceback" not in err
     assert not list(sean_run.glob("evaluation*"))
@@ -202,8 +202,8 @@ def test_a_mistake_in_another_process_is_told_in_one_line(sean_run, capsys, monk
         def spawn(*_, **__):
             raise mp.ProcessRaisedException(message, 0, 1)
 
-        monkeypatch.setattr(evaluate.mp, "spawn", spawn)
-        return evaluate.main([str(sean_run), "--devices", "2", "--accelerator", "cpu"])
+        monkeypatch.setattr(command.mp, "spawn", spawn)
+        return command.main([str(sean_run), "--devices", "2", "--accelerator", "cpu"])
 
     text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
     assert fails(f"{text}gan.errors.UserError: 7.jpg cannot be read as a picture; remove it\n") == 2
@@ -216,29 +216,29 @@ def test_a_run_that_holds_nothing_out_has_nothing_to_score(sean_run):
     found = opened(sean_run)
     found.run.data.val = None
     with pytest.raises(UserError, match="run sean-faces holds nothing out"):
-        evaluate.evaluate(found)
+        scoring.evaluate(found)
 
 
 def test_a_run_on_files_whose_data_have_moved(tmp_path, capsys):
     run = opening.folder_run(tmp_path)
     (tmp_path / "data").rename(tmp_path / "moved")
     options = [str(run), "--devices", "1", "--scores", "rmse"]
-    assert evaluate.main(options) == 2
+    assert command.main(options) == 2
     assert "type --data" in capsys.readouterr().err
-    assert evaluate.main([*options, "--data", str(tmp_path / "moved")]) == 0
+    assert command.main([*options, "--data", str(tmp_path / "moved")]) == 0
     assert "2 of 2 held-out pictures" in capsys.readouterr().out
 
 
 def test_a_count_takes_the_first_so_many(sean_run):
     found = opened(sean_run)
-    few = evaluate.evaluate(found, scores=("rmse",), count=2)
+    few = scoring.evaluate(found, scores=("rmse",), count=2)
     assert (few["pictures"], few["held_out"]) == (2, 5)
-    assert few["scores"] == evaluate.evaluate(opened(sean_run, held_out=5), scores=("rmse",), count=2)["scores"]
-    assert evaluate.evaluate(found, scores=("rmse",), count=50)["pictures"] == 5
+    assert few["scores"] == scoring.evaluate(opened(sean_run, held_out=5), scores=("rmse",), count=2)["scores"]
+    assert scoring.evaluate(found, scores=("rmse",), count=50)["pictures"] == 5
 
 
 def test_what_json_has_no_number_for_becomes_a_word(tmp_path):
-    evaluate.save({"psnr": math.inf, "iou": [math.nan, 0.5], "path": tmp_path, "on": True}, tmp_path / "scores.json")
+    report.save({"psnr": math.inf, "iou": [math.nan, 0.5], "path": tmp_path, "on": True}, tmp_path / "scores.json")
     saved = json.loads((tmp_path / "scores.json").read_text())
     assert saved == {"psnr": "inf", "iou": ["nan", 0.5], "path": str(tmp_path), "on": True}
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]

@@ -17,7 +17,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from datasets import Faces
 from gan import GanModule, Player
 from gan.errors import UserError
-from gan.export import export, main, networks, parse
+from gan.export import command
+from gan.export.command import export, main, networks, parse
 from gan.painting.reopen import open_run
 from gan.runs import build
 from nets.published import load_discriminator, load_generator
@@ -33,7 +34,7 @@ def sean(sean_run, tmp_path):
 
 @pytest.fixture(scope="module")
 def averaged_run(tmp_path_factory):
-    """A game one of whose players keeps an average."""
+    """A game with a player that keeps an average."""
     root = tmp_path_factory.mktemp("averaged")
     return opening.train(root / "runs", "r3gan-faces", faces=16, held_out=4, size=16, width=8, latent=8, ema=0.5)
 
@@ -67,7 +68,7 @@ def about(path):
 
 
 def fresh(run):
-    """The run's networks as they are before training, by another seed."""
+    """The run's networks before training, with another seed."""
     settings = yaml.safe_load((run / "settings.yaml").read_text())
     names = {"size", "width", "hidden", "style", "latent", "ema", "faces", "held_out"}
     torch.manual_seed(99)
@@ -77,7 +78,7 @@ def fresh(run):
 
 
 def outputs(game, player):
-    """What a player makes of some batch, in evaluation."""
+    """What a player's network gives for some batch in evaluation mode."""
     game.eval()
     torch.manual_seed(3)
     image, mask = torch.randn(2, 3, 32, 32), torch.zeros(2, 19, 32, 32)
@@ -156,7 +157,7 @@ def test_averaged_weights_are_those_of_the_checkpoint_and_raw_ones_differ(averag
     assert all(torch.equal(raw[name], saved["state_dict"][f"generator.{name}"]) for name in names)
     assert any(not torch.equal(ema[name], raw[name]) for name in names)
 
-    # What a run makes, it makes with the averages.
+    # An opened run has the averages, too.
     game = fresh(averaged)
     game.generator.load_state_dict(ema)
     opened = open_run(str(averaged)).run.game.generator.state_dict()
@@ -164,7 +165,7 @@ def test_averaged_weights_are_those_of_the_checkpoint_and_raw_ones_differ(averag
 
 
 class Odd(GanModule):
-    """Everything odd: a player somewhere inside, of a name of its own; a layer under two names; float64; buffers."""
+    """All odd cases: the player is an inner module, a layer has two names, there are float64 and buffers."""
 
     def __init__(self):
         super().__init__()
@@ -282,7 +283,8 @@ def test_published_files_hold_the_weights_that_were_asked_for(published_run, tmp
 
 
 def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean, averaged):
-    with pytest.raises(UserError, match=r"not the published form. export_generator: upsamplings=3, .* --published out"):
+    reason = r"do not have the published form. export_generator: upsamplings=3, .* --published out"
+    with pytest.raises(UserError, match=reason):
         export(str(sean), published=True)
     with pytest.raises(UserError, match="--published is the form of SEAN's networks, and this run's game is R3Gan"):
         export(str(averaged), published=True)
@@ -316,7 +318,7 @@ def test_a_disk_that_is_full_is_said_and_no_half_file_stays(sean, monkeypatch, c
         path.write_bytes(b"half")
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr("gan.export.save_file", full)
+    monkeypatch.setattr(command, "save_file", full)
     assert main([str(sean)]) == 2
     assert "step-000002': No space left on device; choose a folder with --to" in capsys.readouterr().err
     assert not list((sean / "export" / "step-000002").iterdir())
@@ -331,9 +333,7 @@ def test_options_that_are_none_are_refused(capsys):
 
 
 def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeypatch):
-    from gan import export as module
-
-    calls, real = [], module.open_run
+    calls, real = [], command.open_run
 
     def replacing(which, out, **overrides):
         opened = real(which, out, **overrides)
@@ -342,7 +342,7 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeyp
         calls.append(opened.checkpoint.name)
         return opened
 
-    monkeypatch.setattr(module, "open_run", replacing)
+    monkeypatch.setattr(command, "open_run", replacing)
     assert len(export(str(sean))) == 4
     assert calls == ["step-000002.ckpt", "step-000003.ckpt"]
 

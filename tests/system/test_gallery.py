@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gan.errors import UserError
-from gan.painting import run_tables as looking
+from gan.painting import style_tables
 from gan.painting.reopen import open_run
 from samples import gallery
 from tests.support import browser, opening
@@ -74,7 +74,7 @@ def test_the_slider_goes_through_training(made, page):
     assert set(page.evaluate(seen)) == {0}
     assert page.evaluate(shown) == "step 0"
 
-    # It also plays, to the end.
+    # It also plays to the end.
     page.evaluate("document.querySelector('.moments button').click()")
     play = "document.querySelector('.moments button').textContent"
     assert page.evaluate(play) == "Pause"
@@ -98,7 +98,7 @@ def test_a_click_enlarges_and_keys_go_on(made, page):
     page.press("Escape")
     assert page.evaluate(words) is None
 
-    # Without a mouse as well.
+    # It also works without a mouse.
     page.evaluate("document.querySelector('#masks img').focus()")
     page.press("Enter")
     assert page.evaluate(words) == "picture, picture 0"
@@ -209,6 +209,7 @@ def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
     links = page.evaluate("[...document.querySelectorAll('section')].map(each => each.id)")
     masks = ["masks"] if name == "pix2pix-faces" else []
     assert links == ["training", *masks, "copies", "curves", "run"]
-    assert looking.exchange(open_run(str(run))).note == looking.edit(open_run(str(run))).note == looking.NO_STYLES
+    opened = open_run(str(run))
+    assert style_tables.exchange(opened).note == style_tables.edit(opened).note == style_tables.NO_STYLES
     assert page.evaluate(f"{EVERY_PICTURE}.every(each => each.naturalWidth > 0)")
     assert page.problems == []

@@ -1,4 +1,4 @@
-"""The notebook, executed from start to end in a kernel of its own."""
+"""The notebook, executed from start to end in its own kernel."""
 
 import base64
 import re
@@ -22,7 +22,7 @@ def notebook():
 
 @pytest.fixture(scope="module")
 def executed(notebook, sean_run):
-    """What each cell shows, by the cell's name; the line that chooses a run first names none there is."""
+    """What each cell shows, by the cell's name. At first the line that chooses a run names one that does not exist."""
     book = nbformat.from_dict(notebook)
     client = NotebookClient(book, timeout=300, allow_errors=True, resources={"metadata": {"path": str(SAMPLES)}})
     shown = {}

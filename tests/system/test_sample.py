@@ -1,4 +1,4 @@
-"""The command, as it is typed: what it writes and says, and what it answers to mistakes."""
+"""The command as it is typed: what it writes and prints, and its answers to mistakes."""
 
 import shutil
 
@@ -6,13 +6,13 @@ import pytest
 from PIL import Image
 
 from gan.sample import command as sample
-from gan.sample.subcommands import ACTIONS
+from gan.sample.actions import ACTIONS
 from tests.support import opening
 
 
 @pytest.fixture(scope="module")
 def run(sean_run, tmp_path_factory):
-    """The trained run, to draw into."""
+    """A copy of the trained run, to write into."""
     return shutil.copytree(sean_run, tmp_path_factory.mktemp("sample") / "runs" / sean_run.name)
 
 

@@ -1,7 +1,8 @@
-"""How each peer is used, by its own documentation: a function a peer, which plays a task and returns the weights.
+"""How each peer is used, by its own documentation: one function for each, which plays a task and returns the weights.
 
-What is the same for all: networks, losses, optimizers and batches are the task's; in the generator's turn the
-discriminator's weights require no gradient; where a peer wraps networks, a turn calls the learner by its wrapper.
+The same holds for all: networks, losses, optimizers and batches are the task's. In the generator's turn the
+discriminator's weights require no gradient. Where a peer wraps networks, a turn calls the one that learns by its
+wrapper.
 """
 
 import warnings
@@ -15,22 +16,22 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gan import GanModule, Phase, Player
-from gan.bench.peers.game import Hand, Task, weights
+from gan.bench.peers.game import HandLoop, Task, weights
 from strategies import PhaseStrategy
 
 Weights = dict[str, Tensor]
 
 
 def by_hand(task: Task) -> Weights:
-    """Plain torch: gradients are averaged by one all-reduce a turn."""
-    hand = Hand(task)
+    """Plain torch, with one all-reduce of the gradients in each turn."""
+    hand = HandLoop(task)
     for batch in task.batches:
         hand.step(batch)
     return hand.weights()
 
 
 def torch_ddp(task: Task) -> Weights:
-    """Plain torch: DistributedDataParallel around each network; who does not learn is called without it."""
+    """Plain torch, with DistributedDataParallel around each network; one that does not learn is called without it."""
     generator, discriminator = task.networks()
     generator_ddp, discriminator_ddp = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
     generator_adam, discriminator_adam = task.adam(generator.parameters()), task.adam(discriminator.parameters())
@@ -48,7 +49,7 @@ def torch_ddp(task: Task) -> Weights:
 
 
 def fsdp2(task: Task, held: bool = False) -> Weights:
-    """FSDP2: every layer a unit, then the network; `held` keeps the weights together in a turn with a penalty."""
+    """FSDP2: every layer is a unit, then the network. With `held` the discriminator stays gathered during its turn."""
     networks = task.networks()
     mesh = init_device_mesh("cpu", (task.ranks,))
     for network in networks:
@@ -90,11 +91,9 @@ class LightningGan(LightningModule):
         self.generator, self.discriminator = task.networks()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The generator's first."""
         return [self.task.adam(network.parameters()) for network in (self.generator, self.discriminator)]
 
     def training_step(self, batch: dict[str, Tensor]) -> None:
-        """Both turns."""
         generator_adam, discriminator_adam = self.optimizers()
 
         self.toggle_optimizer(discriminator_adam)
@@ -111,14 +110,14 @@ class LightningGan(LightningModule):
 
 
 def lightning(task: Task, strategy: str) -> Weights:
-    """Lightning's own strategy of that name."""
+    """Lightning with its own strategy of that name."""
     module = LightningGan(task)
     _trainer(task, strategy).fit(module, task.batches)
     return weights(module.generator, module.discriminator)
 
 
 class OurGan(GanModule):
-    """The game as this framework wants it."""
+    """The same game for this framework."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -126,33 +125,29 @@ class OurGan(GanModule):
         self.generator, self.discriminator = task.networks()
 
     def configure_players(self) -> Any:
-        """Two."""
         yield Player("generator", self.generator, self.task.adam)
         yield Player("discriminator", self.discriminator, self.task.adam)
 
     def configure_phases(self) -> Any:
-        """Two."""
         yield Phase("discriminator", self.judge, "discriminator", second_order=self.task.penalty)
         yield Phase("generator", self.fool, "generator")
 
     def judge(self, batch: dict[str, Tensor]) -> Tensor:
-        """The discriminator's loss."""
         return self.task.judge(self.generator, self.discriminator, batch)
 
     def fool(self, batch: dict[str, Tensor]) -> Tensor:
-        """The generator's loss."""
         return self.task.fool(self.generator, self.discriminator, batch)
 
 
 def ours(task: Task, policy: str) -> Weights:
-    """PhaseStrategy, with that policy for both players."""
+    """PhaseStrategy with that policy for both players."""
     module = OurGan(task)
     _trainer(task, PhaseStrategy(policy)).fit(module, task.batches)
     return weights(module.generator, module.discriminator)
 
 
 def _trainer(task: Task, strategy: Any) -> Trainer:
-    """A Trainer that does nothing but train."""
+    """A Trainer that only trains."""
     warnings.filterwarnings("ignore", module="lightning")
     return Trainer(
         accelerator="cpu",
@@ -169,7 +164,7 @@ def _trainer(task: Task, strategy: Any) -> Trainer:
 
 
 def accelerate_ddp(task: Task) -> Weights:
-    """Accelerate: everything through `prepare`, backward through `accelerator.backward`."""
+    """Accelerate: all goes through `prepare`, and the backward pass through `accelerator.backward`."""
     from accelerate import Accelerator
 
     _forget()
@@ -191,7 +186,7 @@ def accelerate_ddp(task: Task) -> Weights:
 
 
 def _forget() -> None:
-    """Accelerate keeps its state for a whole process, and a peer plays twice in one."""
+    """Reset Accelerate, which keeps its state for the whole process: a peer plays twice in one."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -218,7 +213,7 @@ def accelerate_deepspeed(task: Task) -> Weights:
 
 
 def accelerate_deepspeed_two(task: Task) -> Weights:
-    """Accelerate with DeepSpeed: an Accelerator and a plugin for each network, as its guide to several models says."""
+    """Accelerate with DeepSpeed: an Accelerator and a plugin for each network, as its guide for several models says."""
     from accelerate import Accelerator
 
     _forget()
@@ -253,7 +248,7 @@ def _accelerated(task: Task, generating: tuple, discriminating: tuple) -> Weight
 
 
 def deepspeed(task: Task, stage: int) -> Weights:
-    """DeepSpeed: an engine a network, `engine.backward` and `engine.step`."""
+    """DeepSpeed: an engine for each network, with `engine.backward` and `engine.step`."""
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")

@@ -1,4 +1,4 @@
-"""The game that all peers play, in plain torch: two networks, two turns, and a feed of batches that holds the clock."""
+"""The game that all peers play, in plain torch: two networks, two turns, and a feed of batches that takes the time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LATENT, FEATURES, GAMMA = 64, 64, 1.0
-STEPS = 10  # after which weights are compared
+STEPS = 10  # weights are compared after these
 Batch = Mapping[str, Tensor]
 Network = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a peer is given: sizes, number format, this rank's place, and (in `batches`) what to play through."""
+    """What a peer gets: sizes, number format, its rank, and the batches to train on."""
 
     penalty: bool
     width: int
@@ -33,7 +33,7 @@ class Task:
     batches: Iterable[Batch] = ()
 
     def networks(self) -> tuple[nn.Sequential, nn.Sequential]:
-        """Generator and discriminator, the same on every rank; activations that can be differentiated twice."""
+        """Generator and discriminator, the same on every rank, with activations that can be differentiated twice."""
         torch.manual_seed(0)
         return self._network(LATENT, FEATURES), self._network(FEATURES, 1)
 
@@ -44,7 +44,7 @@ class Task:
 
     @property
     def adam(self) -> Callable[..., Adam]:
-        """Both players' optimizer; by an eps of 1e-8 Adam would blow up the rounding of float32 in tiny gradients."""
+        """Both players' optimizer. With an eps of 1e-8 Adam would enlarge float32 rounding errors of tiny gradients."""
         return partial(Adam, lr=1e-3, betas=(0.5, 0.99), eps=1e-4)
 
     def batch(self, step: int) -> Batch:
@@ -56,7 +56,7 @@ class Task:
         return {name: part[self.rank * rows :][:rows].to(self.dtype) for name, part in whole.items()}
 
     def judge(self, generator: Network, discriminator: Network, batch: Batch) -> Tensor:
-        """The discriminator's loss: real from made, with R1 (Mescheder et al. 2018) where the task has a penalty."""
+        """The discriminator's loss, with R1 (Mescheder et al. 2018) where the task has a penalty."""
         with torch.no_grad():
             fake = generator(batch["z"])
         real = batch["x"].detach().requires_grad_(self.penalty)
@@ -68,12 +68,11 @@ class Task:
         return loss
 
     def fool(self, generator: Network, discriminator: Network, batch: Batch) -> Tensor:
-        """The generator's loss."""
         return softplus(-discriminator(generator(batch["z"]))).mean()
 
 
-class Hand:
-    """The loop by hand: one all-reduce of all of a turn's gradients after its backward, as StyleGAN3 does it."""
+class HandLoop:
+    """The loop by hand: after each backward pass one all-reduce of all gradients, as StyleGAN3 does it."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -82,14 +81,13 @@ class Hand:
         self.discriminator_adam = task.adam(self.discriminator.parameters())
 
     def step(self, batch: Batch) -> None:
-        """Both turns."""
         # The discriminator's turn.
         self.discriminator_adam.zero_grad()
         self.task.judge(self.generator, self.discriminator, batch).backward()
         self.average(self.discriminator)
         self.discriminator_adam.step()
 
-        # The generator's turn: gradient flows through the discriminator, whose weights need none.
+        # The generator's turn: the gradient passes through the discriminator, but its weights need no gradient.
         self.discriminator.requires_grad_(False)
         self.generator_adam.zero_grad()
         self.task.fool(self.generator, self.discriminator, batch).backward()
@@ -98,7 +96,7 @@ class Hand:
         self.discriminator.requires_grad_(True)
 
     def average(self, learner: nn.Module) -> None:
-        """The mean of its gradients over the ranks."""
+        """Replace the gradients by their mean over the ranks."""
         if self.task.ranks == 1:
             return
         gradients = [weight.grad for weight in learner.parameters()]
@@ -109,12 +107,11 @@ class Hand:
         torch._foreach_copy_(gradients, [part.view_as(like) for part, like in zip(parts, gradients, strict=True)])
 
     def weights(self) -> dict[str, Tensor]:
-        """Both networks'."""
         return weights(self.generator, self.discriminator)
 
 
 def weights(generator: nn.Module, discriminator: nn.Module) -> dict[str, Tensor]:
-    """Copies of both networks' weights, keyed alike for every peer."""
+    """Copies of both networks' weights, with the same keys for every peer."""
     both = {"generator": generator, "discriminator": discriminator}
     return {
         f"{who}.{key}": value.detach().clone() for who, net in both.items() for key, value in net.state_dict().items()
@@ -122,22 +119,23 @@ def weights(generator: nn.Module, discriminator: nn.Module) -> dict[str, Tensor]
 
 
 class Feed:
-    """Batches for one peer, which play it and the loop by hand in turns and take the time of both.
+    """Batches for one peer. Between them it runs the loop by hand, and takes the time of both.
 
-    The peer only ever asks for the next batch, so that it keeps its own loop, with all that this costs. First one
-    round that does not count and a step in which collectives are watched, then `rounds` of `steps` steps of each, the
-    order changing from round to round, and a last batch, by whose asking the round before has ended.
+    The peer keeps its own loop, with all that this costs: it only asks for the next batch. First comes a round that
+    does not count, and a step in which collectives are counted. Then come `rounds` rounds, each with `steps` steps of
+    the peer and of the loop by hand; every second round the other one is first. When the peer asks for the last batch,
+    the round before has ended.
     """
 
     def __init__(self, task: Task, rounds: int, steps: int) -> None:
-        self.hand, self.rounds, self.steps = Hand(task), rounds, steps
+        self.hand, self.rounds, self.steps = HandLoop(task), rounds, steps
         self.stock = [task.batch(step) for step in range(4)]
         self.peer_seconds: list[float] = []
         self.hand_seconds: list[float] = []
         self.payload = 0
 
     def __len__(self) -> int:
-        """All batches are counted, so that nobody fetches one ahead of time."""
+        """The exact number of batches, so that no peer has to fetch one in advance to see whether there is more."""
         return (self.rounds + 1) * self.steps + 2
 
     def __iter__(self) -> Iterator[Batch]:
@@ -169,15 +167,15 @@ class Feed:
 
 
 def _now() -> float:
-    """The time at which all ranks are here."""
+    """The time, after all ranks have arrived here."""
     dist.barrier()
     return time.perf_counter()
 
 
 class Payload(TorchDispatchMode):
-    """Counts what collectives are given, also those that are started in C++: of each the larger side, in bytes.
+    """Counts the bytes that collectives get, of input and output the larger, also of those started in C++.
 
-    So a tensor of N bytes counts N when it is all-reduced, when it is gathered and when it is scattered.
+    So a tensor of N bytes counts N in an all-reduce, in a gather and in a scatter.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Scores that compare two sets of pictures by a network's features: FID and KID, and what stands in for them."""
+"""Scores that compare two sets of pictures by a network's features: FID and KID, and a replacement for them."""
 
 import hashlib
 import io
@@ -14,7 +14,8 @@ from torchmetrics.image.kid import KernelInceptionDistance
 from torchvision.models import vgg19
 
 from gan.errors import UserError
-from nets.vgg import Vgg19, load_vgg19
+from nets.published import load_vgg19
+from nets.vgg import Vgg19
 
 INCEPTION = "weights-inception-2015-12-05-6726825d.pth"  # its name ends with the start of its SHA-256
 VGG = "vgg19-dcbb9e9d.pth"
@@ -23,9 +24,9 @@ SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 0  # KID's, as Binkowski et al. 2018 hav
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network from bytes [B, 3, H, W] to features [B, D]; `fid` says whether its distances may be called FID and KID.
+    """A network from bytes [B, 3, H, W] to features [B, D].
 
-    `about` is what an evaluation records of it.
+    `fid` says whether its distances may be called FID and KID. `about` is what an evaluation records about it.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Extractor:
 
 
 def cached(name: str) -> Path:
-    """Where torch's own downloads of that name lie."""
+    """Where torch stores its download of that name."""
     return Path(torch.hub.get_dir()) / "checkpoints" / name
 
 
@@ -49,12 +50,12 @@ def inception(path: Path | None = None) -> Extractor:
             f"torch-fidelity, to that place, or type --inception and its path"
         )
     weights = read_weights(file, "the Inception weights")
-    # torch-fidelity would unpickle whatever the file holds; it is handed the tensors that were found in it instead.
+    # torch-fidelity would unpickle anything in the file. So it gets a copy with only the tensors.
     plain = io.BytesIO()
     torch.save(weights, plain)
     plain.seek(0)
     try:
-        # Resized as the first Inception did it, which published figures are made with, not antialiased.
+        # Pictures are resized without antialiasing, as in the first Inception: published figures are made so.
         metric = FrechetInceptionDistance(feature_extractor_weights_path=plain, antialias=False)
     except ModuleNotFoundError as error:
         raise UserError("FID and KID need torch-fidelity; type pip install torch-fidelity") from error
@@ -68,10 +69,10 @@ def inception(path: Path | None = None) -> Extractor:
 
 
 def vgg() -> Extractor:
-    """What stands in for the Inception: a VGG-19 of torchvision where its weights are cached, else a random one.
+    """The replacement for Inception: torchvision's VGG-19 where its weights are cached, else one with random weights.
 
-    Features of networks with random weights order sets of pictures usefully too, and prefer no kind of picture:
-    Naeem et al. 2020.
+    Features of a network with random weights can also rank sets of pictures, and are not made for one kind of
+    picture: Naeem et al. 2020.
     """
     file = cached(VGG)
     if file.is_file():
@@ -90,24 +91,23 @@ def vgg() -> Extractor:
 
 
 class Pooled(nn.Module):
-    """The coarsest features of a VGG as a mean over the picture, from bytes."""
+    """The mean over the picture of a VGG's coarsest features. The picture comes as bytes."""
 
     def __init__(self, vgg: Vgg19) -> None:
         super().__init__()
         self.vgg = vgg
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Features [B, D]."""
         return self.vgg(pictures.float() / 127.5 - 1)[-1].mean((2, 3))
 
 
-def saved(pictures: Tensor) -> Tensor:
-    """Pictures in [-1, 1] as the bytes they are saved as."""
+def as_bytes(pictures: Tensor) -> Tensor:
+    """Pictures in [-1, 1] as the bytes of their files."""
     return ((pictures.clamp(-1, 1) + 1) * 127.5).round().byte()
 
 
 def frechet_distance(made: Tensor, truth: Tensor) -> float:
-    """The distance of two sets of features [N, D], each taken for a Gaussian; FID where they are Inception's."""
+    """The distance between two sets of features [N, D] as Gaussians; it is the FID if the features are Inception's."""
     # FID of Heusel et al. 2017. See [Note: a small space]
     made, truth = _small_space(made.double(), truth.double())
     metric = FrechetInceptionDistance(feature=_Given(made.shape[1]), sync_on_compute=False)
@@ -117,12 +117,12 @@ def frechet_distance(made: Tensor, truth: Tensor) -> float:
 
 
 def _small_space(made: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """The same points in as many dimensions as there are points, where those are fewer.
+    """The same points in fewer dimensions, where there are fewer points than dimensions.
 
     [Note: a small space]
-    The distance depends on lengths and angles alone, and N points lie in N - 1 dimensions. There the eigenvalues
-    of a 64 x 64 matrix are at once computed and exact; of a 2048 x 2048 matrix of rank 63 they take a minute, and
-    the roots of the 1985 that should be 0 add up to a thousandth of the score.
+    The distance depends only on lengths and angles, and N points lie in a space of N - 1 dimensions. There the matrix
+    is only 64 x 64, and its eigenvalues are computed fast and exactly. For a 2048 x 2048 matrix of rank 63 they take a
+    minute; 1985 of them should be 0 and are not quite, and their roots add up to a thousandth of the score.
     """
     both = torch.cat([made, truth])
     if len(both) < both.shape[1]:
@@ -132,9 +132,9 @@ def _small_space(made: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
-    """The squared distance of two sets of features [N, D] under a cubic kernel; KID where they are Inception's.
+    """The squared distance between two sets of features [N, D] under a cubic kernel, and its standard deviation.
 
-    The mean over seeded subsets, and their standard deviation.
+    Both are over seeded random subsets. The distance is the KID if the features are Inception's.
     """
     # KID of Binkowski et al. 2018.
     with warnings.catch_warnings():
@@ -151,12 +151,12 @@ def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
 
 
 def kernel_subsets(count: int) -> dict[str, int]:
-    """How many subsets of how many pictures; where the subset is everything, once."""
+    """How many subsets there are, and of how many pictures; one subset where it has all pictures."""
     return {"subsets": SUBSETS if count > SUBSET_SIZE else 1, "subset_size": min(SUBSET_SIZE, count)}
 
 
 class _Given(nn.Module):
-    """In a metric's place for a network: the features are computed already."""
+    """Stands in a metric for its network, where the features are computed already."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -167,12 +167,12 @@ class _Given(nn.Module):
 
 
 def read_weights(file: Path, what: str) -> dict[str, Tensor]:
-    """A state dict from a file that may hold tensors and nothing else."""
+    """Read a state dict from a file, which may hold only tensors."""
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises as many kinds as there are broken files
+    except Exception as error:  # torch raises many kinds of errors for broken files
         reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file} cannot be read as {what}, a state dict of tensors alone ({reason})") from error
+        raise UserError(f"{file} cannot be read as {what}, a state dict of only tensors ({reason})") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise UserError(f"{file} is not {what}: a state dict of tensors alone, as torch.save(net.state_dict()) makes")
+        raise UserError(f"{file} is not {what}: a state dict of only tensors, as torch.save(net.state_dict()) makes")
     return weights

@@ -1,6 +1,6 @@
-"""What there is to score of a game: pictures it made from held-out samples, beside what they should be.
+"""What to score of each game: the pictures it makes from held-out samples, and the true ones to compare with.
 
-A game of your own is scored when you register a function for its class: `@makes.register`.
+To score a game of your own, register a function for its class with `@makes.register`.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from gan.games.spade import Spade
 
 @dataclass(frozen=True)
 class Made:
-    """Pictures [B, 3, H, W] in [-1, 1] and what they should be; `label` is the map they were painted from.
+    """Pictures [B, 3, H, W] in [-1, 1] and the true ones; `label` is the map they were painted from.
 
-    Where they are not `paired`, the truth is only more pictures of the kind, and there is nothing to compare
-    pixel by pixel. `known` [B, H, W] is 1 where the truth can be known at all. `region` [B, H, W] is 1 where the
-    style was changed, of pictures that were `before` without that.
+    Where they are not `paired`, the truth is other pictures of the same kind, and pixels cannot be compared. `known`
+    [B, H, W] is 1 where the truth is known. `region` [B, H, W] is 1 where the style was changed; `before` are the
+    pictures without this change.
     """
 
     pictures: Tensor
@@ -38,7 +38,7 @@ class Made:
 
 @singledispatch
 def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """What a game makes of a batch of held-out samples, by title; `numbers` are the samples' own."""
+    """What a game makes of a batch of held-out samples, by title; `numbers` are the samples' numbers."""
     raise UserError(
         f"what {type(game).__name__} makes is not known here; register a function for it, "
         f"see gan/evaluate/scores/outputs.py"
@@ -47,23 +47,22 @@ def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[st
 
 @makes.register
 def _spade(game: Spade, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Painted label maps."""
     image, label = batch["image"], batch["label"]
     return {"painted": Made(game.repaint(image, game.mask(label, batch.get("edges"))), image, label=label)}
 
 
 @makes.register
 def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Pictures made anew from their own masks and styles; where the truth is drawn, also in others' styles."""
+    """Pictures painted again from their own masks and styles. With drawn truth, also in the styles of others."""
     image, label = batch["image"], batch["label"]
     made = {"reconstruction": Made(game.repaint(image, game.mask(label, batch.get("edges"))), image, label=label)}
     if "truth" in batch:
-        # What a region looks like is not known where the style's picture lacks it.
+        # The look of a region is not known where the style's picture does not have the region.
         present = game.mask(batch["style_label"])[:, : game.labels].flatten(2).amax(2)
         known = present.gather(1, label.flatten(1)).view_as(label)
         made["transfer"] = Made(game.transfer(batch), batch["truth"], label=label, known=known)
     if "region_truth" in batch:
-        # One by one, so that the grain of a sample does not depend on its place in the batch.
+        # One by one, so that the noise of a sample does not depend on its place in the batch.
         pairs = [
             game.restyle({name: value[row : row + 1] for name, value in batch.items()}) for row in range(len(label))
         ]
@@ -75,13 +74,12 @@ def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
 
 @makes.register
 def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Painted label maps."""
     return {"painted": Made(game.generator(game.mask(batch)), batch["image"], label=batch["label"])}
 
 
 @makes.register
 def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """Translations, both ways: beside their truth where it is drawn, else beside pictures of the other kind."""
+    """Translations in both directions, with their drawn truth, or else with pictures of the other kind."""
     fake_b, fake_a = game.translate(batch["a"], batch["b"])
     drawn = "truth_b" in batch
     return {
@@ -92,5 +90,5 @@ def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict
 
 @makes.register
 def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """As many pictures from noise as there are samples, each of its number's noise."""
+    """As many pictures from noise as there are samples; a sample's number decides its noise."""
     return {"from noise": Made(game.numbered(numbers, like=batch["image"]), batch["image"], paired=False)}

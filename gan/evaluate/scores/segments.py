@@ -1,4 +1,4 @@
-"""Scores by a segmentation network: whether it finds in a made picture the labels that it was painted from."""
+"""Scores by a segmentation network: does it find the labels that a picture was painted from?"""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from gan.evaluate.scores.features import read_weights
 
 BRING = "a state dict of one of torchvision's segmentation networks, such as deeplabv3_resnet101, for {} labels"
 
-MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's: torchvision's networks see pictures so
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, which torchvision's networks expect
 
 
 def segmenter(file: Path | None, labels: int) -> nn.Module:
-    """A segmentation network of torchvision; which one it is shows in the names and shapes of the file's weights."""
+    """A segmentation network of torchvision. The names and shapes of the weights in the file say which one."""
     wanted = BRING.format(labels)
     if file is None:
         raise UserError(f"mIoU needs a segmentation network: type --segmenter and the path of {wanted}")
@@ -44,7 +44,7 @@ def segmenter(file: Path | None, labels: int) -> nn.Module:
 
 @torch.no_grad()
 def confusion(net: nn.Module, pictures: Tensor, label: Tensor, labels: int, ignore: tuple[int, ...] = ()) -> Tensor:
-    """How many pixels painted as one label were found to be another: [labels painted, labels found]."""
+    """How many pixels were painted as one label and found as another: [labels painted, labels found]."""
     seen = functional.normalize((pictures.float().clamp(-1, 1) + 1) / 2, MEAN, SPREAD)
     found = net(seen)["out"].argmax(1)
     counted = torch.ones_like(label, dtype=torch.bool)
@@ -54,7 +54,7 @@ def confusion(net: nn.Module, pictures: Tensor, label: Tensor, labels: int, igno
 
 
 def intersection_over_union(confusion: Tensor) -> Tensor:
-    """The IoU of each label; NaN for one that was neither painted nor found."""
+    """The IoU of each label; NaN for a label that was neither painted nor found."""
     # Everingham et al. 2010: true positives / (true positives + false positives + false negatives).
     hits = confusion.diagonal().double()
     return hits / (confusion.sum(0) + confusion.sum(1) - hits)

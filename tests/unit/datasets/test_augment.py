@@ -23,7 +23,7 @@ def test_a_file_is_resized_once_and_cut(pairs):
     larger = FolderPairs(pairs.root, 4, (36, 72))[0]
     places = set()
     for epoch in range(40):
-        cut = Augment(flip=False, crop=True).take(pairs, epoch, 0)
+        cut = Augment(flip=False, crop=True).load(pairs, epoch, 0)
         fits = [
             (top, left)
             for top in range(5)
@@ -39,16 +39,16 @@ def test_a_file_is_resized_once_and_cut(pairs):
 
 def test_a_cut_from_the_file_is_sharper_than_one_that_was_enlarged(pairs):
     whole = Augment(flip=False, crop=True)
-    cut, enlarged = whole.take(pairs, 0, 0), whole(pairs[0], 0, 0)
+    cut, enlarged = whole.load(pairs, 0, 0), whole(pairs[0], 0, 0)
     assert cut["image"].float().std() > 1.05 * enlarged["image"].float().std()
-    assert torch.equal(whole.take(Subset(pairs, [0]), 0, 0)["image"], enlarged["image"]), "what hides the files"
+    assert torch.equal(whole.load(Subset(pairs, [0]), 0, 0)["image"], enlarged["image"]), "what hides the files"
 
 
 def test_without_a_crop_and_for_drawn_pictures_nothing_is_read_twice(pairs):
     plain = Augment(flip=True)
-    assert torch.equal(plain.take(pairs, 3, 0)["image"], plain(pairs[0], 3, 0)["image"])
+    assert torch.equal(plain.load(pairs, 3, 0)["image"], plain(pairs[0], 3, 0)["image"])
     faces, crop = Faces(2, size=16), Augment(crop=True)
-    assert torch.equal(crop.take(faces, 1, 1)["image"], crop(faces[1], 1, 1)["image"])
+    assert torch.equal(crop.load(faces, 1, 1)["image"], crop(faces[1], 1, 1)["image"])
 
 
 def test_edges_are_cut_and_mirrored_with_the_picture(tmp_path):
@@ -63,7 +63,7 @@ def test_edges_are_cut_and_mirrored_with_the_picture(tmp_path):
     data = written.open(size=(32, 64))
     seen = set()
     for epoch in range(12):
-        item = Augment(flip=True, crop=True).take(data, epoch, 0)
+        item = Augment(flip=True, crop=True).load(data, epoch, 0)
         row, edge = item["label"][0], item["edges"][0]
         border = int((row[1:] != row[:-1]).nonzero()[0, 0])
         assert edge.nonzero().flatten().tolist() == [border, border + 1]
@@ -86,6 +86,6 @@ def test_the_data_module_cuts_files(pairs):
     data = GanData(pairs, pairs, batch_size=1, crop=True, flip=False)
     data.setup("fit")
     (batch,) = data.train_dataloader()
-    expected = to_tensors(Augment(0, flip=False, crop=True).take(pairs, 0, 0))
+    expected = to_tensors(Augment(0, flip=False, crop=True).load(pairs, 0, 0))
     assert torch.equal(batch["image"][0], expected["image"]) and torch.equal(batch["label"][0], expected["label"])
     assert torch.equal(Prepared(pairs)[0, 0]["image"], to_tensors(pairs[0])["image"]), "held-out samples stay whole"

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from gan.bench import sean_reference
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.published import export_discriminator
-from nets.sean.keys import discriminator_entries
+from nets.published.sean_keys import discriminator_entries
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
 

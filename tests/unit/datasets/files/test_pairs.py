@@ -81,6 +81,24 @@ def test_a_second_start_reads_no_picture(written, monkeypatch):
     assert [again.paths(k) for k in range(len(again))] == [first.paths(k) for k in range(len(first))]
 
 
+CACHES = {
+    "folder": "1c2286a2",
+    "prepared": "67b9b09d",
+    "ade20k": "1fb78fb5",
+    "cityscapes": "11c4b3f8",
+    "coco": "899d066b",
+    "facades": "a8c430d1",
+    "celebamask": "f49ce74d",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_cache_has_the_name_that_older_versions_gave_it(layout, tmp_path):
+    """Another name would make every user read a whole data set again."""
+    LAYOUTS[layout](tmp_path).open()
+    assert [path.name for path in tmp_path.rglob("checked-*.npz")] == [f"checked-{CACHES[layout]}.npz"]
+
+
 def test_worker_processes_share_one_array(written):
     data = written.open()
     assert not [name for name, value in vars(data).items() if isinstance(value, list | dict)]
@@ -276,7 +294,7 @@ def test_a_file_that_goes_bad_later_is_named(tmp_path):
 def test_a_cut_is_a_part_of_what_was_resized(tmp_path):
     data = FolderPairs(one_pair(tmp_path, colours(40, 60), labels(40, 60)), 4, (16, 24))
     larger = FolderPairs(tmp_path, 4, (20, 30))[0]
-    cut = data.cut(0, (20, 30), (3, 5))
+    cut = data.load_crop(0, (20, 30), (3, 5))
     for name in ("image", "label"):
         assert torch.equal(cut[name], larger[name][..., 3:19, 5:29])
 
@@ -307,7 +325,7 @@ def test_edges_are_made_of_what_is_seen(tmp_path):
     data = Instances(tmp_path, 12)
     assert len(data.paths(0)) == 3 and data[0]["edges"].dtype == torch.uint8
     assert (data[0]["edges"].numpy() == edge_map(ids[1::2, 1::2])).all(), "of the resized instances"
-    cut = data.cut(0, (24, 24), (4, 8))["edges"].numpy()
+    cut = data.load_crop(0, (24, 24), (4, 8))["edges"].numpy()
     assert (cut == edge_map(ids[4:16, 8:20])).all()
     assert not cut[1:3, 0].any(), "a border of the part is no edge, though its neighbour outside is another"
 

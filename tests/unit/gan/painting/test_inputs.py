@@ -7,8 +7,7 @@ from PIL import Image
 
 from datasets import Faces
 from gan.errors import UserError
-from gan.painting import grids as pictures
-from gan.painting import inputs as given
+from gan.painting import grids, inputs
 
 FACES = Faces(2, size=64)
 LABELS = FACES.num_labels
@@ -19,15 +18,15 @@ def label(size=64):
 
 
 def read(path, size=(64, 64), labels=LABELS, void=None):
-    return given.read_labels(path, size, labels, void or {})
+    return inputs.read_labels(path, size, labels, void or {})
 
 
 def test_a_picture_comes_in_the_runs_size_and_range(tmp_path):
     FACES.draw(0).save(tmp_path / "a.png")
-    same = given.read_picture(tmp_path / "a.png", (64, 64))
+    same = inputs.read_picture(tmp_path / "a.png", (64, 64))
     assert torch.equal(same, torch.from_numpy(np.array(FACES.draw(0))).permute(2, 0, 1).float() / 127.5 - 1)
     Image.new("L", (40, 20), 255).save(tmp_path / "grey.png")
-    assert torch.equal(given.read_picture(tmp_path / "grey.png", (8, 16)), torch.ones(3, 8, 16))
+    assert torch.equal(inputs.read_picture(tmp_path / "grey.png", (8, 16)), torch.ones(3, 8, 16))
 
 
 @pytest.mark.parametrize("mode", ["L", "I;16", "P", "ours", "RGB", "RGBA"])
@@ -36,7 +35,7 @@ def test_labels_are_read_as_numbers_or_as_colours(mode, tmp_path):
     if mode == "P":
         numbers.putpalette([k for k in range(256) for _ in range(3)])  # some other palette: the numbers count
     elif mode in ("ours", "RGB", "RGBA"):
-        numbers = pictures.label_png(label(), LABELS)
+        numbers = grids.label_png(label(), LABELS)
         numbers = numbers.convert(mode) if mode != "ours" else numbers
     else:
         numbers = numbers.convert(mode)
@@ -46,7 +45,7 @@ def test_labels_are_read_as_numbers_or_as_colours(mode, tmp_path):
 
 
 def test_an_editor_may_change_the_order_of_a_palette(tmp_path):
-    table = pictures.palette(LABELS)
+    table = grids.palette(LABELS)
     reordered = Image.fromarray((LABELS - 1 - label()).byte().numpy(), "L")
     reordered.putpalette(table.flip(0).flatten().tolist())
     reordered.save(tmp_path / "a.png")
@@ -68,7 +67,7 @@ def test_a_label_out_of_range_is_refused_by_file_and_value(value, tmp_path):
 
 
 def test_a_colour_that_is_no_labels_is_refused_by_file_colour_and_place(tmp_path):
-    image = pictures.label_png(label(), LABELS).convert("RGB")
+    image = grids.label_png(label(), LABELS).convert("RGB")
     image.putpixel((5, 7), (1, 2, 3))
     image.save(tmp_path / "a.png")
     with pytest.raises(UserError, match=r"a.png has the colour #010203 at column 5, row 7, and in 1 pixels"):
@@ -82,11 +81,11 @@ def test_a_pair_must_show_the_same(tmp_path):
     image, labels = tmp_path / "a.jpg", tmp_path / "a.png"
     FACES.draw(0).resize((128, 128)).save(image)
     FACES.label(0).save(labels)
-    picture, numbers = given.read_pair(image, labels, (32, 32), LABELS, {})
+    picture, numbers = inputs.read_pair(image, labels, (32, 32), LABELS, {})
     assert picture.shape == (3, 32, 32) and torch.equal(numbers, label(32))
     FACES.label(0).resize((64, 32)).save(labels)
     with pytest.raises(UserError, match=r"a.jpg is 128x128 and .*a.png is 64x32; .* must be of the same shape"):
-        given.read_pair(image, labels, (32, 32), LABELS, {})
+        inputs.read_pair(image, labels, (32, 32), LABELS, {})
 
 
 def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
@@ -94,10 +93,10 @@ def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
     FACES.label(0).save(good)
     bad.write_bytes(b"\x89PNG nothing")
     for call in (
-        lambda path: given.read_picture(path, (8, 8)),
+        lambda path: inputs.read_picture(path, (8, 8)),
         lambda path: read(path),
-        lambda path: given.read_pair(path, good, (8, 8), LABELS, {}),
-        lambda path: given.read_pair(good, path, (8, 8), LABELS, {}),
+        lambda path: inputs.read_pair(path, good, (8, 8), LABELS, {}),
+        lambda path: inputs.read_pair(good, path, (8, 8), LABELS, {}),
     ):
         with pytest.raises(UserError, match=r"there is no file '.*absent.png'"):
             call(tmp_path / "absent.png")

@@ -1,4 +1,4 @@
-"""A run put to use: pictures by name, their styles, the paint, and the mean."""
+"""Using a run: pictures by name, their styles, painting, and the mean."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import torch
 from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import edges_of
-from gan.painting import grids as pictures
+from gan.painting import grids
 from gan.painting.painter import Painter
 from gan.painting.reopen import open_run
 from gan.painting.styles import Styles
@@ -29,7 +29,7 @@ def painter(opened):
 
 @pytest.fixture
 def copied(sean_run, tmp_path):
-    """A painter of a run whose folder is its own."""
+    """A painter of a copy of the run."""
     return Painter(open_run(str(shutil.copytree(sean_run, tmp_path / "001-copy"))))
 
 
@@ -53,7 +53,7 @@ def test_pictures_may_be_files(painter, tmp_path):
     assert (both.title, alone.title) == ("me", "mine")
     assert both.image.shape == (3, 32, 32) and both.label.shape == (32, 32)
     assert alone.image is None and torch.equal(alone.label, both.label)
-    with pytest.raises(UserError, match="'mine' is a label map alone; give its picture too"):
+    with pytest.raises(UserError, match="'mine' is only a label map; give its picture too"):
         painter.styles(alone)
 
 
@@ -116,12 +116,12 @@ def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):
     assert torch.allclose(few.codes[0], torch.stack([styles.codes[0] for styles in ends]).mean(0), atol=1e-6)
 
 
-def test_the_mean_is_kept_and_made_anew_for_a_newer_checkpoint(copied):
+def test_the_mean_is_saved_and_computed_again_for_a_newer_checkpoint(copied):
     first, path = copied.mean(), copied.mean_path()
     assert path.parent == copied.opened.folder.path / "styles" and path.name == "mean-of-16-step-000002.pt"
     marked = Styles(first.codes + 1, first.present, first.label_names, first.source)
     marked.save(path)
-    assert torch.equal(copied.mean().codes, marked.codes)  # read, not made
+    assert torch.equal(copied.mean().codes, marked.codes)  # read, not computed
     later = copied.opened.checkpoint.stat().st_mtime_ns + 10**9
     os.utime(copied.opened.checkpoint, ns=(later, later + 10**12))
     assert torch.equal(copied.mean().codes, first.codes)
@@ -159,7 +159,7 @@ def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):
     painter = Painter(open_run(str(folder_run)))
     label = painter.picture(f"{folder_run.parent.parent}/data/labels/7.png").label
     assert torch.equal(label, painter.picture("1").label)  # the last picture by name
-    bad = pictures.label_png(torch.full((32, 32), 19), 20)
+    bad = grids.label_png(torch.full((32, 32), 19), 20)
     bad.putpalette([0] * 768)
     bad.save(tmp_path / "bad.png")
     with pytest.raises(UserError, match=r"bad.png has the label 19; with 19 labels the allowed range is 0..18"):
@@ -177,7 +177,7 @@ def test_edges_of_instances_are_shown_to_the_generator_alone(tmp_path):
     without = replace(picture, edges=torch.zeros_like(picture.edges))
     assert torch.equal(painter.styles(without).codes, styles.codes)
     assert not torch.equal(painter.paint(without, styles), painter.paint(picture, styles))
-    # A label map that a person drew has the edges of its regions.
+    # A label map that a user drew has the edges of its regions.
     drawn = replace(picture, edges=None)
     assert torch.equal(
         painter.paint(drawn, styles), painter.paint(replace(picture, edges=edges_of(drawn.label[None])[0]), styles)

@@ -1,4 +1,4 @@
-"""Runs opened again: found, built anew, with the weights of a checkpoint."""
+"""Runs opened again: found, built, and with the weights of a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 from gan.errors import UserError
 from gan.fit.folder import RunFolder
-from gan.painting import reopen as opened
+from gan.painting import reopen
 from gan.painting.reopen import open_run
 from gan.runs import build
 from tests.support import opening
@@ -18,7 +18,7 @@ from tests.support.saved import read_checkpoint, write_checkpoint
 
 @pytest.fixture
 def copy(sean_run, tmp_path):
-    """The trained run, to spoil."""
+    """A copy of the trained run, to damage."""
     return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
 
 
@@ -66,7 +66,7 @@ def test_a_player_with_an_average_has_it(copy):
 
 
 def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monkeypatch):
-    path, build = the_checkpoint(copy), opened.build
+    path, build = the_checkpoint(copy), reopen.build
     moves = iter([path.with_name("step-000003.ckpt")])
 
     def slow(*args, **settings):
@@ -74,7 +74,7 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monke
             path.rename(newer)
         return build(*args, **settings)
 
-    monkeypatch.setattr(opened, "build", slow)
+    monkeypatch.setattr(reopen, "build", slow)
     assert open_run(str(copy)).checkpoint.name == "step-000003.ckpt"
 
 

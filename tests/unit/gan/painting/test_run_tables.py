@@ -6,13 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from gan.errors import UserError
-from gan.fit import metrics as record
-from gan.painting import grids as pictures
-from gan.painting import run_tables as looking
+from gan.fit import metrics
+from gan.painting import grids, run_tables, style_tables
 from gan.painting.painter import Painter
 from gan.painting.reopen import open_run
 from tests.support import layouts, opening
+from tests.support.tables import picture_of, row
 
 
 @pytest.fixture(scope="module")
@@ -20,38 +19,12 @@ def run(sean_run):
     return open_run(str(sean_run))
 
 
-@pytest.fixture(scope="module")
-def lively(sean_run):
-    """The run with styles that matter: after two steps they hardly do."""
-    opened = open_run(str(sean_run))
-    dice = torch.Generator().manual_seed(0)
-    for name, weight in opened.run.game.generator.named_parameters():
-        if "style" in name or "region" in name:
-            weight += 0.3 * torch.randn(weight.shape, generator=dice)
-    return opened
-
-
-def picture_of(sample) -> bytes:
-    return pictures.picture(sample).tobytes()
-
-
-def row(table, title):
-    (found,) = (row for row in table.rows if row.title == title)
-    return found.cells
-
-
 def words(table) -> dict[str, str]:
     return {row.title: row.cells[0].words for row in table.rows}
 
 
-def moved(one: Image.Image, other: Image.Image) -> torch.Tensor:
-    """Which pixels differ, [H, W]."""
-    bytes_of = lambda image: torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)  # noqa: E731
-    return (bytes_of(one) != bytes_of(other)).view(one.height, one.width, 3).any(2)
-
-
 def test_facts_say_what_the_run_is(run):
-    known = words(looking.facts(run))
+    known = words(run_tables.facts(run))
     assert known["run"].startswith("001-sean-faces: SEAN on drawn faces")
     assert known["trained"] == "2 of 2 steps, 4 pictures a step"
     assert known["pictures"] == "16 to train on, 4 held out, 32 x 32 pixels"
@@ -61,21 +34,21 @@ def test_facts_say_what_the_run_is(run):
 
 
 def test_scores_are_the_first_and_the_last(run, sean_run):
-    rows = record.read(sean_run / "metrics.csv").values()
-    told = looking.scores(run)
+    rows = metrics.read(sean_run / "metrics.csv").values()
+    told = run_tables.scores(run)
     for (name, what), line in zip(run.run.scores.items(), told, strict=True):
         values = [values[name] for values in rows if name in values]
         assert line == f"{what}: {values[0]:.3g} at first, {values[-1]:.3g} now"
-        assert line in words(looking.facts(run))["scores"]
+        assert line in words(run_tables.facts(run))["scores"]
 
 
 def test_settings_are_those_of_the_file(run):
-    known = words(looking.settings(run))
+    known = words(run_tables.settings(run))
     assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == ""
 
 
 def test_a_chart_a_phase(run):
-    charts = looking.curves(run)
+    charts = run_tables.curves(run)
     assert list(charts.drawings) == ["discriminator", "generator", "held-out scores", "gradient norms"]
     assert all("</svg>" in drawing for drawing in charts.drawings.values())
 
@@ -84,16 +57,16 @@ def test_a_run_that_has_logged_and_drawn_nothing_is_said(sean_run, tmp_path):
     bare = tmp_path / "001-sean-faces"
     shutil.copytree(sean_run, bare, ignore=shutil.ignore_patterns("samples", "metrics.csv"))
     run = open_run(str(bare))
-    assert looking.over_time(run).note == "This run has drawn no grids yet."
-    assert looking.curves(run).note == "This run has logged nothing yet."
-    assert looking.scores(run) == [] and words(looking.facts(run))["scores"] == "none yet"
+    assert run_tables.over_time(run).note == "This run has drawn no grids yet."
+    assert run_tables.curves(run).note == "This run has logged nothing yet."
+    assert run_tables.scores(run) == [] and words(run_tables.facts(run))["scores"] == "none yet"
 
 
 def test_grids_over_time_are_those_that_training_drew(run):
-    table = looking.over_time(run)
+    table = run_tables.over_time(run)
     assert table.moments == ["step 0", "step 1", "step 2"]
     assert list(table.columns) == [f"picture {number}" for number in range(4)]
-    shown = run.run.game.show(looking.held_out(run, 8))
+    shown = run.run.game.show(run_tables.held_out(run, 8))
     assert [row.title for row in table.rows] == list(shown)
     for number in range(4):
         for title in ("shape", "style", "truth", "its truth"):
@@ -109,7 +82,7 @@ def test_a_long_run_shows_some_of_its_steps(sean_run, tmp_path):
     for step in range(3, 2000, 7):
         shutil.copy(long / "samples" / "step-000002.png", long / "samples" / f"step-{step:06d}.png")
     shutil.copy(long / "samples" / "step-000002.png", long / "samples" / "step-1000000.png")
-    moments = looking.over_time(open_run(str(long)), most=5).moments
+    moments = run_tables.over_time(open_run(str(long)), most=5).moments
     assert len(moments) == 5 and moments[0] == "step 0" and moments[-1] == "step 1,000,000"
 
 
@@ -119,7 +92,7 @@ def test_grids_of_another_shape_are_shown_whole(sean_run, tmp_path):
     sheet = Image.new("RGB", (333, 222), "red")
     for path in other.glob("samples/step-*.png"):
         sheet.save(path)
-    (only,) = looking.over_time(open_run(str(other))).rows
+    (only,) = run_tables.over_time(open_run(str(other))).rows
     assert [picture.tobytes() for picture in only.cells[0].pictures] == [sheet.tobytes()] * 3
 
 
@@ -127,15 +100,15 @@ def test_grids_of_another_shape_are_shown_whole(sean_run, tmp_path):
 def test_cutting_undoes_a_grid(size):
     width, height = size
     images = torch.rand(2, 3, 3, height, width) * 2 - 1
-    sheet = pictures.grid({"one": images[0], "two": images[1]})
-    cut = looking._cut(sheet, 2, size)
+    sheet = grids.grid({"one": images[0], "two": images[1]})
+    cut = run_tables._cut(sheet, 2, size)
     for column, batch in zip(cut, images, strict=True):
         assert [cell.tobytes() for cell in column] == [picture_of(sample) for sample in batch]
-    assert looking._cut(sheet, 3, size) == []
+    assert run_tables._cut(sheet, 3, size) == []
 
 
 def test_masks_lie_beside_pictures_and_what_is_painted_of_them(run):
-    table, batch, painter = looking.masks(run, 3), looking.held_out(run, 3), Painter(run)
+    table, batch, painter = run_tables.masks(run, 3), run_tables.held_out(run, 3), Painter(run)
     for number in range(3):
         (mask,) = row(table, "mask")[number].pictures
         (anew,) = row(table, "painted anew")[number].pictures
@@ -145,116 +118,38 @@ def test_masks_lie_beside_pictures_and_what_is_painted_of_them(run):
 
 
 def test_the_legend_has_the_colours_of_the_masks(run):
-    (mask,) = row(looking.masks(run, 1), "mask")[0].pictures
+    (mask,) = row(run_tables.masks(run, 1), "mask")[0].pictures
     seen = {colour: count for count, colour in mask.getcolors()}
-    legend = looking.legend(run, 1).rows
+    legend = run_tables.legend(run, 1).rows
     assert {row.swatch for row in legend} == set(seen)
     assert all(row.cells[0].words == f"{seen[row.swatch] / 32**2:.1%}" for row in legend)
 
 
-def test_one_region_at_a_time_is_exchanged(lively):
-    table = looking.exchange(lively, 0, [1, 2])
-    assert list(table.columns) == ["picture 0", "style of picture 1", "style of picture 2"]
-    painter = Painter(lively)
-    own, theirs = (painter.styles(painter.picture(number)) for number in "01")
-    given = 0
-    for each in table.rows[1:-1]:
-        region = painter.label_names.index(each.title)
-        if not theirs.present[region]:
-            assert each.cells[1].words == "has none"
-            continue
-        made = painter.paint(painter.picture("0"), own.taking(theirs, [region]))
-        assert each.cells[1].pictures[0].tobytes() == picture_of(made)
-        given += 1
-    assert given > 3
-    assert "own pixels by" in table.note
-
-
-def test_regions_of_a_picture_come_by_size_and_where_they_lie_is_shown(run):
-    table, item = looking.exchange(run, 2, [1]), looking.held_out(run, 3)
-    label, names = item["label"][2], run.run.data.val.label_names
-    regions = [names.index(each.title) for each in table.rows[1:-1]]
-    areas = label.flatten().bincount()[regions].tolist()
-    assert areas == sorted(areas, reverse=True) and len(areas) > 3
-    (spot,) = table.rows[1].cells[0].pictures
-    change = moved(spot, pictures.picture(item["image"][2]))
-    assert not change[label == regions[0]].any() and change[label != regions[0]].float().mean() > 0.9
-
-
-def test_an_edit_goes_from_ones_own_style_to_anothers(lively):
-    painter = Painter(lively)
-    one, other = painter.picture("0"), painter.picture("1")
-    own, theirs = painter.styles(one), painter.styles(other)
-    table = looking.edit(lively, 0, "skin", 1, [0, 0.5, 1])
-    assert list(table.columns) == ["picture 0", "picture 1", "0%", "50%", "100%"]
-    label = painter.label_names.index("skin")
-    start, half, end = (cell.pictures[0].tobytes() for cell in row(table, "skin")[2:])
-    assert start == picture_of(painter.paint(one, own))
-    assert end == picture_of(painter.paint(one, own.taking(theirs, [label])))
-    assert len({start, half, end}) == 3
-    still = row(table, "moved")[2].pictures[0]
-    assert still.getextrema() == ((255, 255),) * 3
-
-
-def test_a_style_is_scaled_where_there_is_no_other(lively):
-    painter = Painter(lively)
-    one = painter.picture("0")
-    own = painter.styles(one)
-    table = looking.edit(lively, 0, "skin", None, [0, 1, 2])
-    none, same, _ = (cell.pictures[0].tobytes() for cell in row(table, "skin")[1:])
-    assert same == picture_of(painter.paint(one, own)) != none
-
-
-def test_without_a_name_the_region_that_changes_most_is_taken(lively):
-    table = looking.edit(lively)
-    assert table.rows[0].title in lively.run.data.val.label_names[1:]
-
-
-@pytest.mark.parametrize(
-    "choice, told",
-    [
-        ({"picture": 99}, "there is no held-out picture 99; choose from 0 to 3"),
-        ({"region": "moon"}, "there is no region 'moon'"),
-        ({"other": 77}, "there is no held-out picture 77"),
-    ],
-)
-def test_what_cannot_be_edited_is_said(run, choice, told):
-    with pytest.raises(UserError, match=told):
-        looking.edit(run, **choice)
-
-
-def test_a_region_that_one_of_them_lacks_is_said(run):
-    labels = [set(run.run.data.val[number]["label"].unique().tolist()) for number in range(2)]
-    lacking = (set(range(19)) - (labels[0] & labels[1])).pop()
-    name = run.run.data.val.label_names[lacking]
-    with pytest.raises(UserError, match=f"region '{name}' is none that both pictures 0 and 1 have: "):
-        looking.edit(run, region=name)
-
-
 def test_a_copy_of_a_training_picture_is_found(sean_run):
     run = open_run(str(sean_run))
-    table = looking.nearest(run, count=3)
+    table = run_tables.nearest(run, count=3)
     assert "nothing points to copies" in table.note and "16 of 16" in table.note
     assert [row.title for row in table.rows] == ["made", "nearest 1", "nearest 2", "nearest 3"]
 
-    # A game that has learned three training pictures by heart.
+    # A game that has memorised three training pictures.
     learned = torch.stack([run.run.data.train[index]["image"] for index in (5, 2, 11)]) / 127.5 - 1
     run.run.game.show = lambda batch: {"shape": batch["label"], "output": learned}
-    table = looking.nearest(run, count=3)
+    table = run_tables.nearest(run, count=3)
     assert [cell.words for cell in row(table, "nearest 1")] == ["no. 5: 0.0%", "no. 2: 0.0%", "no. 11: 0.0%"]
     assert "look whether it is a copy" in table.note
     assert row(table, "nearest 1")[2].pictures[0].tobytes() == row(table, "made")[2].pictures[0].tobytes()
 
 
 def test_nearest_looks_at_some_of_many(run):
-    assert "among 5 of 16" in looking.nearest(run, among=5).note
-    assert len(looking.nearest(run, among=2).rows) == 3
+    assert "among 5 of 16" in run_tables.nearest(run, among=5).note
+    assert len(run_tables.nearest(run, among=2).rows) == 3
 
 
 def test_looking_changes_no_random_state(run):
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    looking.over_time(run), looking.masks(run), looking.exchange(run, 0, [1], most=1), looking.nearest(run)
+    run_tables.over_time(run), run_tables.masks(run), run_tables.nearest(run)
+    style_tables.exchange(run, 0, [1], most=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -263,18 +158,18 @@ def test_edges_of_instances_are_shown_beside_masks(tmp_path):
     settings = {"data": tmp_path / "data", "size": 32, "upsamplings": 2, "workers": 0, "perceptual": "off"}
     widths = {"width": 4, "hidden": 8, "style": 8, "batch-size": 2}
     run = open_run(str(opening.train(tmp_path / "runs", "sean-cityscapes", **settings, **widths)))
-    table, batch = looking.masks(run), looking.held_out(run, 8)
+    table, batch = run_tables.masks(run), run_tables.held_out(run, 8)
     assert [each.title for each in table.rows] == ["picture", "mask", "edges", "painted anew"]
     for cell, edges in zip(row(table, "edges"), batch["edges"], strict=True):
         (picture,) = cell.pictures
         assert picture.size == (64, 32)
         dark = torch.tensor(list(picture.convert("L").tobytes())).view(32, 64) == 0
         assert torch.equal(dark, edges.bool())
-    assert len(looking.exchange(run).columns) == len(run.run.data.val)
-    assert looking.nearest(run).rows and looking.over_time(run).moments
+    assert len(style_tables.exchange(run).columns) == len(run.run.data.val)
+    assert run_tables.nearest(run).rows and run_tables.over_time(run).moments
 
 
 def test_spade_paints_masks_without_styles(tmp_path):
     run = open_run(str(opening.train(tmp_path, "spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)))
-    assert [each.title for each in looking.masks(run).rows] == ["picture", "mask", "output"]
-    assert looking.exchange(run).note == looking.edit(run).note == looking.NO_STYLES
+    assert [each.title for each in run_tables.masks(run).rows] == ["picture", "mask", "output"]
+    assert style_tables.exchange(run).note == style_tables.edit(run).note == style_tables.NO_STYLES

@@ -1,4 +1,4 @@
-"""Where styles come from, and what stands in for missing ones."""
+"""Where styles come from, and what replaces missing ones."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from gan.errors import UserError
 from gan.painting.painter import Painter, Picture
 from gan.painting.reopen import open_run
-from gan.painting.style_source import Source
+from gan.painting.style_source import StyleSource
 from gan.painting.styles import Styles
 
 HAIR, HAT = 13, 14
@@ -18,8 +18,8 @@ def painter(sean_run):
 
 
 def lacks(painter, picture, *regions):
-    """A picture's source, which has not these regions."""
-    source = Source(painter, picture)
+    """The styles of a picture, without those of these regions."""
+    source = StyleSource(painter, picture)
     keep = torch.ones(19, dtype=torch.bool)
     keep[list(regions)] = False
     styles = source.styles
@@ -28,18 +28,18 @@ def lacks(painter, picture, *regions):
 
 
 def test_it_may_be_a_picture_a_file_or_the_mean(painter, tmp_path):
-    picture = Source(painter, "2")
+    picture = StyleSource(painter, "2")
     assert picture.title == "2" and picture.image is picture.picture.image
     picture.styles.save(tmp_path / "a.pt")
-    saved = Source(painter, str(tmp_path / "a.pt"))
+    saved = StyleSource(painter, str(tmp_path / "a.pt"))
     assert (saved.title, saved.picture, saved.image, saved.spotlight(0)) == ("a", None, None, None)
     assert torch.equal(saved.styles.codes, picture.styles.codes)
-    mean = Source(painter, "mean", among=4)
+    mean = StyleSource(painter, "mean", among=4)
     assert mean.title == "mean" and torch.equal(mean.styles.codes, painter.mean(4).codes)
 
 
 def test_all_of_its_styles_are_used_or_those_of_some_regions(painter):
-    source, target = Source(painter, "2", "zero"), painter.picture("0")
+    source, target = StyleSource(painter, "2", "zero"), painter.picture("0")
     own = painter.styles(target)
     assert torch.equal(source.on(target).codes, source.styles.codes)
     mixed = source.on(target, [HAIR])
@@ -91,19 +91,19 @@ def test_a_pictures_own_regions_are_not_missing_on_itself(painter):
 
 
 def test_a_region_that_the_painted_picture_lacks_is_said(painter):
-    source, bare = Source(painter, "2"), painter.picture("0")
+    source, bare = StyleSource(painter, "2"), painter.picture("0")
     label = torch.where(bare.label == HAT, 0, bare.label)
     source.on(Picture("0", label, bare.image), [HAT, HAIR])
     assert "picture 0 lacks hat: nothing to change there" in source.notes()
 
 
 def test_regions_of_a_label_map_alone_cannot_keep_styles(painter):
-    with pytest.raises(UserError, match="'x' is a label map alone; give its picture too"):
-        Source(painter, "2").on(Picture("x", painter.picture("0").label), [HAIR])
+    with pytest.raises(UserError, match="'x' is only a label map; give its picture too"):
+        StyleSource(painter, "2").on(Picture("x", painter.picture("0").label), [HAIR])
 
 
 def test_the_spotlight_leaves_the_region_alone(painter):
-    source = Source(painter, "2")
+    source = StyleSource(painter, "2")
     lit, inside = source.spotlight(HAIR), source.picture.label == HAIR
     assert torch.equal(lit[:, inside], source.image[:, inside])
     assert (lit[0] == lit[1])[~inside].all() and (lit[:, ~inside] > 0.3).all()

@@ -22,7 +22,7 @@ def test_taking_regions_changes_their_rows_alone():
     assert torch.equal(mixed.codes[:2], one.codes[:2])
     assert torch.equal(mixed.codes[2:], other.codes[2:])
     assert mixed.present.tolist() == [True, True, False, True]
-    assert torch.equal(one.codes, make(0).codes)  # nothing changes a Styles
+    assert torch.equal(one.codes, make(0).codes)  # the old styles stay as they were
 
 
 def test_the_way_to_other_styles_is_straight_and_its_ends_are_exact():

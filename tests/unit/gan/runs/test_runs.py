@@ -66,7 +66,7 @@ def vgg() -> str:
 
 @functools.cache
 def offered(name: str) -> tuple[dict[str, typing.Any], str]:
-    """Every setting that the command line offers for a run, with its default; and what it says of them."""
+    """Every setting that the command line offers for a run, with its default; and the help text."""
     parser = ArgumentParser()
     parser.add_function_arguments(RUNS[name], fail_untyped=True)
     return parser.get_defaults().as_dict(), " ".join(parser.format_help().split())
@@ -99,7 +99,7 @@ def test_the_seed_decides_on_the_networks(name):
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON
-    for function in (RUNS[name], pairs.painter, pairs.sean_folder, faces.painter):
+    for function in (RUNS[name], pairs.sean_or_spade, pairs.sean_folder, faces.sean_or_spade):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
@@ -164,7 +164,7 @@ def test_a_data_set_has_its_labels_its_shape_and_its_edges(name):
 
 
 def test_the_networks_have_the_published_numbers_of_parameters(monkeypatch):
-    """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. On no memory at all."""
+    """At 19 labels 266.9 million in encoder and generator, 1.36 million in the discriminator. No memory is used."""
 
     def on_meta(kind, *args, **settings):
         with torch.device("meta"):

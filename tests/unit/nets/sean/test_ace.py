@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from nets.blocks import conv, onehot
 from nets.sean.ace import ACE, Affine
-from nets.sean.neighbourhood import View, neighbourhoods
+from nets.sean.neighbourhood import SizedMasks, find_neighbourhoods
 
 LABELS, STYLE, CHANNELS = 5, 6, 4
 WAYS = pytest.mark.parametrize("way", ["tables", "maps"])
@@ -28,11 +28,11 @@ def masks(edges: bool = False) -> torch.Tensor:
     return torch.cat([planes, edge], 1)
 
 
-def view(way: str, edges: bool = False) -> View:
+def view(way: str, edges: bool = False) -> SizedMasks:
     planes = masks(edges)
-    found = neighbourhoods(planes, LABELS) if way == "tables" else None
+    found = find_neighbourhoods(planes, LABELS) if way == "tables" else None
     assert (found is None) == (way == "maps")
-    return View(planes, found)
+    return SizedMasks(planes, found)
 
 
 def codes() -> torch.Tensor:
@@ -75,7 +75,7 @@ def plain_affine(net: ACE, planes: torch.Tensor, codes: torch.Tensor) -> list[to
     ]
 
 
-def spread_out(parts: tuple[torch.Tensor, ...], where: View) -> list[torch.Tensor]:
+def spread_out(parts: tuple[torch.Tensor, ...], where: SizedMasks) -> list[torch.Tensor]:
     """Scale and shift as maps, however they came."""
     if where.neighbourhoods is None:
         return list(parts)
@@ -156,7 +156,7 @@ def test_grain_differs_by_sample_and_only_where_it_is_wanted(way):
 
 def test_an_edge_changes_the_mask_branch_and_leaves_the_styles_alone():
     net, where = ace(edges=True), view("maps", True)
-    without = View(where.planes.clone(), None)
+    without = SizedMasks(where.planes.clone(), None)
     without.planes[:, LABELS:] = 0
     assert not torch.equal(net.affine(where, codes())[0], net.affine(without, codes())[0])
     with torch.no_grad():

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from gan.bench import sean_reference
 from nets.blocks import onehot
 from nets.published import export_generator
+from nets.published.sean_keys import encoder_entries
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.sean.keys import encoder_entries
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
 LABELS = 4

@@ -9,11 +9,11 @@ from gan.bench import sean_reference
 from gan.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
+from nets.published.sean_keys import generator_entries
 from nets.sean import neighbourhood
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.sean.keys import generator_entries
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
 
 LABELS, STYLE = 5, 6
@@ -98,7 +98,7 @@ def test_a_norm_cancels_the_biases_in_training_and_not_in_evaluation(mask, codes
 def test_the_generator_is_the_plain_one(seed, upsampling, training, way, monkeypatch):
     """Pictures, gradients and buffers, at random widths and sizes, with regions in no or in one picture only."""
     if way == "maps":
-        monkeypatch.setattr(neighbourhood, "neighbourhoods", lambda *_: None)
+        monkeypatch.setattr(neighbourhood, "find_neighbourhoods", lambda *_: None)
     draw = torch.Generator().manual_seed(seed)
     labels, style, width, hidden, pictures, tall, wide = (
         int(torch.randint(low, high, (), generator=draw))
@@ -114,7 +114,7 @@ def test_the_generator_is_the_plain_one(seed, upsampling, training, way, monkeyp
     label[:, :5, :7] = torch.randint(0, labels - 2, (pictures, 5, 7), generator=draw)
     label[0, : size[0] // 2] = labels - 2
     planes = onehot(label, labels, torch.zeros((), dtype=torch.float64))
-    assert (neighbourhood.neighbourhoods(planes, labels) is None) == (way == "maps")
+    assert (neighbourhood.find_neighbourhoods(planes, labels) is None) == (way == "maps")
     codes = torch.randn(pictures, labels, style, generator=draw, dtype=torch.float64)
     ours, plain = codes.clone().requires_grad_(), codes.clone().requires_grad_()
 

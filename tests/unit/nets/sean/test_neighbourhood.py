@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from nets.blocks import onehot
 from nets.sean import neighbourhood
-from nets.sean.neighbourhood import Regions, RowSums, neighbourhoods
+from nets.sean.neighbourhood import Masks, RowSums, find_neighbourhoods
 
 
 def regions(labels: int, size: tuple[int, int] = (24, 20), pictures: int = 3, cell: int = 6, seed: int = 0):
@@ -39,7 +39,7 @@ def around(label: torch.Tensor, reach: int) -> list[list[tuple[int, ...]]]:
 @pytest.mark.parametrize("labels", [2, 19, 183])
 def test_pixels_share_a_row_when_and_only_when_all_around_them_is_the_same(labels):
     label = regions(labels)
-    found = neighbourhoods(planes(label, labels), labels)
+    found = find_neighbourhoods(planes(label, labels), labels)
     for number, picture in enumerate(around(label, 2)):
         rows = dict(zip(found.pixels[number, 0].tolist(), picture, strict=True))
         assert len(set(rows.values())) == len(rows) <= found.kinds
@@ -48,12 +48,12 @@ def test_pixels_share_a_row_when_and_only_when_all_around_them_is_the_same(label
 
 def test_the_mask_around_each_kind_is_what_is_there():
     label = regions(4)
-    found = neighbourhoods(planes(label, 4), 4)
+    found = find_neighbourhoods(planes(label, 4), 4)
     wanted = set()
     for picture in F.pad(label, (1,) * 4, value=-1):
         wanted |= {kind for kinds in around(picture.unsqueeze(0), 1) for kind in kinds}
     # A kind is known by its one-hot cells; outside of the picture all of them are zero.
-    cells = found.around.unflatten(1, (9, 4))
+    cells = found.onehot_3x3.unflatten(1, (9, 4))
     kinds = torch.where(cells.amax(2) == 1, cells.argmax(2), -1)
     assert {tuple(kind) for kind in kinds.tolist()} == wanted
     assert len(kinds) == len(wanted)
@@ -69,14 +69,14 @@ def test_sums_of_rows_are_the_convolutions(edges):
         mask = torch.cat(
             [mask, (torch.rand(3, 1, 4, 5) < 0.3).double().repeat_interleave(6, 2).repeat_interleave(4, 3)], 1
         )
-    found = neighbourhoods(mask, labels)
+    found = find_neighbourhoods(mask, labels)
     first = torch.randn(5, mask.shape[1], 3, 3, dtype=torch.float64)
     second = torch.randn(6, 5, 3, 3, dtype=torch.float64)
     own = torch.randn(3, labels, 9, 6, dtype=torch.float64)
 
-    hidden = F.relu(found.around @ first.permute(0, 2, 3, 1).flatten(1).T + 0.3)
-    table = found.mask((hidden @ second.permute(2, 3, 0, 1).reshape(54, 5).T).view(-1, 6))
-    table = table + found.style(own.reshape(-1, 6))
+    hidden = F.relu(found.onehot_3x3 @ first.permute(0, 2, 3, 1).flatten(1).T + 0.3)
+    table = found.mask_sums((hidden @ second.permute(2, 3, 0, 1).reshape(54, 5).T).view(-1, 6))
+    table = table + found.style_sums(own.reshape(-1, 6))
     table = table.view(3, found.kinds, 6).mT
     result = table.gather(2, found.pixels.expand(-1, 6, -1)).view(3, 6, 24, 20)
 
@@ -88,38 +88,38 @@ def test_sums_of_rows_are_the_convolutions(edges):
 
 def test_numbers_too_large_for_one_key_are_told_apart_all_the_same(monkeypatch):
     label = regions(5)
-    plain = neighbourhoods(planes(label, 5), 5)
+    plain = find_neighbourhoods(planes(label, 5), 5)
     monkeypatch.setattr(neighbourhood, "LIMIT", 10_000)
-    assert torch.equal(neighbourhoods(planes(label, 5), 5).pixels, plain.pixels)
+    assert torch.equal(find_neighbourhoods(planes(label, 5), 5).pixels, plain.pixels)
 
 
 def test_random_labels_are_left_to_the_convolution():
     draw = torch.Generator().manual_seed(0)
-    assert neighbourhoods(planes(torch.randint(0, 9, (1, 16, 16), generator=draw), 9), 9) is None
+    assert find_neighbourhoods(planes(torch.randint(0, 9, (1, 16, 16), generator=draw), 9), 9) is None
 
 
 def test_planes_that_are_not_onehot_are_left_to_the_convolution():
     mask = planes(regions(4), 4)
-    assert neighbourhoods(mask, 4) is not None
+    assert find_neighbourhoods(mask, 4) is not None
     for value in (0.0, 0.5, 2.0):
         other = mask.clone()
         other[0, :, 3, 3] *= value
-        assert neighbourhoods(other, 4) is None
+        assert find_neighbourhoods(other, 4) is None
     edges = torch.full((3, 1, 24, 20), 0.5, dtype=torch.float64)
-    assert neighbourhoods(torch.cat([mask, edges], 1), 4) is None
+    assert find_neighbourhoods(torch.cat([mask, edges], 1), 4) is None
     both = mask.clone()
     both[0, :2, 5, 5] = torch.tensor([2.0, -1.0])
-    assert neighbourhoods(both, 4) is None
+    assert find_neighbourhoods(both, 4) is None
 
 
 def test_every_size_is_prepared_once_and_by_nearest():
     mask = planes(regions(4, (24, 24)), 4)
-    every = Regions(mask, 4)
+    every = Masks(mask, 4)
     assert every.at((12, 12)) is every.at((12, 12))
     assert torch.equal(every.at((12, 12)).planes, mask[:, :, ::2, ::2])
     assert every.at((24, 24)).planes is mask
     assert every.at((24, 24)).neighbourhoods is not None
-    assert Regions(mask.clone().requires_grad_(), 4).at((24, 24)).neighbourhoods is None
+    assert Masks(mask.clone().requires_grad_(), 4).at((24, 24)).neighbourhoods is None
 
 
 @pytest.fixture

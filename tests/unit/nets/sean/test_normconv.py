@@ -1,25 +1,27 @@
-"""The step made of many: the same as the operations one by one, lighter, and differentiable twice."""
+"""One operation made of many: the same as the operations one by one, lighter, and differentiable twice."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from nets.norm import SyncBatchNorm
-from nets.sean.normconv import Step, norm_conv, plain_norm_conv
+from nets.sean.normconv import Settings, norm_conv, plain_norm_conv
 
 CHANNELS, KINDS = 3, 5
 WAYS = pytest.mark.parametrize("tables", [True, False], ids=["tables", "maps"])
 MODES = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 
 
-def step(tables: bool, training: bool = True, keep: bool = False, slope: float = 0.2, pictures: int = 4) -> Step:
+def settings_of(
+    tables: bool, training: bool = True, keep: bool = False, slope: float = 0.2, pictures: int = 4
+) -> Settings:
     torch.manual_seed(1)
     norm = SyncBatchNorm(CHANNELS, affine=False).double().train(training)
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2)
     draw = torch.Generator().manual_seed(2)
     pixels = torch.randint(0, KINDS, (4, 1, 6 * 7), generator=draw)[:pictures] if tables else None
-    return Step(norm, training, pixels, slope, 1, keep)
+    return Settings(norm, training, pixels, slope, 1, keep)
 
 
 def tensors(tables: bool, learn: bool = True) -> list[torch.Tensor]:
@@ -35,7 +37,7 @@ def learning(parts: list[torch.Tensor]) -> list[torch.Tensor]:
     return [part for part in parts if part.requires_grad]
 
 
-def constants(settings: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
+def constants(settings: Settings) -> tuple[torch.Tensor, torch.Tensor] | None:
     norm = settings.norm
     return None if settings.training else (norm.running_mean, torch.rsqrt(norm.running_var + norm.eps))
 
@@ -45,7 +47,7 @@ def constants(settings: Step) -> tuple[torch.Tensor, torch.Tensor] | None:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("slope", [0.2, 1.0])
 def test_values_and_gradients_are_those_of_the_operations_one_by_one(tables, training, keep, slope):
-    settings, parts = step(tables, training, keep, slope), tensors(tables)
+    settings, parts = settings_of(tables, training, keep, slope), tensors(tables)
     wanted = plain_norm_conv(settings, parts, constants(settings))
     found = norm_conv(settings, *parts)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -58,7 +60,7 @@ def test_values_and_gradients_are_those_of_the_operations_one_by_one(tables, tra
 @WAYS
 @MODES
 def test_its_gradient_can_be_differentiated(tables, training):
-    settings, parts = step(tables, training), tensors(tables)
+    settings, parts = settings_of(tables, training), tensors(tables)
 
     def slopes(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (slope,) = torch.autograd.grad(out.tanh().sum(), parts[0], create_graph=True)
@@ -75,12 +77,12 @@ def test_its_gradient_can_be_differentiated(tables, training):
 @WAYS
 def test_gradients_are_the_slopes(tables):
     """By finite differences, which know neither implementation."""
-    settings, parts = step(tables), tensors(tables)
+    settings, parts = settings_of(tables), tensors(tables)
     assert torch.autograd.gradcheck(lambda *some: norm_conv(settings, *some), parts)
 
 
 def test_running_statistics_move_as_a_batch_norm_moves_them():
-    settings, parts = step(True), tensors(True)
+    settings, parts = settings_of(True), tensors(True)
     other = torch.nn.BatchNorm2d(CHANNELS, affine=False).double()
     other.load_state_dict(settings.norm.state_dict())
     norm_conv(settings, *parts).sum().backward()
@@ -99,7 +101,7 @@ def kept(tables: bool, keep: bool) -> int:
 
     parts = tensors(tables)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        out = norm_conv(step(tables, keep=keep), *parts)
+        out = norm_conv(settings_of(tables, keep=keep), *parts)
     assert out.requires_grad
     return sum(storages.values()) - sum(part.untyped_storage().nbytes() for part in parts)
 
@@ -113,7 +115,7 @@ def test_beyond_its_inputs_it_keeps_only_two_numbers_a_channel_unless_asked_for_
 
 
 def test_what_is_frozen_gets_no_gradient():
-    settings, parts = step(True), tensors(True)
+    settings, parts = settings_of(True), tensors(True)
     for number in (0, 2, 5, 6):
         parts[number].requires_grad_(False)
     norm_conv(settings, *parts).square().sum().backward()
@@ -123,7 +125,7 @@ def test_what_is_frozen_gets_no_gradient():
 @WAYS
 def test_half_precision_is_kept_to_the_convolution(tables):
     parts = [part.detach().float().requires_grad_(part.requires_grad) for part in tensors(tables)]
-    settings = step(tables)
+    settings = settings_of(tables)
     settings.norm.float()
     wanted = norm_conv(settings, *parts)
     with torch.autocast("cpu", torch.bfloat16):
@@ -136,11 +138,11 @@ def test_half_precision_is_kept_to_the_convolution(tables):
 
 def on_rank(tables: bool, shares: list[int]) -> tuple[torch.Tensor, ...]:
     rank, first = dist.get_rank(), sum(shares[: dist.get_rank()])
-    settings, parts = step(tables), tensors(tables)
+    settings, parts = settings_of(tables), tensors(tables)
     rows = slice(first, first + shares[rank])
     mine = [part.detach()[rows].requires_grad_() if part.shape[0] == 4 and part.dim() > 2 else part for part in parts]
     mine[1].requires_grad_(False)
-    settings = Step(settings.norm, True, settings.pixels[rows] if tables else None, 0.2, 1, False)
+    settings = Settings(settings.norm, True, settings.pixels[rows] if tables else None, 0.2, 1, False)
     out = norm_conv(settings, *mine)
     weights = torch.randn(4, *out.shape[1:], generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     (out * weights[rows]).sum().backward()
@@ -154,7 +156,7 @@ def on_rank(tables: bool, shares: list[int]) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("shares", [[2, 2], [1, 3]])
 def test_ranks_together_are_one_device(tables, shares, ranks):
     parts = tensors(tables)
-    out = norm_conv(step(tables), *parts)
+    out = norm_conv(settings_of(tables), *parts)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     (out * weights).sum().backward()
     results = ranks(2).run(on_rank, tables, shares)

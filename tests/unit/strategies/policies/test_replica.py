@@ -1,6 +1,7 @@
 """Replicas: networks of their own, whatever leads to them."""
 
 import functools
+import sys
 import threading
 import types
 import warnings
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
-from gan import Player
+from gan import Phase, Player
 from gan.errors import UserError
 from strategies.policies.replica import Replica
 from tests.support.hard_games import Plain, TwoForwards, mlp
@@ -117,15 +118,6 @@ def leading(game):
     """Many ways to a network."""
     net = game.generator
 
-    def closure():
-        return net
-
-    def recursive(deep=False):
-        return net if deep else recursive(True)
-
-    def default(chosen=net, *, named=net):
-        return chosen if chosen is named else None
-
     box = Box(net)
     box.other = box
     return {
@@ -133,12 +125,8 @@ def leading(game):
         "list": ([net], lambda x: x[0]),
         "dict": ({"a": {"b": (net,)}}, lambda x: x["a"]["b"][0]),
         "set": ({net}, lambda x: next(iter(x))),
-        "closure": (closure, lambda x: x()),
-        "recursive": (recursive, lambda x: x()),
-        "default": (default, lambda x: x()),
         "method": (net.forward, lambda x: x.__self__),
-        "patched": (types.MethodType(lambda self: net, game), lambda x: x()),
-        "partial": (functools.partial(closure), lambda x: x()),
+        "partial": (functools.partial(net.forward), lambda x: x.func.__self__),
         "object": (Box(Box(net)), lambda x: x.net.net),
         "circle": (box, lambda x: x.other.other.net),
         "player": ({"p": Player("p", net)}, lambda x: x["p"].module),
@@ -173,11 +161,101 @@ def test_a_network_hidden_in_a_list_has_a_replica_too():
     assert mine.game.hidden[0][0].weight.eq(2).all()
 
 
-def test_what_cannot_be_copied_and_belongs_to_others_is_shared():
+def test_classes_and_python_modules_are_shared():
     game = Plain()
-    game.lock, game.kind, game.module = threading.Lock(), Box, functools
+    game.kind, game.module = Box, functools
     own = replica(game).game
-    assert own.lock is game.lock and own.kind is Box and own.module is functools
+    assert own.kind is Box and own.module is functools
+
+
+def test_losses_that_phases_make_of_lambdas_use_the_replicas_networks():
+    class Lambdas(Plain):
+        def configure_phases(self):
+            net = self.generator
+            yield Phase("generator", lambda batch: net, "generator")
+
+    game = Lambdas()
+    own = replica(game).game
+    assert game.phases[0].loss(None) is game.generator
+    assert own.phases[0].loss(None) is own.generator
+
+
+# ---- what cannot be copied is refused ----
+
+
+def holding(game):
+    """Functions that keep the author's network, each in its way."""
+    net = game.generator
+
+    def closure():
+        return net
+
+    def recursive(deep=False):
+        return net if deep else recursive(True)
+
+    def default(chosen=net):
+        return chosen
+
+    def named(*, chosen=net):
+        return chosen
+
+    def outer():
+        return closure()
+
+    return {
+        "closure": (closure, "net"),
+        "recursive": (recursive, "net"),
+        "default": (default, "chosen"),
+        "named": (named, "chosen"),
+        "outer": (outer, "closure"),
+        "partial": (functools.partial(closure), "net"),
+        "patched": (types.MethodType(lambda self: net, game), "net"),
+        "method": (lambda method=net.forward: method(), "method"),
+        "list": (lambda nets=(net,): nets, "nets"),
+        "in a list": ([closure], "net"),
+        "in a tuple": ((closure,), "net"),
+        "in an object": (Box(net, closure), "net"),
+    }
+
+
+@pytest.mark.parametrize("name", holding(Plain()))
+def test_a_function_that_holds_a_network_is_refused_by_name(name):
+    game = Plain()
+    vars(game)["way"], held = holding(game)[name]
+    message = rf"cannot copy the function holding.*, for it holds '{held}' of the first device; .* --strategy ddp"
+    with pytest.raises(UserError, match=message):
+        replica(game)
+
+
+def test_a_hook_that_holds_the_game_is_refused_also_between_steps():
+    game = Plain()
+    game.features = []
+    features = game.features
+    game.discriminator.register_forward_hook(lambda module, inputs, output: features.append(output))
+    with pytest.raises(UserError, match="<lambda>, for it holds 'features' of the first device"):
+        replica(game)
+    game = Plain()
+    mine = replica(game)
+    game.discriminator.register_forward_hook(lambda module, inputs, output: game.generator)
+    with pytest.raises(UserError, match="<lambda>, for it holds 'game' of the first device"):
+        mine.follow()
+
+
+def test_a_function_that_holds_what_no_step_changes_is_shared():
+    rate, device, kind = 0.5, torch.device("cpu"), torch.float32
+    game = Plain()
+    game.scale = lambda x, by=(1, 2): (x * rate).to(device, kind) * by[0]
+    assert replica(game).game.scale is game.scale
+
+
+@pytest.mark.parametrize("extra", [threading.Lock(), sys.stdout, (x for x in ())])
+def test_what_deepcopy_cannot_copy_is_refused_by_name(extra):
+    game = Plain()
+    game.discriminator.extra = extra
+    with pytest.raises(
+        UserError, match=r"cannot copy 'discriminator.extra' for another device: cannot pickle .* --strategy"
+    ):
+        replica(game)
 
 
 def test_random_generators_are_their_own_and_begin_alike():
@@ -212,13 +290,34 @@ def test_what_a_step_assigns_stays_and_what_comes_between_steps_goes_to_all():
     assert not hasattr(own, "number")
 
 
+def test_a_tensor_with_a_graph_is_copied_without_it():
+    game = Plain()
+    mine = replica(game)
+    game.kept = game.generator(torch.ones(2, 4))
+    mine.follow()
+    assert torch.equal(mine.game.kept, game.kept) and mine.game.kept.is_leaf
+
+
+def test_a_tensor_that_nobody_changed_between_steps_stays_the_replicas_own():
+    game = Plain()
+    game.kept = torch.zeros(())
+    for _ in range(300):  # a version that Python keeps no single int object for
+        game.kept.add_(1)
+    mine = replica(game)
+    mine.game.kept.fill_(5)
+    mine.follow()
+    assert mine.game.kept == 5
+    game.kept.add_(1)
+    mine.follow()
+    assert mine.game.kept == 301
+
+
 def test_one_list_in_two_places_is_one_list_in_the_replica():
     game = Plain()
     game.features = []
-    features = game.features
-    game.collect = lambda x: features.append(x)
+    game.kept = {"features": game.features}
     own = replica(game).game
-    own.collect(1)
+    own.kept["features"].append(1)
     assert own.features == [1] and game.features == []
 
 

@@ -1,4 +1,4 @@
-"""Distances of sets of pictures: their arithmetic against plain formulas, and where the networks come from."""
+"""Distances between sets of pictures, compared with plain formulas; and where the networks come from."""
 
 import pytest
 import torch
@@ -121,7 +121,7 @@ class Evil:
     [
         (b"no weights", "cannot be read as the Inception weights"),
         ({"fc.weight": Evil()}, "cannot be read as the Inception weights"),
-        ({"step": 3}, "a state dict of tensors alone"),
+        ({"step": 3}, "a state dict of only tensors"),
         ({"fc.weight": torch.zeros(3)}, "another network than FID's Inception"),
     ],
     ids=["text", "code", "number", "other network"],
@@ -149,7 +149,7 @@ def test_the_stand_in_is_a_random_vgg_that_is_always_the_same(tmp_path, monkeypa
     assert found.name == "random VGG-19 relu5_1" and not found.fid
     seen = found.network(pictures)
     assert seen.shape == (2, found.size)
-    assert 0.1 < seen.std() < 10  # neither dead nor blown up, 13 layers up
+    assert 0.1 < seen.std() < 10  # neither vanished nor exploded after 13 layers
     torch.rand(1)
     assert torch.equal(features.vgg().network(pictures), seen)
 
@@ -167,4 +167,4 @@ def test_the_stand_in_is_torchvisions_vgg_where_that_is_cached(tmp_path, monkeyp
 
 def test_pictures_are_seen_as_the_bytes_they_are_saved_as():
     values = torch.tensor([-2.0, -1.0, 0.0, 1.0, 1.5]).view(1, 1, 1, 5).expand(1, 3, 1, 5)
-    assert features.saved(values)[0, 0, 0].tolist() == [0, 0, 128, 255, 255]
+    assert features.as_bytes(values)[0, 0, 0].tolist() == [0, 0, 128, 255, 255]

@@ -1,4 +1,4 @@
-"""What there is to score of each game."""
+"""What is scored of each game."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def made_of(name, drop=(), **settings):
         return game, batch, makes(game, batch, NUMBERS)
 
 
-def test_sean_makes_pictures_anew_and_transfers():
+def test_sean_paints_pictures_again_and_transfers():
     game, batch, made = made_of("sean-faces", hidden=8, style=8)
     own, transfer = made["reconstruction"], made["transfer"]
     assert own.paired and own.known is None
@@ -53,7 +53,7 @@ def test_sean_changes_the_style_of_one_region():
         assert not torch.equal(one.pictures[row], one.before[row])
 
 
-def test_the_grain_of_a_sample_does_not_depend_on_its_batch():
+def test_the_noise_of_a_sample_does_not_depend_on_its_batch():
     game, batch = game_and_batch("sean-faces", hidden=8, style=8)
     with torch.no_grad():
         for name, parameter in game.named_parameters():

@@ -1,4 +1,4 @@
-"""Scores of pictures beside their truth, against figures worked out by hand."""
+"""Scores of pictures against their truth, compared with figures computed by hand."""
 
 import math
 
@@ -9,7 +9,7 @@ from gan.evaluate.scores import pixels
 
 
 def flat(value, size=16):
-    """A picture of one value in 0..1, as the networks have it."""
+    """A picture of one value in 0..1, scaled as the networks' pictures are."""
     return torch.full((1, 3, size, size), 2.0 * value - 1)
 
 
@@ -45,7 +45,7 @@ def test_rmse_and_psnr_by_hand():
     assert pixels.psnr(flat(0.25), flat(0.75)).item() == pytest.approx(-20 * math.log10(0.5))
 
 
-def test_what_overshoots_is_cut_off_as_when_it_is_saved():
+def test_values_outside_are_clipped_as_when_they_are_saved():
     assert pixels.rmse(flat(1.5), flat(1.0)).item() == 0
     assert pixels.ssim(flat(-0.3), flat(0.0))["ssim"].item() == pytest.approx(1)
 

@@ -12,7 +12,7 @@ from gan.evaluate.scores import segments
 
 
 class BySeries(nn.Module):
-    """Finds in a picture the label that its red values name: of 4 labels, from -1 to 1."""
+    """Finds the label that a picture's red values stand for: 4 labels, from -1 to 1."""
 
     def forward(self, pictures):
         red = pictures[:, 0] * segments.SPREAD[0] + segments.MEAN[0]

@@ -1,6 +1,5 @@
-"""`python -m gan.export RUN`: a run's networks as files that plain torch loads, one a player."""
+"""`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gan.errors import UserError, refuse
+from gan.files import whole_file
 from gan.fit import options
 from gan.fit.parser import Parser
 from gan.games.sean import Sean
 from gan.module import GanModule
-from gan.painting.reopen import Opened, open_run
+from gan.painting.reopen import SavedRun, open_run
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
 from strategies.checkpoint.directory import load, whole
@@ -34,7 +34,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class Exported:
-    """One player's network as a checkpoint has it, under the network's own state-dict keys."""
+    """One player's network with the weights of a checkpoint, under the network's own state-dict keys."""
 
     player: str
     network: nn.Module
@@ -51,16 +51,14 @@ def main(argv: list[str] | None = None) -> int:
     """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
     try:
         request = parse(argv)
-        moved = {} if request.data is None else {"data": request.data}
-        for path in export(request.run, request.to, request.weights, request.published, request.out, **moved):
-            print(path)
+        written = export(request.run, request.to, request.weights, request.published, request.out, data=request.data)
+        print(*written, sep="\n")
     except UserError as error:
         return refuse(error)
     return 0
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    """The options of the command."""
     parser = Parser(
         prog="python -m gan.export",
         usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
@@ -87,10 +85,10 @@ def export(
     out: Path = Path("runs"),
     **overrides: Any,
 ) -> list[Path]:
-    """Write every player's network, and how to load it; returns the files written.
+    """Write every player's network and a README on how to load them; returns the files.
 
-    `which`, `out` and `overrides` are those of `open_run`. `ema` are averaged weights where a player keeps an
-    average, raw ones where it does not. Nothing is written unless everything can be.
+    `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
+    averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
     opened, players = _open(which, out, weights, **overrides)
     files = {f"{each.player}.safetensors": _safetensors(each, opened) for each in players}
@@ -109,8 +107,8 @@ def export(
 
 
 def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
-    """The players' networks in a checkpoint, bit for bit and in its number format, whatever the game's is."""
-    # The game's keys say `generator.0.weight` where the network's own say `0.weight`, which may lie anywhere in it.
+    """The players' networks exactly as a checkpoint has them, also in its number format."""
+    # A weight is `generator.0.weight` in the game and `0.weight` in its network: they are the same tensor object.
     places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
     found = []
     for name, player in game.players.items():
@@ -124,18 +122,17 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
                     f"which a safetensors file cannot hold; keep it in a buffer"
                 )
             state[key] = averages[id(tensor)] if id(tensor) in averages else saved["state_dict"][places[id(tensor)]]
-        # Copies: a layer that is there under two names is written under both.
+        # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
         state = {key: tensor.clone() for key, tensor in whole(state).items()}
         found.append(Exported(name, player.module, "raw" if average is None else "ema", state))
     return found
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    return module.state_dict(keep_vars=True)  # the very objects, not views of them
+    return module.state_dict(keep_vars=True)  # the parameters themselves, not views of them
 
 
-def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[Opened, list[Exported]]:
-    """The run, and its networks with the weights that were asked for."""
+def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[SavedRun, list[Exported]]:
     while True:
         opened = open_run(which, out, **overrides)
         try:
@@ -143,10 +140,10 @@ def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: An
         except UserError:
             if opened.checkpoint.exists() or str(opened.checkpoint) == which:
                 raise
-            continue  # training has just replaced it by a newer one
+            continue  # training has just replaced it with a newer one
 
 
-def _safetensors(each: Exported, opened: Opened) -> Callable[[Path], None]:
+def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
     about = {
         "format": "pt",
         "run": opened.folder.path.resolve().name,
@@ -163,7 +160,7 @@ def _safetensors(each: Exported, opened: Opened) -> Callable[[Path], None]:
 
 
 def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[Path], None]]:
-    """The files of the published SEAN, made before anything is written: a network may not have its form."""
+    """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
     if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
         raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
     for each in players:
@@ -174,22 +171,17 @@ def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[
             "latest_net_D.pth": export_discriminator(game.discriminator),
         }
     except UserError as error:
-        raise UserError(f"these networks have not the published form. {error}; or leave --published out") from error
+        raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
     return {name: lambda path, state=state: torch.save(state, path) for name, state in states.items()}
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> Path:
-    """There whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path) as part:
         write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 
-def _readme(opened: Opened, players: list[Exported], published: bool) -> str:
+def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
     first = players[0]
     about = [
         f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "
@@ -236,7 +228,3 @@ def _version() -> str:
         return version("coordinated-gans")
     except PackageNotFoundError:
         return "a checkout"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,88 +1,76 @@
-"""What can be done with a run: each action of `python -m gan.sample`, which draws a grid or writes a file."""
+"""The actions of `python -m gan.sample`: a function each, which draws a grid or writes a file and gives its path.
 
-import re
+The help of the command shows each docstring.
+"""
+
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from jsonargparse import Namespace
-from PIL import Image
 from torch import Tensor
 
 from gan.errors import UserError
-from gan.painting import grids as pictures
+from gan.painting import grids
 from gan.painting.painter import Painter, Picture
-from gan.painting.reopen import Opened
-from gan.painting.style_source import Source
+from gan.painting.reopen import SavedRun
+from gan.painting.style_source import StyleSource
 from gan.painting.styles import regions
+from gan.sample.output import Columns, Sheet, file_name, output_path, save_png, save_sheet, unused
 from strategies import random_state
 
-Cells = dict[str, list[Tensor | None]]
 
-
-@dataclass
-class Sheet:
-    """What an action has made: the columns of a grid, titles of its rows, and single pictures by name."""
-
-    name: str
-    columns: Cells
-    titles: Sequence[str] = ()
-    singles: dict[str, Tensor] = field(default_factory=dict)
-
-
-def show(opened: Opened, settings: Namespace) -> list[Path]:
-    """Draw the grid that training draws, of any game."""
-    module, batches, rows = opened.run.data, [], 0
-    for batch in module.val_dataloader():
+def show(opened: SavedRun, settings: Namespace) -> list[Path]:
+    """Draw the grid that training draws; for any game."""
+    batches, rows = [], 0
+    for batch in opened.run.data.val_dataloader():
         batches.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
         rows += len(next(iter(batches[-1].values())))
         if rows >= settings.count:
             break
     batch = {name: torch.cat([each[name] for each in batches])[: settings.count] for name in batches[0]}
-    place = next(opened.run.game.parameters()).device
+    device = next(opened.run.game.parameters()).device
     with random_state.untouched():
         random_state.reseed(settings.seed)
-        batch = {name: value.to(place) for name, value in batch.items()}
+        batch = {name: value.to(device) for name, value in batch.items()}
         columns = opened.run.game.show(batch)
     given = {value.data_ptr() for value in batch.values()}
     made = {title: value for title, value in columns.items() if value.data_ptr() not in given}
     singles = {f"{row}-{title}": picture for title, value in made.items() for row, picture in enumerate(value)}
-    return _save(opened, settings, Sheet("show", {t: list(v) for t, v in columns.items()}, singles=singles))
+    return save_sheet(opened, settings, Sheet("show", {t: list(v) for t, v in columns.items()}, singles=singles))
 
 
-def reconstruct(opened: Opened, settings: Namespace) -> list[Path]:
-    """Paint pictures anew from their own label maps and styles."""
+def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:
+    """Paint pictures again from their own label maps and styles."""
     painter = Painter(opened, settings.seed)
     which = settings.picture or [str(number) for number in range(min(settings.count, len(painter.val)))]
     chosen = [painter.picture(each) for each in which]
     made = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
     columns = {"labels": [p.label for p in chosen], "picture": [p.image for p in chosen], "output": made}
     titles = list(map(_row, chosen))
-    return _save(
-        opened, settings, Sheet(_name("reconstruct", settings.picture), columns, titles, _singles(titles, made))
-    )
+    singles = dict(zip(titles, made, strict=True))
+    return save_sheet(opened, settings, Sheet(file_name("reconstruct", settings.picture), columns, titles, singles))
 
 
-def transfer(opened: Opened, settings: Namespace) -> list[Path]:
+def transfer(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Paint some pictures in the styles of others, or in those of some regions only."""
     painter = Painter(opened, settings.seed)
     few = [str(number) for number in range(min(5, len(painter.val)))]
     to = [painter.picture(each) for each in settings.to or few]
-    sources = [Source(painter, each, settings.missing, settings.mean_of) for each in settings["from"] or few]
+    sources = [StyleSource(painter, each, settings.missing, settings.mean_of) for each in settings["from"] or few]
     chosen = regions(settings.region, painter.label_names) if settings.region else None
-    name = _name(
+    name = file_name(
         "transfer", ["from", *(settings["from"] or few), "to", *(settings.to or few), *(settings.region or [])]
     )
     if settings.each:
-        return _save(opened, settings, _region_by_region(painter, sources, to, chosen, name))
+        return save_sheet(opened, settings, _region_by_region(painter, sources, to, chosen, name))
 
     what = _what(painter, chosen)
-    # The styles' pictures above, the painted ones beside; what came of both where they meet.
+    # The first row shows the styles' pictures, the first columns the pictures to paint; the rest is what was painted.
     made = [[painter.paint(picture, source.on(picture, chosen)) for source in sources] for picture in to]
-    columns: Cells = {"labels": [None, *(p.label for p in to)], "picture": [None, *(p.image for p in to)]}
+    columns: Columns = {"labels": [None, *(p.label for p in to)], "picture": [None, *(p.image for p in to)]}
     for source, column in zip(sources, zip(*made, strict=True), strict=True):
-        columns[_fresh(f"{what} of {source.title}", columns)] = [source.image, *column]
+        columns[unused(f"{what} of {source.title}", columns)] = [source.image, *column]
     titles = ["", *map(_row, to)]
     singles = {
         f"{picture.title}-in-{source.title}": image
@@ -90,11 +78,11 @@ def transfer(opened: Opened, settings: Namespace) -> list[Path]:
         for source, image in zip(sources, row, strict=True)
     }
     _tell(sources)
-    return _save(opened, settings, Sheet(name, columns, titles, singles))
+    return save_sheet(opened, settings, Sheet(name, columns, titles, singles))
 
 
 def _region_by_region(
-    painter: Painter, sources: list[Source], to: list[Picture], chosen: list[int] | None, name: str
+    painter: Painter, sources: list[StyleSource], to: list[Picture], chosen: list[int] | None, name: str
 ) -> Sheet:
     if len(sources) != 1:
         raise UserError(
@@ -105,23 +93,23 @@ def _region_by_region(
         theirs = {region for picture in to for region in picture.regions}
         chosen = [region for region, has in enumerate(source.styles.present) if has and region in theirs]
     names = [painter.label_names[region] for region in chosen]
-    columns: Cells = {f"styles of {source.title}": [source.image, *map(source.spotlight, chosen)]}
+    columns: Columns = {f"styles of {source.title}": [source.image, *map(source.spotlight, chosen)]}
     singles = {}
     for picture in to:
         made = [painter.paint(picture, source.on(picture, [region])) for region in chosen]
-        columns[_fresh(_row(picture), columns)] = [picture.image, *made]
+        columns[unused(_row(picture), columns)] = [picture.image, *made]
         singles |= {f"{picture.title}-{name}": image for name, image in zip(names, made, strict=True)}
     _tell(sources)
     return Sheet(f"{name}-each", columns, ["", *names], singles)
 
 
-def interpolate(opened: Opened, settings: Namespace) -> list[Path]:
+def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Go from the styles of one picture to those of another in equal steps."""
     painter = Painter(opened, settings.seed)
     between = settings.between or ["0", str(min(1, len(painter.val) - 1))]
     if len(between) != 2:
         raise UserError(f"--between takes two styles and got {len(between)}; type --between 3 5")
-    start, end = (Source(painter, each, settings.missing, settings.mean_of) for each in between)
+    start, end = (StyleSource(painter, each, settings.missing, settings.mean_of) for each in between)
     shapes = [painter.picture(each) for each in settings.on] if settings.on else [start.picture]
     if shapes == [None]:
         raise UserError(f"'{start.title}' has styles and no shapes; say with --on which pictures to paint")
@@ -134,44 +122,45 @@ def interpolate(opened: Opened, settings: Namespace) -> list[Path]:
     _tell([start, end])
 
     what = _what(painter, chosen)
-    columns: Cells = {}
+    columns: Columns = {}
     if start.image is not None:
         columns[f"{what} of {start.title}"] = [start.image]
     for share, frames in zip(shares, zip(*made, strict=True), strict=True):
-        columns[_fresh(f"{100 * share:.0f} %", columns)] = list(frames)
+        columns[unused(f"{100 * share:.0f} %", columns)] = list(frames)
     if end.image is not None:
-        columns[_fresh(f"{what} of {end.title}", columns)] = [end.image]
-    name = _name("interpolate", [*between, *(["on", *settings.on] if settings.on else []), *(settings.region or [])])
+        columns[unused(f"{what} of {end.title}", columns)] = [end.image]
+    on = ["on", *settings.on] if settings.on else []
+    name = file_name("interpolate", [*between, *on, *(settings.region or [])])
     singles = {
         f"{picture.title}-{number:03d}": frame
         for picture, frames in zip(shapes, made, strict=True)
         for number, frame in enumerate(frames)
     }
-    return _save(opened, settings, Sheet(name, columns, list(map(_row, shapes)), singles))
+    return save_sheet(opened, settings, Sheet(name, columns, list(map(_row, shapes)), singles))
 
 
-def repaint(opened: Opened, settings: Namespace) -> list[Path]:
-    """Paint a picture anew after its label map was edited."""
+def repaint(opened: SavedRun, settings: Namespace) -> list[Path]:
+    """Paint a picture again after its label map was edited."""
     painter = Painter(opened, settings.seed)
     if settings.label is None:
         raise UserError(
             "repaint needs the edited label map: type --label mine.png; a label map to edit is written by "
             f"python -m gan.sample {opened.folder.path} save-labels --picture {settings.picture}"
         )
-    source = Source(painter, settings.picture, settings.missing, settings.mean_of)
+    source = StyleSource(painter, settings.picture, settings.missing, settings.mean_of)
     edited = painter.picture(settings.label)
-    columns: Cells = {}
+    columns: Columns = {}
     if source.picture is not None:
         own = painter.paint(source.picture, source.styles)
         columns = {"picture": [source.image], "labels": [source.picture.label], "output": [own]}
     made = painter.paint(edited, source.on(edited, edited=True))
     columns |= {"edited labels": [edited.label], "repainted": [made]}
     _tell([source])
-    name = _name("repaint", [settings.picture, "with", settings.label])
-    return _save(opened, settings, Sheet(name, columns, singles={"repainted": made}))
+    name = file_name("repaint", [settings.picture, "with", settings.label])
+    return save_sheet(opened, settings, Sheet(name, columns, singles={"repainted": made}))
 
 
-def mean_styles(opened: Opened, settings: Namespace) -> list[Path]:
+def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Take the mean of each region's styles over training pictures, and paint held-out label maps in it."""
     painter = Painter(opened, settings.seed)
     mean = painter.mean(settings.mean_of)
@@ -181,35 +170,35 @@ def mean_styles(opened: Opened, settings: Namespace) -> list[Path]:
     made = [painter.paint(picture, mean) for picture in chosen]
     columns = {"labels": [p.label for p in chosen], "mean styles": made, "picture": [p.image for p in chosen]}
     titles = list(map(_row, chosen))
-    sheet = Sheet("mean-styles", columns, titles, _singles(titles, made))
-    return [painter.mean_path(settings.mean_of), *_save(opened, settings, sheet)]
+    sheet = Sheet("mean-styles", columns, titles, dict(zip(titles, made, strict=True)))
+    return [painter.mean_path(settings.mean_of), *save_sheet(opened, settings, sheet)]
 
 
-def save_styles(opened: Opened, settings: Namespace) -> list[Path]:
+def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Write the styles of a picture to a file, to be used wherever styles are asked for."""
     painter = Painter(opened)
     styles = painter.styles(painter.picture(settings.picture))
-    path = _file(opened, settings, _name("styles", [settings.picture]), ".pt")
+    path = output_path(opened, settings, file_name("styles", [settings.picture]), ".pt")
     styles.save(path)
     names = [name for name, has in zip(styles.label_names, styles.present, strict=True) if has]
     print(f"styles of {len(names)} regions: {', '.join(names)}")
     return [path]
 
 
-def save_labels(opened: Opened, settings: Namespace) -> list[Path]:
+def save_labels(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Write the label map of a picture as a palette PNG to paint on, and what its colours mean."""
     painter = Painter(opened)
     if len(painter.label_names) > 256:
         raise UserError(f"a palette PNG has 256 colours and this run knows {len(painter.label_names)} labels")
     label = painter.picture(settings.picture).label
-    path = _file(opened, settings, _name("labels", [settings.picture]), ".png")
+    path = output_path(opened, settings, file_name("labels", [settings.picture]), ".png")
     legend = path.with_name(f"{path.stem}-legend.png")
-    _write(pictures.label_png(label, len(painter.label_names)), path)
-    _write(pictures.legend(dict(enumerate(painter.label_names))), legend)
+    save_png(grids.label_png(label, len(painter.label_names)), path)
+    save_png(grids.legend(dict(enumerate(painter.label_names))), legend)
     return [path, legend]
 
 
-ACTIONS: dict[str, Callable[[Opened, Namespace], list[Path]]] = {
+ACTIONS: dict[str, Callable[[SavedRun, Namespace], list[Path]]] = {
     "show": show,
     "reconstruct": reconstruct,
     "transfer": transfer,
@@ -221,47 +210,9 @@ ACTIONS: dict[str, Callable[[Opened, Namespace], list[Path]]] = {
 }
 
 
-# ---- where it goes ----
-
-
-def _tell(sources: Sequence[Source]) -> None:
+def _tell(sources: Sequence[StyleSource]) -> None:
     for line in dict.fromkeys(line for source in sources for line in source.notes()):
         print(line)
-
-
-def _save(opened: Opened, settings: Namespace, sheet: Sheet) -> list[Path]:
-    """The grid, and the single pictures in their own size where they are asked for."""
-    path = _file(opened, settings, sheet.name, ".png")
-    rows = max(map(len, sheet.columns.values()))
-    _write(pictures.grid(sheet.columns, rows, sheet.titles), path)
-    if not settings.singles:
-        return [path]
-    for name, picture in sheet.singles.items():
-        _write(pictures.picture(picture), path.with_suffix("") / f"{_slug(name)}.png")
-    return [path, path.with_suffix("")]
-
-
-def _file(opened: Opened, settings: Namespace, name: str, suffix: str) -> Path:
-    return Path(settings.file) if settings.file else opened.folder.samples / f"{name}{suffix}"
-
-
-def _write(image: Image.Image, path: Path) -> None:
-    if path.suffix.lower() != ".png":
-        raise UserError(f"pictures are written as PNG; type a name such as {path.with_suffix('.png')}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pictures.save(image, path)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror}; choose another file with -o") from error
-
-
-def _name(action: str, words: Sequence[str] | None) -> str:
-    """The file's name says what is in it."""
-    return "-".join([action, *(_slug(Path(word).stem) for word in words or ())])[:120]
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text).strip("_") or "picture"
 
 
 def _what(painter: Painter, chosen: list[int] | None) -> str:
@@ -270,14 +221,3 @@ def _what(painter: Painter, chosen: list[int] | None) -> str:
 
 def _row(picture: Picture) -> str:
     return f"picture {picture.title}" if picture.title.isdecimal() else picture.title
-
-
-def _singles(titles: Sequence[str], made: Sequence[Tensor]) -> dict[str, Tensor]:
-    return dict(zip(titles, made, strict=True))
-
-
-def _fresh(title: str, columns: Cells) -> str:
-    """A title that no column has yet: the same styles may be asked for twice."""
-    while title in columns:
-        title += " "
-    return title

@@ -1,4 +1,4 @@
-"""Which tensor of our SEAN is which of the published one's, for nets/published.py."""
+"""Which tensor of our SEAN is made of which tensors of the published one."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from nets.discriminator import MultiScaleDiscriminator
+from nets.sean import SeanGenerator, StyleEncoder
 from nets.sean.ace import ACE
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import Block, SeanGenerator
+from nets.sean.generator import Block
 
 State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of ours and the published ones it is made of, and how to get from one to the other."""
+    """One tensor of ours, the published ones that it is made of, and the way there and back."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -24,11 +24,11 @@ class Entry:
     apart: Callable[[Tensor], list[Tensor]]
 
     def join(self, state: State) -> Tensor:
-        """Our tensor of theirs, in memory of its own."""
+        """Our tensor made of theirs, in memory of its own."""
         return self.together([state[key] for key in self.theirs]).detach().clone()
 
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Theirs of our tensor, each in memory of its own."""
+        """Their tensors made of ours, each in memory of its own."""
         parts = zip(self.theirs, self.apart(tensor.detach()), strict=True)
         return {key: part.clone(memory_format=torch.contiguous_format) for key, part in parts}
 
@@ -38,7 +38,7 @@ def _same(ours: str, theirs: str) -> Entry:
 
 
 def _stacked(ours: str, *theirs: str) -> Entry:
-    """Ours is theirs one after the other."""
+    """Ours is theirs, concatenated."""
     return Entry(ours, theirs, torch.cat, lambda whole: list(whole.chunk(len(theirs))))
 
 
@@ -52,7 +52,7 @@ def _convolution(ours: str, theirs: str, *, bias: bool = True, bounded: bool = F
 
 
 def _affine(ours: str, *theirs: str) -> Iterator[Entry]:
-    """Two convolutions in one. See Affine in nets/sean/ace.py."""
+    """Two of their convolutions are one of ours. See Affine in nets/sean/ace.py."""
     yield Entry(
         f"{ours}.weight",
         tuple(f"{each}.weight" for each in theirs),
@@ -63,7 +63,7 @@ def _affine(ours: str, *theirs: str) -> Iterator[Entry]:
 
 
 def encoder_entries(encoder: StyleEncoder) -> Iterator[Entry]:
-    """The style encoder, which is a part of the published generator."""
+    """The style encoder; in the published checkpoint it is a part of the generator."""
     for number, layer in enumerate(encoder.layers):
         if isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
             yield from _convolution(f"layers.{number}", f"Zencoder.model.{number}")
@@ -84,7 +84,7 @@ def _aces(generator: SeanGenerator) -> Iterator[tuple[str, str, ACE]]:
 
 
 def generator_entries(generator: SeanGenerator) -> Iterator[Entry]:
-    """The generator without the encoder, and without what it never reads."""
+    """The generator without the encoder, and without what no forward reads."""
     yield from _convolution("start", "fc")
     yield from _convolution("paint", "conv_img")
     for ours, theirs, block in _blocks(generator):
@@ -127,7 +127,7 @@ def _ace(ours: str, theirs: str, ace: ACE) -> Iterator[Entry]:
 
 
 def unread_entries(generator: SeanGenerator) -> Iterator[tuple[Entry, Tensor]]:
-    """What no forward reads, each with its starting value. See [Note: what the published networks never read]."""
+    """What no forward reads, with its starting value. See [Note: what the published networks never read]."""
     for ours, theirs, ace in _aces(generator):
         start = ace.noise_scale.detach().flatten()
         values = {
@@ -143,7 +143,6 @@ def unread_entries(generator: SeanGenerator) -> Iterator[tuple[Entry, Tensor]]:
 
 
 def discriminator_entries(discriminator: MultiScaleDiscriminator) -> Iterator[Entry]:
-    """The discriminator, all scales."""
     for scale, net in enumerate(discriminator.scales):
         last = len(net.stages) - 1
         for number in range(last + 1):

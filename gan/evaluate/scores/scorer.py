@@ -1,4 +1,4 @@
-"""Which scores there are, which of them can be had, and how they come from batches to figures."""
+"""Which scores there are, which of them can be computed for a run, and how figures come from batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +32,8 @@ MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill")
 
 
 @dataclass
-class Judge:
-    """The scores of an evaluation with the networks they need; `left_out` says what others lack."""
+class Scorer:
+    """The scores of an evaluation, with the networks they need; `left_out` says why other scores are missing."""
 
     scores: tuple[str, ...]
     labels: int = 0
@@ -43,15 +43,14 @@ class Judge:
     ignore: tuple[int, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def to(self, device: torch.device | str) -> "Judge":
-        """Its networks there."""
+    def to(self, device: torch.device | str) -> "Scorer":
         for network in (self.extractor and self.extractor.network, self.segmenter):
             if network is not None:
                 network.to(device)
         return self
 
     def rows(self, made: Made) -> Rows:
-        """What one batch gives for each of its pictures."""
+        """Numbers for each picture of one batch."""
         rows: Rows = {}
         if made.paired:
             if "ssim" in self.scores:
@@ -66,12 +65,12 @@ class Judge:
             rows["region_error"] = pixels.region_error(made.pictures, made.truth, made.region)
             rows["region_spill"] = pixels.region_spill(made.pictures, made.before, made.region)
         if self.extractor is not None:
-            rows["features"] = self.extractor.network(features.saved(made.pictures))
-            rows["features of truth"] = self.extractor.network(features.saved(made.truth))
+            rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
+            rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
         return {name: values.cpu() for name, values in rows.items()}
 
     def sums(self, made: Made) -> Rows:
-        """What one batch adds to the sums of whole numbers over all pictures."""
+        """What one batch adds to sums of whole numbers over all pictures."""
         if self.segmenter is None or made.label is None:
             return {}
         pictures = {"confusion": made.pictures, **({"confusion of truth": made.truth} if made.paired else {})}
@@ -81,7 +80,7 @@ class Judge:
         }
 
     def figures(self, rows: Rows, sums: Rows, label_names: Sequence[str] = ()) -> dict[str, Any]:
-        """The scores of all pictures, from the rows of each in their order; labels without a name have a number."""
+        """The scores of all pictures, from their rows and sums. Labels without a name go by their number."""
         figures: dict[str, Any] = {name: float(rows[name].mean()) for name in MEANS if name in rows}
         if "transfer" in rows:
             error, pixels_known = rows["transfer"].sum(0).tolist()
@@ -110,7 +109,7 @@ class Judge:
         return figures
 
     def notes(self, count: int) -> list[str]:
-        """What to mind when reading the figures."""
+        """Notes that a reader of the figures needs."""
         notes = []
         if self.extractor is not None:
             size = self.extractor.size
@@ -125,7 +124,7 @@ class Judge:
         return notes
 
     def about(self, count: int) -> dict[str, Any]:
-        """How the scores are computed, to be recorded with them."""
+        """How the scores are computed, to be saved with them."""
         about: dict[str, Any] = {}
         if "ssim" in self.scores:
             about["ssim"] = {**pixels.WINDOW, "pictures": "floats in 0..1"}
@@ -150,18 +149,18 @@ def choose(
     inception: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
-) -> Judge:
-    """A judge of those of the scores `asked` for that can be had, by default of all.
+) -> Scorer:
+    """A scorer for the scores `asked` for, by default for all that can be computed.
 
-    `made` shows what the game makes. A score that was asked for, by its name or with a file for it, and cannot be
-    had is an error. Otherwise it is left out: with the reason where bringing a file would help, and else silently.
+    `made` shows what the game makes. A score that was asked for, by its name or by giving a file for it, and cannot be
+    computed is an error. Any other is left out, and only where a file is missing is the reason kept.
     """
     if "features" in asked and {"fid", "kid"} & set(asked):
         raise UserError("--scores: features stand in for fid and kid; ask for the one or the other")
     for label in ignore:
         if not 0 <= label < labels:
             raise UserError(f"--ignore-labels {label}: the labels are {f'0 to {labels - 1}' if labels else 'none'}")
-    judge = Judge(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
+    scorer = Scorer(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
     fits = {name for each in made.values() for name in _fitting(each, count)}
     files = {"fid": inception, "kid": inception, "miou": segmenter}
     for name in asked or NEEDS:
@@ -171,21 +170,21 @@ def choose(
         try:
             if name not in fits:
                 raise UserError(f"it needs {NEEDS[name]}")
-            if name == "features" and judge.extractor is not None:
-                continue  # there is the real thing
+            if name == "features" and scorer.extractor is not None:
+                continue  # FID or KID are computed already
             if name == "features":
-                judge.extractor = features.vgg()
-            if name in ("fid", "kid") and judge.extractor is None:
-                judge.extractor = features.inception(inception)
+                scorer.extractor = features.vgg()
+            if name in ("fid", "kid") and scorer.extractor is None:
+                scorer.extractor = features.inception(inception)
             if name == "miou":
-                judge.segmenter = segments.segmenter(segmenter, labels)
+                scorer.segmenter = segments.segmenter(segmenter, labels)
         except UserError as error:
             if must:
                 raise UserError(f"score {name}: {error}") from error
-            judge.left_out[name] = str(error)
+            scorer.left_out[name] = str(error)
         else:
-            judge.scores += (name,)
-    return judge
+            scorer.scores += (name,)
+    return scorer
 
 
 def _fitting(made: Made, count: int) -> set[str]:

@@ -1,4 +1,4 @@
-"""Which scores can be had, and how figures come from rows and sums."""
+"""Which scores are possible, and how figures come from rows and sums."""
 
 import math
 
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from gan.errors import UserError
-from gan.evaluate.scores import features, judge, segments
-from gan.evaluate.scores.judge import Judge, choose
+from gan.evaluate.scores import features, scorer, segments
 from gan.evaluate.scores.outputs import Made
+from gan.evaluate.scores.scorer import Scorer, choose
 
 PICTURES = torch.zeros(1, 3, 16, 16)
 PAINTED = {"painted": Made(PICTURES, PICTURES, label=torch.zeros(1, 16, 16).long())}
@@ -20,19 +20,18 @@ STAND_IN = features.Extractor("random VGG-19 relu5_1", nn.Identity(), 512)
 
 @pytest.fixture(autouse=True)
 def no_networks(tmp_path, monkeypatch):
-    """None in the cache, and a stand-in that costs nothing."""
+    """No network is in the cache, and the replacement costs nothing."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     monkeypatch.setattr(features, "vgg", lambda: STAND_IN)
 
 
 @pytest.fixture
 def networks(monkeypatch):
-    """All there are."""
     monkeypatch.setattr(features, "inception", lambda path: FID)
     monkeypatch.setattr(segments, "segmenter", lambda path, labels: nn.Identity())
 
 
-def test_by_default_there_is_all_that_can_be_had(tmp_path):
+def test_by_default_there_is_all_that_is_possible(tmp_path):
     found = choose(PAINTED, 8, labels=19)
     assert found.scores == ("ssim", "rmse", "psnr", "features")
     assert found.extractor is STAND_IN
@@ -67,7 +66,7 @@ def test_what_a_game_has_no_use_for_is_left_out_silently():
         (PAINTED, 8, ("features", "fid"), "ask for the one or the other"),
     ],
 )
-def test_what_is_asked_for_and_cannot_be_had_is_an_error(made, count, asked, message):
+def test_what_is_asked_for_and_not_possible_is_an_error(made, count, asked, message):
     with pytest.raises(UserError, match=message):
         choose(made, count, asked)
 
@@ -90,16 +89,16 @@ def test_only_what_was_asked_for_is_computed(networks):
 
 def test_the_stand_in_is_never_called_fid_or_kid():
     rows = {"features": torch.rand(4, 6), "features of truth": torch.rand(4, 6)}
-    figures = Judge(("fid", "kid", "features"), extractor=STAND_IN).figures(rows, {})
+    figures = Scorer(("fid", "kid", "features"), extractor=STAND_IN).figures(rows, {})
     assert figures.keys() == {"feature_distance", "kernel_distance"}
-    figures = Judge(("fid", "kid"), extractor=FID).figures(rows, {})
+    figures = Scorer(("fid", "kid"), extractor=FID).figures(rows, {})
     assert figures.keys() == {"fid", "kid"}
 
 
 def test_many_pictures_give_the_kernel_distance_a_deviation(monkeypatch):
     monkeypatch.setattr(features, "SUBSET_SIZE", 4)
     rows = {"features": torch.rand(8, 6), "features of truth": torch.rand(8, 6)}
-    assert Judge(("kid",), extractor=FID).figures(rows, {})["kid_deviation"] > 0
+    assert Scorer(("kid",), extractor=FID).figures(rows, {})["kid_deviation"] > 0
 
 
 def test_figures_by_hand():
@@ -109,7 +108,7 @@ def test_figures_by_hand():
         "transfer": torch.tensor([[1.0, 10.0], [5.0, 30.0], [0.0, 0.0]]).double(),
     }
     sums = {"confusion": torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]])}
-    figures = Judge((), labels=3).figures(rows, sums, ("sky", "sea", "land"))
+    figures = Scorer((), labels=3).figures(rows, sums, ("sky", "sea", "land"))
     assert figures["ssim"] == pytest.approx(0.7)
     assert figures["psnr"] == pytest.approx(30)
     assert figures["transfer_error"] == pytest.approx(6 / 40)
@@ -120,17 +119,17 @@ def test_figures_by_hand():
 
 def test_the_truth_is_segmented_too_where_there_is_one(monkeypatch):
     seen = []
-    monkeypatch.setattr(judge.segments, "confusion", lambda net, pictures, *_: seen.append(pictures) or torch.eye(2))
+    monkeypatch.setattr(scorer.segments, "confusion", lambda net, pictures, *_: seen.append(pictures) or torch.eye(2))
     made = Made(PICTURES, PICTURES + 1, label=torch.zeros(1, 16, 16).long())
-    sums = Judge(("miou",), labels=2, segmenter=nn.Identity()).sums(made)
+    sums = Scorer(("miou",), labels=2, segmenter=nn.Identity()).sums(made)
     assert sums.keys() == {"confusion", "confusion of truth"}
     assert seen == [made.pictures, made.truth] or all(map(torch.equal, seen, [made.pictures, made.truth]))
 
 
 def test_few_pictures_and_other_weights_are_remarked_on():
-    assert "FID of 64 pictures is far above" in Judge((), extractor=FID).notes(64)[0]
-    assert Judge((), extractor=FID).notes(5000) == []
-    assert "the Fréchet distance of 64" in Judge((), extractor=STAND_IN).notes(64)[0]
+    assert "FID of 64 pictures is far above" in Scorer((), extractor=FID).notes(64)[0]
+    assert Scorer((), extractor=FID).notes(5000) == []
+    assert "the Fréchet distance of 64" in Scorer((), extractor=STAND_IN).notes(64)[0]
     other = features.Extractor("Inception", nn.Identity(), 2048, fid=True, about={"published": False})
-    assert "not the published" in Judge((), extractor=other).notes(5000)[0]
-    assert Judge(("ssim",)).notes(3) == []
+    assert "not the published" in Scorer((), extractor=other).notes(5000)[0]
+    assert Scorer(("ssim",)).notes(3) == []

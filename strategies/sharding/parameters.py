@@ -1,4 +1,4 @@
-"""A module's parameters, which say when one of them is read."""
+"""The dict of a module's parameters, which tells when one of them is read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,20 +7,20 @@ from torch import nn
 
 
 def listen(module: nn.Module, read: Callable[[list[nn.Parameter]], None]) -> None:
-    """From now on `read` is told of every parameter in a network that is about to be read."""
+    """Call `read` from now on with every parameter of a network that is about to be read."""
     for each in module.modules():
         each._parameters = Parameters(each._parameters, read)
 
 
 def unlisten(module: nn.Module) -> None:
-    """As it was."""
+    """Undo `listen`."""
     for each in module.modules():
         if isinstance(each._parameters, Parameters):
             each._parameters = each._parameters.plain()
 
 
 class Parameters(dict[str, nn.Parameter | None]):
-    """A module's parameters under their names. See [Note: who reads] in zero3.py."""
+    """A module's parameters under their names. See [Note: who reads] in unshard_on_read.py."""
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter | None], read: Callable[[list[nn.Parameter]], None]
@@ -29,7 +29,7 @@ class Parameters(dict[str, nn.Parameter | None]):
         self.read = read
 
     def quietly(self) -> list[nn.Parameter]:
-        """Those there are, unread."""
+        """The parameters there are, without a call of `read`."""
         return [weight for weight in super().values() if weight is not None]
 
     def plain(self) -> dict[str, nn.Parameter | None]:
@@ -43,14 +43,14 @@ class Parameters(dict[str, nn.Parameter | None]):
         return weight
 
     def values(self) -> Any:
-        """All of them are read."""
+
         self.read(self.quietly())
         return super().values()
 
     def items(self) -> Any:
-        """All of them are read."""
+
         self.read(self.quietly())
         return super().items()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self.plain(),)  # a copy of a module belongs to nobody
+        return dict, (self.plain(),)  # a copy of a module tells nobody

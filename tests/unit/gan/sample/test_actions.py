@@ -1,4 +1,4 @@
-"""Each action by what it does to pixels and files."""
+"""Each action, by the pixels and files it makes."""
 
 import shutil
 
@@ -9,21 +9,21 @@ from PIL import Image
 
 from datasets import Faces
 from gan import noise
-from gan.painting import grids as pictures
+from gan.painting import grids
 from gan.painting.painter import Painter
 from gan.painting.reopen import open_run
 from gan.painting.styles import Styles
+from gan.sample.actions import ACTIONS
 from gan.sample.command import main, parse
-from gan.sample.subcommands import ACTIONS
 from tests.support import opening
 
 HAIR, HAT = 13, 14
-CELL = 128 + pictures.MARGIN
+CELL = 128 + grids.MARGIN
 
 
 @pytest.fixture(scope="module")
 def run(sean_run, tmp_path_factory):
-    """The trained run, to draw into."""
+    """A copy of the trained run, to write into."""
     return shutil.copytree(sean_run, tmp_path_factory.mktemp("actions") / "runs" / sean_run.name)
 
 
@@ -34,7 +34,7 @@ def opened(run):
 
 @pytest.fixture
 def act(opened, run):
-    """Do what is typed after the run; gives the paths that come out."""
+    """Run an action by the words that are typed after the run; gives its files."""
     return lambda *words: ACTIONS[words[0]](opened, parse([str(run), *map(str, words)]))
 
 
@@ -48,7 +48,7 @@ def same(one, other):
 
 
 def as_saved(picture):
-    return pictures.picture(picture)
+    return grids.picture(picture)
 
 
 def changed(one, other):
@@ -68,8 +68,8 @@ def test_reconstruct_is_what_the_game_makes_of_each_picture(act, opened):
             expected = game.repaint(picture.image[None], game.mask(picture.label[None]))[0]
         assert same(made[f"picture_{number}"], as_saved(expected))
     with Image.open(grid) as sheet:
-        assert sheet.height == pictures.TITLE + pictures.MARGIN + 3 * CELL
-        assert 3 * CELL < sheet.width <= 4 * CELL + 2 * pictures.MARGIN
+        assert sheet.height == grids.TITLE + grids.MARGIN + 3 * CELL
+        assert 3 * CELL < sheet.width <= 4 * CELL + 2 * grids.MARGIN
 
 
 def test_reconstruct_takes_any_pictures(act):
@@ -86,7 +86,7 @@ def test_transfer_paints_each_picture_in_each_style(act, opened):
     expected = painter.paint(painter.picture("0"), painter.styles(painter.picture("3")))
     assert same(made["0-in-3"], as_saved(expected))
     with Image.open(grid) as sheet:
-        assert sheet.height == pictures.TITLE + pictures.MARGIN + 3 * CELL
+        assert sheet.height == grids.TITLE + grids.MARGIN + 3 * CELL
 
 
 def test_transfer_of_a_picture_onto_itself_is_its_reconstruction(act):
@@ -116,7 +116,7 @@ def test_each_region_by_itself_has_a_row(act, opened):
     assert set(made) == {f"0-{name}" for name in names}
     assert same(made["0-hair"], singles(one)["0-in-2"])
     with Image.open(grid) as sheet:
-        assert sheet.height == pictures.TITLE + pictures.MARGIN + (1 + len(names)) * CELL
+        assert sheet.height == grids.TITLE + grids.MARGIN + (1 + len(names)) * CELL
     _, folder = act("transfer", "--from", 2, "--to", 0, 1, "--each", "--region", "hair", 1, "--singles")
     assert set(singles(folder)) == {"0-hair", "0-skin", "1-hair", "1-skin"}
 
@@ -159,8 +159,8 @@ def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
     ],
 )  # fmt: skip
 def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
-    drawn, grid = [], pictures.grid
-    monkeypatch.setattr(pictures, "grid", lambda *given: drawn.append(given) or grid(*given))
+    drawn, grid = [], grids.grid
+    monkeypatch.setattr(grids, "grid", lambda *given: drawn.append(given) or grid(*given))
     act(*words.split())
     ((cells, lines, titles),) = drawn
     assert (list(cells), list(titles), lines) == (columns, rows, len(rows))
@@ -266,5 +266,5 @@ def test_other_games_show_the_grid_that_training_draws(name, settings, columns, 
     assert main([str(run), "--singles"]) == 0
     with Image.open(run / "samples" / "step-000001.png") as drawn, Image.open(run / "samples" / "show.png") as ours:
         assert same(ours, drawn)
-        assert ours.width == pictures.MARGIN + columns * CELL
+        assert ours.width == grids.MARGIN + columns * CELL
     assert len(list((run / "samples" / "show").glob("*.png"))) == 4 * {6: 2, 4: 3}[columns]

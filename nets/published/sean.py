@@ -1,15 +1,12 @@
-"""SEAN's published checkpoints: state dicts under the published key names, into our networks and back.
+"""SEAN's published checkpoints: state dicts with the published key names, into our networks and back.
 
-`latest_net_G.pth` holds the encoder and the generator, `latest_net_D.pth` the discriminator. A file is opened by
-`torch.load(path, weights_only=True)`; here are state dicts only.
-
-    encoder, generator = load_generator(state_dict)         state_dict = export_generator(encoder, generator)
-    discriminator = load_discriminator(state_dict)          state_dict = export_discriminator(discriminator)
+`latest_net_G.pth` holds the encoder and the generator, `latest_net_D.pth` the discriminator. Open a file with
+`torch.load(path, weights_only=True)`: the functions here take and give state dicts only.
 
 [Note: what the published networks never read]
-Every ACE carries the running statistics of a second batch norm, and every ACE without styles two blending scalars,
-that no forward touches. They come along as buffers that our own state dicts leave out, so that what was loaded is
-exported as it was; a network that was not loaded exports the values at which they start, and stay.
+Every ACE has the running statistics of a second batch norm, and every ACE without styles has two blending scalars.
+No forward reads them. We keep them as buffers that our own state dicts leave out, so a loaded network is exported
+just as it was. A network that was not loaded exports the values that these tensors start with and never leave.
 """
 
 from collections.abc import Iterable
@@ -20,17 +17,23 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from gan.errors import UserError
 from nets.discriminator import MultiScaleDiscriminator
-from nets.sean.encoder import StyleEncoder
-from nets.sean.generator import SeanGenerator
-from nets.sean.keys import Entry, State, discriminator_entries, encoder_entries, generator_entries, unread_entries
+from nets.published.sean_keys import (
+    Entry,
+    State,
+    discriminator_entries,
+    encoder_entries,
+    generator_entries,
+    unread_entries,
+)
+from nets.sean import SeanGenerator, StyleEncoder
 
 UPSAMPLINGS = {"normal": 5, "more": 6}
 
 
 def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[StyleEncoder, SeanGenerator]:
-    """Encoder and generator of a published state dict, in its type and on its device, with memory of their own.
+    """Encoder and generator of a published state dict, with its dtype and device, and with memory of their own.
 
-    Widths and labels are read off the shapes; "normal" and "more" `upsampling` have the same shapes, so say which.
+    Widths and labels follow from the shapes. `upsampling` does not, so say which: "normal" or "more".
     """
     if upsampling not in UPSAMPLINGS:
         raise UserError(f"load_generator: unknown upsampling '{upsampling}'; known: {', '.join(UPSAMPLINGS)}")
@@ -42,7 +45,7 @@ def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[Style
     hidden = _size(state_dict, "load_generator", "head_0.ace_0.Spade.mlp_shared.0.weight", 0)
     width = _size(state_dict, "load_generator", "conv_img.weight", 1)
 
-    # Nothing is drawn or filled on "meta": the loaded tensors become the network's.
+    # On "meta" no memory is filled: the loaded tensors become the network's.
     with torch.device("meta"):
         encoder = StyleEncoder(style, first)
         generator = SeanGenerator(labels, style, width, hidden, UPSAMPLINGS[upsampling])
@@ -59,7 +62,7 @@ def load_generator(state_dict: State, upsampling: str = "normal") -> tuple[Style
 
 
 def export_generator(encoder: StyleEncoder, generator: SeanGenerator) -> dict[str, Tensor]:
-    """Encoder and generator under the published key names: what `load_generator` takes."""
+    """Encoder and generator with the published key names: what `load_generator` takes."""
     if generator.upsamplings not in UPSAMPLINGS.values():
         known = " or ".join(f"{number} ({name})" for name, number in UPSAMPLINGS.items())
         raise UserError(f"export_generator: upsamplings={generator.upsamplings}, and the published one has {known}")
@@ -69,9 +72,9 @@ def export_generator(encoder: StyleEncoder, generator: SeanGenerator) -> dict[st
 
 
 def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
-    """The discriminator of a published state dict, in its type and on its device, with memory of its own.
+    """The discriminator of a published state dict, with its dtype and device, and with memory of its own.
 
-    The numbers of scales and of layers and the widths are read off names and shapes.
+    The numbers of scales and layers and the widths follow from names and shapes.
     """
     if "fc.weight" in state_dict:
         raise UserError("load_discriminator: this is the state dict of a generator; try load_generator")
@@ -87,7 +90,7 @@ def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
 
 
 def export_discriminator(discriminator: MultiScaleDiscriminator) -> dict[str, Tensor]:
-    """The discriminator under the published key names: what `load_discriminator` takes."""
+    """The discriminator with the published key names: what `load_discriminator` takes."""
     inner = [stage[0] for scale in discriminator.scales for stage in scale.stages[1:-1]]
     if not all(is_parametrized(layer, "weight") for layer in inner):
         raise UserError("export_discriminator: the published one has spectral norm; train one with spectral=True")
@@ -113,7 +116,7 @@ def _fill(network: nn.Module, entries: Iterable[Entry], state_dict: State) -> No
 
 
 def _size(state_dict: State, call: str, key: str, place: int) -> int:
-    """One side of a tensor that every such state dict has."""
+    """One side of a convolution's weight that every such state dict has; `place` numbers the side."""
     if key not in state_dict:
         raise UserError(f"{call}: '{key}' is missing among {len(state_dict)} keys, e.g. {_some(state_dict)}")
     if state_dict[key].dim() != 4:
@@ -122,7 +125,7 @@ def _size(state_dict: State, call: str, key: str, place: int) -> int:
 
 
 def _check(state_dict: State, call: str, wanted: State) -> None:
-    """That every tensor is there in its shape, and none besides."""
+    """Refuse missing tensors, unknown tensors and wrong shapes."""
     missing, unexpected = wanted.keys() - state_dict.keys(), state_dict.keys() - wanted.keys()
     wrong = [key for key in wanted.keys() & state_dict.keys() if state_dict[key].shape != wanted[key].shape]
     faults = []

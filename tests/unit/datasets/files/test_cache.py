@@ -13,8 +13,8 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from datasets import FolderPairs
-from datasets.files import index
-from datasets.files.index import cache_folder, go_through, refuse, walk
+from datasets.files import cache
+from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
 from gan.errors import UserError
 from tests.support.layouts import colours, labels, put
 
@@ -39,7 +39,7 @@ class Worker:
 
 def done(file, keys=KEYS, at=None, bad=(), **options):
     worker = Worker(bad)
-    problems = go_through(file, keys, stamps() if at is None else at, worker, "working", **options)
+    problems = process_changed(file, keys, stamps() if at is None else at, worker, "working", **options)
     return worker.did, problems
 
 
@@ -99,7 +99,7 @@ def test_many_entries_are_worked_on_by_processes(tmp_path):
     (tmp_path / "made").mkdir()
     keys, before = [str(k) for k in range(200)], torch.get_rng_state()
     work = Elsewhere(tmp_path / "made")
-    problems = go_through(tmp_path / "known.npz", keys, np.zeros((200, 1), np.int64), work, "working")
+    problems = process_changed(tmp_path / "known.npz", keys, np.zeros((200, 1), np.int64), work, "working")
     assert problems == ["0 is bad", "50 is bad", "100 is bad", "150 is bad"]
     who = [path.read_text() for path in (tmp_path / "made").iterdir()]
     assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
@@ -116,7 +116,7 @@ def test_what_was_done_before_a_failure_is_kept(tmp_path):
 
     for _ in range(2):
         try:
-            go_through(tmp_path / "known.npz", keys, np.zeros((40, 1), np.int64), work, "working")
+            process_changed(tmp_path / "known.npz", keys, np.zeros((40, 1), np.int64), work, "working")
         except KeyboardInterrupt:
             continue
     assert seen == [*range(21), *range(16, 40)], "but for the batch at hand"
@@ -124,14 +124,14 @@ def test_what_was_done_before_a_failure_is_kept(tmp_path):
 
 def _slowly(folder, number):
     """Work that says it was done, for a process of its own."""
-    index.SAVE_EVERY = 0.0
+    cache.SAVE_EVERY = 0.0
 
     def work(entry):
         time.sleep(0.01)
         (folder / f"{entry}-{number}-{time.monotonic_ns()}").touch()
 
     keys = [str(k) for k in range(60)]
-    go_through(folder / "cache" / "known.npz", keys, np.zeros((60, 1), np.int64), work, "working")
+    process_changed(folder / "cache" / "known.npz", keys, np.zeros((60, 1), np.int64), work, "working")
 
 
 def _start(folder, number):
@@ -175,7 +175,7 @@ def test_the_cache_lies_beside_the_data_or_where_it_may(tmp_path, monkeypatch):
     root = tmp_path / "set"
     root.mkdir()
     assert cache_folder(root) == root / "gan-cache"
-    monkeypatch.setattr(index.os, "access", lambda *_: False)
+    monkeypatch.setattr(cache.os, "access", lambda *_: False)
     home = cache_folder(root)
     assert home.parent == tmp_path / "home" / "gan" and home.name.startswith("set-")
     (tmp_path / "other" / "set").mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(index.np, "savez", full)
+    monkeypatch.setattr(cache.np, "savez", full)
     with pytest.raises(UserError, match=r"cannot write to .*: No space left on device; set the environment variable"):
         done(tmp_path / "known.npz")
 
@@ -207,12 +207,12 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", f"{entry}.png")
 
     monkeypatch.undo()
-    problems = go_through(tmp_path / "known.npz", KEYS[:1], stamps(1), work, "working")
+    problems = process_changed(tmp_path / "known.npz", KEYS[:1], stamps(1), work, "working")
     assert problems == ["[Errno 28] No space left on device: '0.png'"]
 
 
 def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(index, "WAIT", 0.01)
+    monkeypatch.setattr(cache, "SILENT_WAIT", 0.01)
     held = threading.Event()
 
     def hold():
@@ -227,7 +227,7 @@ def test_who_waits_is_told_so(tmp_path, monkeypatch, capsys):
 
 
 def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(index, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
+    monkeypatch.setattr(cache, "tqdm", lambda **options: tqdm(**(options | {"delay": 0})))
     done(tmp_path / "known.npz")
     said = capsys.readouterr().err
     assert "working: 100%" in said and "4/4" in said
@@ -302,12 +302,12 @@ def test_hidden_files_are_no_data(tmp_path):
     for name in ("a", ".a", "b/c", ".git/d"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert sorted(entry.name for entry in walk(tmp_path)) == ["a", "c"]
+    assert sorted(entry.name for entry in all_files(tmp_path)) == ["a", "c"]
 
 
 def test_one_problem_is_said_as_it_is(tmp_path):
-    refuse([], tmp_path)
+    raise_problems([], tmp_path)
     with pytest.raises(UserError, match=r"^a is bad$"):
-        refuse(["a is bad"], tmp_path)
+        raise_problems(["a is bad"], tmp_path)
     with pytest.raises(UserError, match=r"^2 problems in .*:\n  a is bad\n  b is bad$"):
-        refuse(["a is bad", "b is bad"], tmp_path)
+        raise_problems(["a is bad", "b is bad"], tmp_path)

@@ -1,7 +1,7 @@
-"""What was read and found good once is not read again, as long as its files stay as they are.
+"""Remembers which files were checked, so that a file is read again only after it has changed.
 
-A data set of 30,000 pictures takes minutes to read and a second to list. So what was done for each entry is
-written down with the sizes and times of its files; a later start does it for new and changed entries only.
+Reading a data set of 30,000 pictures takes minutes; listing it takes a second. So for every entry that is done we
+save the sizes and times of its files. A later start works on new and changed entries only.
 """
 
 import hashlib
@@ -25,39 +25,39 @@ from tqdm import tqdm
 
 from gan.errors import UserError
 
-BESIDE = "gan-cache"  # beside the data, where that can be written to
-CHOSEN = "GAN_CACHE"  # the environment's word on where to keep it instead
-ENOUGH = 100  # problems after which the rest is not looked at
-SHOWN = 5  # of them are named
-SAVE_EVERY = 20.0  # seconds of work that a kill may cost
-WAIT = 2.0  # seconds for another process before that is said
-FEW = 64  # entries that are not worth starting processes for
+FOLDER = "gan-cache"  # beside the data, where we may write there
+VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
+MAX_PROBLEMS = 100  # we stop at this many
+SHOWN_PROBLEMS = 5
+SAVE_EVERY = 20.0  # seconds of work that are lost if the process is killed
+SILENT_WAIT = 2.0  # seconds to wait for another process before we print that we wait
+FEW = 64  # entries that one process does alone
 
 
-class Found(NamedTuple):
-    """A file, below the data set's root, with what tells whether it has changed."""
+class FoundFile(NamedTuple):
+    """A file, and what shows whether it has changed. The path starts at the data set's root."""
 
     path: str
     size: int
     changed: int
 
 
-def walk(folder: Path) -> Iterator[os.DirEntry]:
-    """All files below a folder, through links too; hidden files are no data."""
+def all_files(folder: Path) -> Iterator[os.DirEntry]:
+    """All files in a folder and below, also through links. Hidden files are left out."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from walk(Path(entry.path))
+                yield from all_files(Path(entry.path))
             else:
                 yield entry
 
 
 def cache_folder(root: Path) -> Path:
-    """Where what is known of a data set is kept: beside it, or in $GAN_CACHE, or in the user's own cache."""
-    beside = root / BESIDE
-    chosen = os.environ.get(CHOSEN)
+    """The cache of a data set: in $GAN_CACHE, else beside the data, else in the user's own cache."""
+    beside = root / FOLDER
+    chosen = os.environ.get(VARIABLE)
     if not chosen and (beside.is_dir() or os.access(root, os.W_OK)):
         return beside
     where = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "gan").expanduser()
@@ -65,7 +65,7 @@ def cache_folder(root: Path) -> Path:
     return where / f"{whole.name}-{hashlib.blake2b(os.fsencode(whole), digest_size=4).hexdigest()}"
 
 
-def go_through(
+def process_changed(
     file: Path,
     keys: Sequence[str],
     stamps: np.ndarray,
@@ -73,18 +73,19 @@ def go_through(
     title: str,
     lost: Callable[[], np.ndarray] | None = None,
 ) -> list[str]:
-    """Do `work` for every entry that is new, or whose stamps have changed since; gives the problems.
+    """Call `work(index)` for every entry that is new or has changed, and return the problems.
 
-    An entry is its key and a row of stamps. Work that raises a UserError is a problem, and is done again the
-    next time; so is work whose result is `lost`. One process at a time is at work: ranks that start together
-    wait for the first, and find it done. `file` is written as the work goes on, so a kill costs seconds.
+    An entry is a key and a row of stamps, the sizes and times of its files. `file` remembers them once the work is
+    done, and is saved while the work goes on, so a kill costs seconds. Where `work` raises a UserError, that is a
+    problem, and the entry is done again at the next start; so are entries whose result is `lost`. One process works
+    at a time. Ranks that start together wait for the first one, and then find the work done.
     """
-    if not len(_left(file, keys, stamps, lost)):
+    if not len(_to_do(file, keys, stamps, lost)):
         return []
-    with _writing(file.parent), _alone(file.with_suffix(".lock")):
-        for killed in file.parent.glob(f"{file.stem}.*.part"):
-            killed.unlink()
-        todo = _left(file, keys, stamps, lost)
+    with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
+        for unfinished in file.parent.glob(f"{file.stem}.*.part"):
+            unfinished.unlink()
+        todo = _to_do(file, keys, stamps, lost)
         good = np.ones(len(keys), bool)
         good[todo] = False
         problems: list[str] = []
@@ -95,7 +96,7 @@ def go_through(
                     good[entry] = True
                 else:
                     problems.append(problem)
-                    if len(problems) == ENOUGH:
+                    if len(problems) == MAX_PROBLEMS:
                         break
                 if time.monotonic() - saved > SAVE_EVERY:
                     _save(file, keys, stamps, good)
@@ -105,32 +106,32 @@ def go_through(
     return problems
 
 
-def refuse(problems: Sequence[str], root: Path) -> None:
-    """Raise what is wrong with a data set, if anything: the first few by name, and how many there are."""
+def raise_problems(problems: Sequence[str], root: Path) -> None:
+    """Raise a UserError if there are problems: it shows the first few and how many there are."""
     if not problems:
         return
     if len(problems) == 1:
         raise UserError(problems[0])
-    count = f"{len(problems)} problems" if len(problems) < ENOUGH else f"{ENOUGH} problems (and no more looked for)"
-    lines = [f"{count} in {root}:", *problems[:SHOWN]]
-    if len(problems) > SHOWN:
-        lines.append(f"... and {len(problems) - SHOWN} more")
+    found = len(problems)
+    count = f"{found} problems" if found < MAX_PROBLEMS else f"{MAX_PROBLEMS} problems (and no more looked for)"
+    lines = [f"{count} in {root}:", *problems[:SHOWN_PROBLEMS]]
+    if found > SHOWN_PROBLEMS:
+        lines.append(f"... and {found - SHOWN_PROBLEMS} more")
     raise UserError("\n  ".join(lines))
 
 
-def _left(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[], np.ndarray] | None) -> np.ndarray:
-    """The entries that are not known as they are now."""
-    done = np.zeros(len(keys), bool)
+def _to_do(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[], np.ndarray] | None) -> np.ndarray:
+    """The entries that the file does not know with these stamps."""
     try:
         with np.load(file, allow_pickle=False) as known:
             rows, old = {name: row for row, name in enumerate(known["keys"])}, known["stamps"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return np.flatnonzero(~done)
+        return np.arange(len(keys))
     if old.shape[1:] != stamps.shape[1:]:
-        return np.flatnonzero(~done)
-    place = np.array([rows.get(os.fsencode(key), -1) for key in keys], int)
-    done = place >= 0
-    done[done] = (old[place[done]] == stamps[done]).all(1)
+        return np.arange(len(keys))
+    row = np.array([rows.get(os.fsencode(key), -1) for key in keys], int)
+    done = row >= 0
+    done[done] = (old[row[done]] == stamps[done]).all(1)
     if lost is not None:
         done &= ~lost()
     return np.flatnonzero(~done)
@@ -145,24 +146,24 @@ def _save(file: Path, keys: Sequence[str], stamps: np.ndarray, good: np.ndarray)
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Say what to do where a folder cannot be written to, or is full."""
+def _explained_write_errors(folder: Path) -> Iterator[None]:
+    """Make a folder, and say what to do where it cannot be written to or is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder}: {error.strerror or error}; set the environment variable {CHOSEN} to a folder "
+            f"cannot write to {folder}: {error.strerror or error}; set the environment variable {VARIABLE} to a folder "
             "where what is known of data sets may be kept"
         ) from error
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it, however that ends."""
+def _one_process_at_a_time(file: Path) -> Iterator[None]:
+    """Hold a lock, which is free again when its process ends, in whatever way."""
     lock = FileLock(file)
     try:
-        lock.acquire(timeout=WAIT)
+        lock.acquire(timeout=SILENT_WAIT)
     except Timeout:
         if rank_zero_only.rank == 0:
             print(f"waiting for another process that is at work in {file.parent}", file=sys.stderr, flush=True)
@@ -174,7 +175,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 class _Work(Dataset):
-    """What a worker process does for one entry."""
+    """The work, as a data set for a DataLoader, whose worker processes do it."""
 
     def __init__(self, work: Callable[[int], None], todo: np.ndarray) -> None:
         self.work, self.todo = work, todo
@@ -182,8 +183,8 @@ class _Work(Dataset):
     def __len__(self) -> int:
         return len(self.todo)
 
-    def __getitem__(self, place: int) -> tuple[int, str | None]:
-        entry = int(self.todo[place])
+    def __getitem__(self, index: int) -> tuple[int, str | None]:
+        entry = int(self.todo[index])
         try:
             self.work(entry)
         except (UserError, OSError) as error:
@@ -192,27 +193,25 @@ class _Work(Dataset):
 
 
 def _results(work: Callable[[int], None], todo: np.ndarray, title: str) -> Iterator[tuple[int, str | None]]:
-    """Every entry with its problem, as they come, with a bar where it takes longer than a moment."""
-    serial = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon has no children
+    """Each entry with its problem or None, in order, with a progress bar after a second."""
+    alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     loader = DataLoader(
         _Work(work, todo),
         batch_size=16,
         collate_fn=list,
-        num_workers=0 if serial else min(32, _cores()),
-        worker_init_fn=_leave_ctrl_c,
+        num_workers=0 if alone else min(32, _cores()),
+        worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else it would draw from the global one
     )
-    terminal = sys.stderr.isatty()
-    with tqdm(
-        total=len(todo), desc=title, unit="picture", delay=1, dynamic_ncols=True, mininterval=0.5 if terminal else 20
-    ) as bar:
+    interval = 0.5 if sys.stderr.isatty() else 20
+    with tqdm(total=len(todo), desc=title, unit="picture", delay=1, dynamic_ncols=True, mininterval=interval) as bar:
         for batch in loader:
             yield from batch
             bar.update(len(batch))
 
 
-def _leave_ctrl_c(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_worker(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     torch.set_num_threads(1)
 
 

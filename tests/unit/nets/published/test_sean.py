@@ -11,9 +11,9 @@ from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator, load_discriminator, load_generator
+from nets.published.sean_keys import discriminator_entries, encoder_entries, generator_entries
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.sean.keys import discriminator_entries, encoder_entries, generator_entries
 from tests.support import golden, oracle
 
 TOLERANCE, ZERO = 1e-9, 1e-12

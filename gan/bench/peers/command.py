@@ -1,0 +1,194 @@
+"""The same small GAN under other frameworks and ours, on CPU ranks: who is exact, and how fast.
+
+Two networks learn in turns, without a gradient penalty and with one (R1). Every peer is used as its documentation
+says. It runs in processes of its own with a time limit, so that it may fail or hang.
+  exact       its weights after ten steps are the same as on one device: to 1e-10 in float64, and to 1e-6 for
+              DeepSpeed, which computes in float32
+  of by hand  its speed compared with a loop by hand in plain torch: 1.00 is as fast. The two run in turns in the same
+              processes, in float32, and the fastest round of each counts
+  payload     the bytes that collectives get on a rank in a step, of input and output the larger (a network needs
+              twice as long to all-reduce a tensor as to gather or scatter it)
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing as mp
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from gan.bench.peers import worker
+from gan.errors import UserError
+from gan.fit.parser import PlainParser
+from strategies.strategy import POLICIES
+
+WAYS = "gan.bench.peers.frameworks"
+GAMES = {"plain": "without a gradient penalty", "r1": "with a gradient penalty (R1)"}
+GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A line of the table: the function to run (`way`), its settings, the packages it needs and its number format."""
+
+    title: str
+    way: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    dtype: str = "float64"
+
+
+def peers() -> Iterator[Peer]:
+    """All peers. Ours are the last: every policy that works on more than one rank."""
+    yield Peer("torch, by hand", f"{WAYS}:by_hand")
+    yield Peer("torch, DDP", f"{WAYS}:torch_ddp")
+    yield Peer("torch, FSDP2", f"{WAYS}:fsdp2")
+    yield Peer("torch, FSDP2 kept gathered", f"{WAYS}:fsdp2", {"held": True})
+    for strategy in ("ddp", "ddp_find_unused_parameters_true"):
+        yield Peer(f"Lightning {strategy}", f"{WAYS}:lightning", {"strategy": strategy})
+    yield Peer("Accelerate, DDP", f"{WAYS}:accelerate_ddp", needs=("accelerate",))
+    both = {"needs": ("accelerate", "deepspeed", "transformers"), "dtype": "float32"}
+    yield Peer("Accelerate, DeepSpeed 2, one Accelerator", f"{WAYS}:accelerate_deepspeed", **both)
+    yield Peer("Accelerate, DeepSpeed 2, two Accelerators", f"{WAYS}:accelerate_deepspeed_two", **both)
+    for stage in (1, 2, 3):
+        yield Peer(f"DeepSpeed {stage}, two engines", f"{WAYS}:deepspeed", {"stage": stage}, ("deepspeed",), "float32")
+    for name, policy in POLICIES.items():
+        if policy.max_ranks is None or policy.max_ranks > 1:
+            needs = () if policy.package is None else (policy.package,)
+            yield Peer(f"ours, {name}", f"{WAYS}:ours", {"policy": name}, needs, "float32" if needs else "float64")
+
+
+def main(argv: list[str]) -> int:
+    """Run every peer in both games, and print a table."""
+    parser = PlainParser(
+        prog="python -m gan.bench peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--games", nargs="+", choices=GAMES, default=list(GAMES), help="with and without a penalty (plain r1)")
+    add("--only", nargs="+", metavar="WORD", help="only peers whose line has one of these words, such as ours DDP")
+    add("--width", type=int, default=512, help="width of the networks' three hidden layers (512)")
+    add("--batch-size", type=int, default=128, help="samples a step, of all ranks together (128)")
+    add("--ranks", type=int, default=2, help="processes (2)")
+    add("--rounds", type=int, default=20, help="rounds that are timed (20)")
+    add("--steps", type=int, default=5, help="steps of the peer and of the loop by hand in a round (5)")
+    add("--limit", type=float, default=180, help="seconds after which a peer is said to hang (180)")
+    settings = parser.parse_args(argv)
+    for name, least in (("width", 1), ("batch_size", 1), ("ranks", 2), ("rounds", 1), ("steps", 1)):
+        if getattr(settings, name) < least:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} {getattr(settings, name)} is too small; type {option} {least} or more")
+    if settings.batch_size % settings.ranks:
+        fits = -(-settings.batch_size // settings.ranks) * settings.ranks
+        raise UserError(
+            f"batch {settings.batch_size} is not divisible by {settings.ranks} ranks; try --batch-size {fits}"
+        )
+    chosen = [peer for peer in peers() if not settings.only or any(word in peer.title for word in settings.only)]
+    if not chosen:
+        raise UserError(
+            f"no peer's line has {' or '.join(settings.only)}; there are {'; '.join(p.title for p in peers())}"
+        )
+
+    sizes = {name: getattr(settings, name) for name in ("width", "batch_size", "rounds", "steps")}
+    print(
+        f"{settings.ranks} gloo ranks of one thread, three hidden layers of {settings.width}, "
+        f"batch {settings.batch_size}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    )
+    for game in settings.games:
+        print(f"\n{GAMES[game]:44}{'difference':>12}{'steps/s':>10}{'of by hand':>12}{'payload, kB':>13}", flush=True)
+        for peer in chosen:
+            result = measure(peer, settings.ranks, settings.limit, penalty=game == "r1", **sizes)
+            print(f"{peer.title:44}{_line(result)}", flush=True)
+    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+    return 0
+
+
+def measure(peer: Peer, ranks: int, limit: float, **sizes: Any) -> dict[str, Any]:
+    """A peer's figures, or why there are none: under `skipped`, `failure` or `hang`."""
+    missing = [package for package in peer.needs if find_spec(package) is None]
+    if missing:
+        return {"skipped": f"{' and '.join(missing)} not installed"}
+    request = json.dumps({"way": peer.way, "settings": peer.settings, "dtype": peer.dtype, **sizes})
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [_start(folder, request, rank, ranks, port) for port in [_port()] for rank in range(ranks)]
+        try:
+            results = _wait(Path(folder), processes, limit)
+        finally:
+            for process in processes:
+                _end(process)
+    failures = [result for result in results if "failure" in result]
+    if failures:
+        return min(failures, key=lambda result: result["at"])
+    if len(results) < ranks:
+        return {"hang": f"no end within {limit:g} s"}
+    worst = next((result for result in results if not result["exact"]), results[0])
+    return {**results[0], "difference": worst["difference"], "exact": worst["exact"]}
+
+
+def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[dict[str, Any]]:
+    """Wait for the ranks' results: until all are there, or the time is up, or GRACE after one rank has failed."""
+    until = time.monotonic() + limit
+    while True:
+        done = [not process.is_alive() for process in processes]
+        results = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+        if len(results) == len(processes) or all(done) or time.monotonic() > until:
+            break
+        if any("failure" in result for result in results) or (any(done) and not results):
+            until = min(until, time.monotonic() + GRACE)
+        time.sleep(0.05)
+    for rank, process in enumerate(processes):
+        if process.exitcode and not (folder / f"rank-{rank}.json").exists():
+            # It comes first: what the other ranks report is probably a consequence.
+            results.append({"failure": f"rank {rank} ended with {process.exitcode}", "at": 0.0})
+    return results
+
+
+def _start(folder: str, request: str, rank: int, ranks: int, port: int) -> BaseProcess:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
+    environment = {name: str(value) for name, value in place.items()} | {
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+    }
+    # A server that has imported torch and Lightning forks each process. Importing in each would take most of the time.
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__, WAYS])
+    process = context.Process(target=worker.main, args=(folder, request, environment), daemon=True)
+    process.start()
+    return process
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process and all that it has started, such as a compiler."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _line(result: dict[str, Any]) -> str:
+    for kind, said in (("skipped", "skipped"), ("failure", "fails"), ("hang", "hangs")):
+        if kind in result:
+            return f"{said}: {result[kind]}"
+    verdict = "exact" if result["exact"] else "WRONG"
+    return (
+        f"{verdict} {result['difference']:6.0e}{result['rate']:10.1f}{result['ratio']:12.2f}"
+        f"{result['payload'] / 1000:13.1f}"
+    )

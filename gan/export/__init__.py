@@ -1,0 +1,5 @@
+"""`python -m gan.export`."""
+
+from gan.export.command import export, main
+
+__all__ = ["export", "main"]

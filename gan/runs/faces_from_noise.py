@@ -1,0 +1,212 @@
+"""Runs on drawn faces that make new faces from noise, in sizes for a small CPU: minutes and not days."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from datasets.augment import to_tensors
+from datasets.data import GanData
+from datasets.drawn.faces import Faces
+from gan.errors import UserError
+from gan.games.dmd2 import Dmd2
+from gan.games.from_noise import FromNoise
+from gan.games.r3gan import R3Gan
+from gan.games.stylegan import StyleGan
+from gan.games.wgan_gp import WganGp
+from gan.runs.run import HELD_OUT, Run, Seed
+from nets.denoiser import Denoiser, ExactDenoiser, Head
+from nets.r3 import R3Discriminator, R3Generator
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+from nets.wgan import WganCritic, WganGenerator
+
+
+def r3gan_faces(
+    size: PositiveInt = 32,
+    max_steps: PositiveInt = 1000,
+    latent: PositiveInt = 32,
+    blocks: PositiveInt = 1,
+    rate: PositiveFloat = 1e-3,
+    gamma: NonNegativeFloat = 2.0,
+    ema: float = 0.99,
+    **settings: Any,
+) -> Run:
+    """R3GAN on drawn faces: new faces from noise.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training.
+        latent: Length of the noise vector.
+        blocks: Residual blocks at each size.
+        rate: Learning rate of both networks.
+        gamma: Weight of both gradient penalties.
+        ema: Decay of the generator's averaged weights.
+    """
+
+    def game(widths: list[int], train: Faces) -> R3Gan:
+        generator, discriminator = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
+        return R3Gan(generator, discriminator, rate=rate, gamma=gamma, ema=ema)
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
+
+
+def wgan_gp_faces(
+    size: PositiveInt = 16,
+    max_steps: PositiveInt = 2500,
+    latent: PositiveInt = 32,
+    rate: PositiveFloat = 5e-4,
+    critic_steps: PositiveInt = 5,
+    penalty: NonNegativeFloat = 10.0,
+    ema: float | None = 0.95,
+    **settings: Any,
+) -> Run:
+    """WGAN-GP on drawn faces: new faces from noise.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training, in each of which the critic learns.
+        latent: Length of the noise vector.
+        rate: Learning rate of both networks; published: 1e-4.
+        critic_steps: The generator learns in one of this many steps.
+        penalty: Weight of the gradient penalty.
+        ema: Decay of the generator's averaged weights; published: null, for no average.
+    """
+
+    def game(widths: list[int], train: Faces) -> WganGp:
+        rules = dict(rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
+        return WganGp(WganGenerator(latent, widths), WganCritic(widths), **rules)
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
+
+
+def stylegan_faces(
+    size: PositiveInt = 16,
+    max_steps: PositiveInt = 1500,
+    latent: PositiveInt = 32,
+    style: PositiveInt = 32,
+    mapping: PositiveInt = 4,
+    rate: PositiveFloat = 2e-3,
+    gamma: NonNegativeFloat = 1.0,
+    r1_every: PositiveInt = 16,
+    path: NonNegativeFloat = 2.0,
+    path_every: PositiveInt = 4,
+    ema: float = 0.99,
+    **settings: Any,
+) -> Run:
+    """A small StyleGAN2 on drawn faces: new faces from noise, by way of styles.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training.
+        latent: Length of the noise vector.
+        style: Length of the style vector that it is mapped to.
+        mapping: Layers of that mapping; published: 8.
+        rate: Learning rate of both networks; it is corrected for the extra updates of the lazy penalties.
+        gamma: Weight of the discriminator's R1 penalty per step.
+        r1_every: R1 is computed once in this many steps, with its weight multiplied by as much.
+        path: Weight of the path length penalty per step.
+        path_every: Path lengths are penalised once in this many steps, with the weight multiplied by as much.
+        ema: Decay of the generator's averaged weights.
+    """
+
+    def game(widths: list[int], train: Faces) -> StyleGan:
+        rules = dict(rate=rate, gamma=gamma, r1_every=r1_every, path=path, path_every=path_every, ema=ema)
+        return StyleGan(StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths), **rules)
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
+
+
+def dmd2_faces(
+    size: PositiveInt = 16,
+    max_steps: PositiveInt = 2000,
+    faces: PositiveInt = 1000,
+    latent: PositiveInt = 32,
+    student_rate: PositiveFloat = 2e-3,
+    rate: PositiveFloat = 1e-3,
+    student_every: PositiveInt = 5,
+    adversarial: NonNegativeFloat = 0.01,
+    head_weight: NonNegativeFloat = 0.01,
+    sigma_min: PositiveFloat = 0.1,
+    sigma_max: PositiveFloat = 10.0,
+    ema: float | None = 0.95,
+    **settings: Any,
+) -> Run:
+    """DMD2 on drawn faces: a generator of one step, distilled from the exact denoiser of those faces.
+
+    A trained teacher would have to be downloaded. This teacher needs no training: for a known set of pictures there
+    is an exact formula of the best denoiser. It knows only the training faces, so it cannot teach new ones.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training, in each of which fake score and head learn.
+        faces: How many faces the teacher knows; the head sees the same ones as true faces.
+        latent: Length of the student's noise vector.
+        student_rate: Learning rate of the student.
+        rate: Learning rate of the fake score and of the head.
+        student_every: The student learns in one of this many steps.
+        adversarial: Weight of the student's adversarial loss; 0 is distillation only.
+        head_weight: Weight of the head's adversarial loss, beside the loss of the fake score.
+        sigma_min: The least noise that is added to pictures to compare them; their own standard deviation is about 0.5.
+        sigma_max: The most noise.
+        ema: Decay of the student's averaged weights; published: null, for no average.
+    """
+    if not sigma_min < sigma_max:
+        raise UserError(f"dmd2-faces: sigma_min={sigma_min} is not below sigma_max={sigma_max}; try sigma_min=0.1")
+
+    def game(widths: list[int], train: Faces) -> Dmd2:
+        pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(faces)])
+        fine_to_coarse = widths[::-1]
+        return Dmd2(
+            R3Generator(latent, widths, 1),
+            Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
+            Head(fine_to_coarse[-1]),
+            ExactDenoiser(pictures),
+            student_rate=student_rate,
+            rate=rate,
+            student_every=student_every,
+            adversarial=adversarial,
+            head_weight=head_weight,
+            sigmas=(sigma_min, sigma_max),
+            ema=ema,
+        )
+
+    # The teacher does not know mirrored faces.
+    return from_noise(game, size=size, max_steps=max_steps, flip=False, faces=faces, **settings)
+
+
+def from_noise(
+    make: Callable[[list[int], Faces], FromNoise],
+    size: PositiveInt,
+    max_steps: PositiveInt,
+    flip: bool,
+    batch_size: PositiveInt = 16,
+    seed: Seed = 0,
+    workers: NonNegativeInt = 0,
+    faces: PositiveInt = 2000,
+    held_out: PositiveInt = 256,
+    width: PositiveInt = 16,
+) -> Run:
+    """Make a run of a game that draws faces from noise. All faces have the same palette.
+
+    Args:
+        make: Makes the game from the channels of each size, from 4x4 up, and the faces to learn from.
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training.
+        flip: Mirror half of the faces.
+        batch_size: Pictures a step, of all ranks together.
+        seed: Decides the faces, the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
+        faces: How many faces to learn from.
+        held_out: How many faces to score on; none of them is trained on.
+        width: Channels at full size; half the size has twice as many, up to four times.
+    """
+    doublings = (size // 4).bit_length() - 1
+    if size != 4 * 2**doublings or doublings < 1:
+        raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
+    torch.manual_seed(seed)
+    train = Faces(faces, size, seed, look="poster")
+    game = make([width * min(2**k, 4) for k in reversed(range(doublings + 1))], train)
+    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
+    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip)
+    return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})

@@ -1,0 +1,90 @@
+"""Which policy each player of a game gets: as it was typed, or decided by `auto`."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+
+from gan.errors import UserError
+from gan.phase import Player
+from strategies import auto
+from strategies.choice import Choice
+from strategies.policies import POLICIES
+from strategies.policies.dp import Dp
+from strategies.policies.policy import Policy, World
+
+
+def in_threads(choice: Mapping[str, Choice]) -> bool:
+    """Whether replicas in threads stand for ranks: for all players or none, as there is one backward for all."""
+    policies = {POLICIES.get(each.policy) for each in choice.values()}
+    if not any(policy is not None and issubclass(policy, Dp) for policy in policies):
+        return False
+    if len(policies) > 1:
+        others = ", ".join(sorted({each.policy for each in choice.values()} - {"dp"}))
+        raise UserError(
+            f"strategy dp is for all players together, and some have {others}; type --strategy dp, or ddp in place "
+            f"of dp"
+        )
+    return True
+
+
+def check_ranks(choice: Mapping[str, Choice], ranks: int) -> None:
+    """Refuse a policy that cannot have so many ranks, before any process is started."""
+    for player, each in choice.items():
+        if each.policy in POLICIES and (POLICIES[each.policy].max_ranks or ranks) < ranks:
+            whose = "all players" if player == "*" else f"player '{player}'"
+            raise UserError(
+                f"policy '{each.policy}' of {whose} trains on one device and there are {ranks} ranks; "
+                f"type --strategy ddp, or --devices 1"
+            )
+
+
+def assign(
+    choice: Mapping[str, Choice],
+    players: Mapping[str, Player],
+    world: World,
+    precision: Precision,
+    smallest: Callable[[Tensor], Tensor],
+) -> dict[str, Policy]:
+    """A policy for each player, the same on all ranks. `smallest` gives the least of the ranks' numbers."""
+    chosen = _decide(_choose(choice, players), players, world, smallest)
+    policies = {
+        name: POLICIES[chosen[name].policy](player, world, chosen[name].options) for name, player in players.items()
+    }
+    for name, policy in policies.items():
+        if "bf16" in policy.options and precision.precision != "bf16-mixed":
+            raise UserError(
+                f"player '{name}': option bf16 shows layers weights in bfloat16, which need autocast beside them; "
+                f"type --precision bf16-mixed, or leave bf16 out"
+            )
+    return policies
+
+
+def _choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
+    unknown = [name for name in choice if name not in (*players, "*")]
+    missing = [name for name in players if name not in choice and "*" not in choice]
+    if unknown:
+        raise UserError(f"--strategy names no player of this game: {', '.join(unknown)}; known: {', '.join(players)}")
+    if missing:
+        raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
+    return {name: choice.get(name, choice.get("*")) for name in players}
+
+
+def _decide(
+    chosen: dict[str, Choice], players: Mapping[str, Player], world: World, smallest: Callable[[Tensor], Tensor]
+) -> dict[str, Choice]:
+    """With a policy for each player that was left to `auto`; the first rank says in a table which and why."""
+    undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
+    if not undecided:
+        return chosen
+    sizes = {name: auto.size_of(players[name]) for name in chosen}
+    free = torch.tensor(auto.memory(world.device, world.local), dtype=torch.float64)
+    free = smallest(free.to(world.device)).item()
+    taken = sum(
+        sizes[name].on_a_rank(str(choice), world.size) for name, choice in chosen.items() if name not in undecided
+    )
+    decisions = auto.decide({name: sizes[name] for name in undecided}, taken, free, world.size)
+    if world.rank == 0:
+        print(auto.told(decisions, free), flush=True)
+    return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in decisions}}

@@ -1,0 +1,85 @@
+"""What a strategy saves of a game, and takes over from a checkpoint: each rank the part that it owns."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gan.errors import UserError
+from gan.module import GanModule
+from gan.pool import ImagePool
+from strategies.checkpoint.directory import Ranks
+from strategies.checkpoint.module_state import load_module_state, module_state
+from strategies.checkpoint.player_state import (
+    load_average,
+    load_optimizer_state,
+    load_training_state,
+    training_state,
+)
+from strategies.policies.policy import Policy
+from strategies.sharding.share import Share
+
+Policies = Mapping[str, Policy]
+
+
+def networks_state(
+    game: GanModule, policies: Policies, first: bool, slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]]
+) -> dict[str, Any]:
+    """This rank's shares of the weights, and what else the modules keep."""
+    return module_state(game, _shares(policies), first, slots)
+
+
+def game_state(game: GanModule, policies: Policies) -> dict[str, Any]:
+    """What a checkpoint holds beside weights and optimizers."""
+    return {
+        "game": type(game).__name__,
+        "players": {name: training_state(policy) for name, policy in policies.items()},
+    }
+
+
+def load_networks(
+    game: GanModule, policies: Policies, checkpoint: Mapping[str, Any], strict: bool, ranks: Ranks
+) -> None:
+    """Weights and averages, after a look whether they are of this game at all. Each rank reads what it owns."""
+    name, saved = type(game).__name__, list(checkpoint.get("players", ()))
+    if checkpoint.get("game") != name or saved != list(policies):
+        raise UserError(
+            f"the checkpoint is of {checkpoint.get('game', 'another program')} with players "
+            f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(policies)}"
+        )
+
+    def load_weights() -> None:
+        try:
+            load_module_state(game, checkpoint["state_dict"], _shares(policies), strict)
+        except RuntimeError as error:
+            raise UserError(
+                f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "
+                f"trained with. {error}"
+            ) from error
+
+    def load_averages() -> None:
+        for name, policy in policies.items():
+            load_average(policy, checkpoint["players"][name]["ema"])
+
+    ranks.each(load_weights)
+    for policy in policies.values():
+        policy.storage.shards_changed()
+        policy.storage.reshard()
+    ranks.each(load_averages)
+
+
+def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: Ranks) -> None:
+    """Optimizers, loss scales and counts of skipped updates."""
+    learners = [policy for policy in policies.values() if policy.optimizer is not None]
+
+    def load_optimizers() -> None:
+        for policy, state in zip(learners, checkpoint["optimizer_states"], strict=True):
+            load_optimizer_state(policy, state)
+
+    ranks.each(load_optimizers)
+    for name, policy in policies.items():
+        load_training_state(policy, checkpoint["players"][name])
+
+
+def _shares(policies: Policies) -> dict[nn.Parameter, Share | None]:
+    return {weight: share for policy in policies.values() for weight, share in policy.storage.shares().items()}

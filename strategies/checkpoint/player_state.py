@@ -1,0 +1,104 @@
+"""What a checkpoint holds of a player beside its weights: average, optimizer, loss scale.
+
+Each rank saves and loads its shares of the tensors, under the names that plain torch gives them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gan.errors import UserError
+from strategies.checkpoint.directory import Saved, read
+from strategies.policies.policy import Policy
+from strategies.sharding.share import Share
+
+
+def training_state(policy: Policy) -> dict[str, Any]:
+    """Everything but weights, optimizer and schedule."""
+    return {
+        "ema": None if policy.ema is None else average_state(policy),
+        "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
+        "skipped": policy.skipped,
+    }
+
+
+def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
+    """Take over the loss scale and the count of skipped updates."""
+    policy.skipped = state["skipped"]
+    if policy.loss_scale is not None and state["loss_scale"] is not None:
+        policy.loss_scale.load_state_dict(state["loss_scale"])
+
+
+def average_state(policy: Policy) -> dict[str, Share]:
+    """This rank's share of each weight's average."""
+    return {name: policy.storage.share_of(name, average) for name, average in policy.ema.state_dict().items()}
+
+
+def load_average(policy: Policy, saved: Mapping[str, Saved] | None) -> None:
+    """Take over saved averages, or start at the weights where none were saved."""
+    if policy.ema is None:
+        return
+    if saved is None:
+        policy.ema.load_state_dict(None)
+    else:
+        read({saved[name]: share for name, share in average_state(policy).items()})
+
+
+def optimizer_state(policy: Policy) -> dict[str, Any]:
+    """The optimizer's state as plain torch has it, with names instead of numbers and shares instead of tensors."""
+    packed = policy.optimizer.state_dict()
+    state = {}
+    for number, name in enumerate(_stepped(policy)):
+        if number in packed["state"]:
+            values = packed["state"][number]
+            state[name] = {key: _shared(policy, name, key, value) for key, value in values.items()}
+    groups = zip(packed["param_groups"], policy.groups, strict=True)
+    return {**packed, "state": state, "param_groups": [{**group, "params": names} for group, names in groups]}
+
+
+def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
+    """Take over this rank's part of a saved state."""
+    if [group["params"] for group in saved["param_groups"]] != policy.groups:
+        raise UserError(
+            f"player '{policy.player.name}': the checkpoint's optimizer has its weights in other groups than this "
+            f"run's; resume with the settings it was trained with"
+        )
+    wanted: dict[Saved, Share] = {}
+    state = {
+        number: {key: _room(policy, name, key, value, wanted) for key, value in saved["state"][name].items()}
+        for number, name in enumerate(_stepped(policy))
+        if name in saved["state"]
+    }
+    read(wanted)
+    groups, first = [], 0
+    for group, own in zip(saved["param_groups"], policy.optimizer.param_groups, strict=True):
+        groups.append({**group, "params": list(range(first, first + len(own["params"])))})
+        first += len(own["params"])
+    policy.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+
+
+def _stepped(policy: Policy) -> list[str]:
+    """The names of what this rank's optimizer steps, in torch's numbers."""
+    names = {id(parameter): name for name, parameter in policy.owned.items()}
+    return [names[id(parameter)] for group in policy.optimizer.param_groups for parameter in group["params"]]
+
+
+def _shared(policy: Policy, name: str, key: str, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return policy.storage.share_of(name, value) if policy.storage.per_element(key) else Share.whole(value)
+
+
+def _room(policy: Policy, name: str, key: str, value: Any, wanted: dict[Saved, Share]) -> Any:
+    """A plain value as it is saved; for a tensor the memory that it will be read to, entered in `wanted`."""
+    if not isinstance(value, Saved):
+        return value
+    owned = policy.owned[name]
+    if policy.storage.per_element(key):
+        share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
+    else:
+        share = Share.whole(value.empty())
+    wanted[value] = share
+    return share.tensor

@@ -1,0 +1,50 @@
+"""What this package uses of Lightning and torch under private names, each in one place.
+
+Checked against Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. tests/unit/strategies/test_private.py says which name
+a newer version has lost.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from lightning import Trainer
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
+from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
+from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
+from torch import nn
+
+__all__ = ["FunctionLauncher", "Launcher", "ScriptLauncher", "broadcast_module", "set_threads"]
+
+BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+def logs_are_due(trainer: Trainer) -> bool:
+    """Whether a logger takes this step's numbers."""
+    return trainer._logger_connector.should_update_logs
+
+
+def count_step(trainer: Trainer) -> None:
+    """Tell Lightning that one step is over, whatever the number of optimizers."""
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    progress.increment_ready()
+    progress.increment_completed()
+
+
+def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:
+    """Have SIGTERM call `wish`, in place of Lightning's two collectives that ask whether one came."""
+    trainer._signal_connector._sigterm_notifier_fn = wish
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def default_store() -> Any:
+    """The store through which the ranks have found each other."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def stop_looking_for_gpus() -> None:
+    """Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step."""
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)

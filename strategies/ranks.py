@@ -1,0 +1,58 @@
+"""The ranks that play a phase together. Here each is a process; under dp each is a thread (see policies/dp.py)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from gan.phase import Phase
+from strategies.policies.policy import Policy
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """What a phase asks of the other ranks, apart from its policies: almost nothing where a rank is a process."""
+
+    def __init__(self, number: int = 0, size: int = 1) -> None:
+        self.number, self.size = number, size  # this rank's number, and how many play
+
+    def begin(self, phase: Phase, policies: Mapping[str, Policy]) -> None:
+        """Only the phase's learners require gradients."""
+        for policy in policies.values():
+            policy.begin(phase)
+
+    @contextmanager
+    def all_learning(self, policies: Mapping[str, Policy], second_order: bool) -> Iterator[None]:
+        """Every player that can learn requires gradients, for a fake that several phases use."""
+        before = {name: policy.learning for name, policy in policies.items()}
+        compiled = [policy.compiled for policy in policies.values() if second_order and policy.compiled is not None]
+        used = [each.networks[0].used for each in compiled]
+        for policy in policies.values():
+            policy.learn(not policy.player.frozen)
+        for each in compiled:
+            each.use(False)
+        try:
+            yield
+        finally:
+            for each, was in zip(compiled, used, strict=True):
+                each.use(was)
+            for name, policy in policies.items():
+                policy.learn(before[name])
+
+    def forward(self, context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+        """The precision plugin's context around a loss."""
+        return context
+
+    def any(self, value: bool) -> bool:
+        """Whether the value is true on a rank that shares this process."""
+        return value
+
+    def mean(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The mean of each loss over the ranks that share this process."""
+        return losses
+
+    def once(self, items: Sequence[T], what: str) -> Iterator[T] | Sequence[T]:
+        """The items, for the one rank that handles them in this process; the other ranks wait meanwhile."""
+        return items

@@ -1,0 +1,332 @@
+"""An engine of DeepSpeed as the storage of a player, and as the one that reduces its gradients."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, autograd, nn
+from torch.optim import Optimizer
+
+from gan.errors import UserError
+from strategies.reduction import Reduction
+from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
+from strategies.sharding.resharded_parameter import hide, show
+from strategies.sharding.share import Share
+from strategies.sharding.storage import Storage
+
+DTYPE = torch.float32  # what DeepSpeed computes with
+
+
+class Engine(Storage):
+    """DeepSpeed's engine for twins of some weights. `others` do not learn; stage 3 shards them as well.
+
+    [Note: twins]
+    Called as DeepSpeed means it, an engine counts the gradients of each weight during the backward of its own loss. A
+    second engine in that loss is a KeyError, a gradient penalty an IndexError, and when the raw network is called the
+    weights are silently wrong. So the engine never sees the network. It is made for twins: parameters of its own that
+    show the same memory. Phases run on the author's network with plain autograd, micro-batches add up in its weights,
+    and then the gradients are given to the twins and reduced at once (`engine.coalesce_grad_reduction`). So whatever
+    plain torch differentiates is exact. The price: no reduction while backward still runs, as zero2 has it.
+
+    [Note: pieces]
+    DeepSpeed lays the twins end to end and steps the rank's part as one long weight. Plain Adam leaves alone a weight
+    that the loss did not reach, and counts steps for each weight. So DeepSpeed gets a stand-in for an optimizer. It
+    lets the player's own optimizer step on pieces: views of that part, one for each weight, as in the zero policies.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        others: Mapping[str, nn.Parameter],
+        stage: int,
+        world: Any,
+        group: Any,
+        config: Mapping[str, Any],
+        what: str,
+    ) -> None:
+        super().__init__(weights)
+        deepspeed = package(world.device)
+        self.world, self.group, self.what, self.partitioned = world, group, what, stage == 3
+        self.everything = {**weights, **others}
+        self.twins = {
+            name: nn.Parameter(weight.detach().reshape(-1), requires_grad=name in weights)
+            for name, weight in self.everything.items()
+        }
+        learning = [self.twins[name] for name in weights]
+        self._players_optimizer: Optimizer | None = None
+        local_rank = world.rank if world.device.index is None else world.device.index
+        with mock.patch.dict(os.environ, LOCAL_RANK=os.environ.get("LOCAL_RANK", str(local_rank))):
+            self.engine, *_ = deepspeed.initialize(
+                model=_Twins(self.twins.values()),
+                model_parameters=learning,
+                optimizer=_StandIn(learning, self._step) if learning else None,
+                config=dict(config),
+                dist_init_required=False,  # the process group is there
+            )
+        self.optimizer = self.engine.optimizer
+        self._gather = deepspeed.zero.GatheredParameters
+        self._whole, self._stale, self._reduced = True, False, False
+        if self.partitioned:
+            for twin in self.twins.values():
+                twin.ds_process_group = group  # another player's gathers may come in another order on another rank
+        self._find_pieces()
+        if self.partitioned:
+            self.reshard()
+        else:
+            self._show()
+
+    def _find_pieces(self) -> None:
+        """Find the piece of each weight in the long weights that the engine steps. See [Note: pieces]."""
+        self.places: dict[str, tuple[int, int, int]] = {}  # name: which long weight, from where, how many
+        self.firsts: dict[str, int] = {}  # where in the weight that is
+        rank, names = self.world.rank, {id(twin): name for name, twin in self.twins.items()}
+        self.longs: list[Tensor] = []
+        if self.partitioned and self.weights:
+            self.longs = self.optimizer.fp32_partitioned_groups_flat
+            for number, twins in enumerate(self.optimizer.fp16_groups):
+                offset = 0
+                for twin in twins:
+                    name, length = names[id(twin)], twin.partition_numel()
+                    self.firsts[name] = rank * length
+                    count = min(length, self.weights[name].numel() - rank * length)
+                    if count > 0:
+                        self.places[name] = (number, offset, count)
+                    offset += length
+        elif self.weights:
+            self.longs = self.optimizer.single_partition_of_fp32_groups
+            length, start = self.longs[0].numel(), 0
+            for name, weight in self.weights.items():
+                low, high = max(start, rank * length), min(start + weight.numel(), (rank + 1) * length)
+                self.firsts[name] = low - start
+                if low < high:
+                    self.places[name] = (0, low - rank * length, high - low)
+                start += weight.numel()
+        pieces = {
+            name: nn.Parameter(self.longs[number].detach()[offset : offset + count])
+            for name, (number, offset, count) in self.places.items()
+        }
+        self.owned = {name: pieces[name] for name in self.weights if name in pieces}
+        # The engine has copied the weights there: check that they are where this code thinks they are.
+        self.misplaced = ""
+        for name, piece in self.owned.items():
+            first, count = self.firsts[name], self.places[name][2]
+            part = self.weights[name].detach().reshape(-1)[first : first + count]
+            if not torch.equal(piece.detach(), part.to(piece.device)):
+                self.misplaced = name
+
+    # ---- the weights ----
+
+    @property
+    def sharded(self) -> bool:
+        return bool(self.weights)
+
+    @property
+    def unsharded(self) -> bool:
+        return not self._stale and (self._whole or not self.partitioned)
+
+    def _show(self) -> None:
+        for name, weight in self.everything.items():
+            show(weight, self.twins[name].data)
+
+    def unshard(self, exact: bool = False) -> None:
+        if self.engine is None:
+            return
+        if self.partitioned and not self._whole:
+            with self._gather(list(self.twins.values())):
+                self._show()
+            self._whole = True
+        elif self._stale:
+            self.optimizer.update_lp_params()
+        self._stale = False
+
+    def reshard(self) -> None:
+        if not self.partitioned:
+            self.unshard()
+        elif self._whole:
+            self._whole = False
+            nothing = torch.full((), torch.nan, dtype=DTYPE, device=self.world.device)
+            for weight in self.everything.values():
+                hide(weight, nothing)
+
+    def shards_changed(self) -> None:
+        if not self.partitioned:
+            self._stale = True
+            return
+        for name, piece in self.owned.items():  # stage 3 gathers from a shard of its own
+            self.twins[name].ds_tensor.data[: piece.numel()].copy_(piece.detach())
+        self.reshard()
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        known = self.everything if self.partitioned else self.weights
+        return {weight: self._share(name) for name, weight in known.items()}
+
+    def share_of(self, name: str, tensor: Tensor) -> Share:
+        return replace(self._share(name), tensor=tensor)
+
+    def _share(self, name: str) -> Share | None:
+        """This rank's share of a weight, if it has any."""
+        weight = self.everything[name]
+        if name in self.weights:
+            first, count = self.firsts[name], self.places[name][2] if name in self.places else 0
+            own = self.owned[name].detach() if count else None
+        else:
+            twin = self.twins.get(name)
+            size = -(-weight.numel() // self.world.size) if twin is None else twin.ds_tensor.numel()
+            first = self.world.rank * size
+            count = min(size, weight.numel() - first)
+            own = None if twin is None or count <= 0 else twin.ds_tensor.data[:count]
+        if count <= 0:
+            return None
+        # After the release only the author's parameter is written to.
+        own = weight.detach().reshape(-1)[first : first + count] if self.engine is None else own
+        return Share(own, weight.shape, first)
+
+    def release(self) -> None:
+        for weight in self.everything.values():
+            values = weight.data if self._whole or not self.partitioned else torch.full(weight.shape, torch.nan)
+            show(weight, values.to(self.world.device, DTYPE, copy=True))
+        self._whole = True
+        self.engine.destroy()
+        self.engine = self.optimizer = None
+        self.twins, self.longs = {}, []
+
+    # ---- the update ----
+
+    def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
+        """The engine's step: it calls `_step`, and gathers or lowers what came of it."""
+        self._players_optimizer = optimizer
+        self.engine.step()
+        self._reduced = False
+        if not self.engine.was_step_applied():
+            raise UserError(
+                f"{self.what}: DeepSpeed did not step, as the norm of all gradients is beyond float32; "
+                f"try clip=1.0 or a lower learning rate"
+            )
+        self.reshard()
+        autograd.graph.increment_version(stepped)
+
+    def _step(self) -> None:
+        """DeepSpeed may call it several times in a step; after the first time there is nothing to step on."""
+        if self._players_optimizer is not None:
+            self._players_optimizer.step()
+        for piece in self.owned.values():
+            piece.grad = None
+
+    def drop_gradients(self) -> None:
+        super().drop_gradients()
+        for piece in self.owned.values():
+            piece.grad = None
+
+    def drop_reduced(self) -> None:
+        """The gradients of a skipped update must leave the engine: it steps on nothing."""
+        if self._reduced:
+            for piece in self.owned.values():
+                piece.grad = None
+            self.engine.step()
+            self._reduced = False
+
+    def reduce(self) -> None:
+        """Average the gradients over the ranks, and give the pieces their parts."""
+        for name, weight in self.weights.items():
+            twin, gradient = self.twins[name], weight.grad
+            twin.data = weight.data.view(-1)  # in stage 3 it shows nothing, which can have no gradient
+            twin.grad = torch.zeros_like(twin) if gradient is None else gradient.reshape(-1)
+            weight.grad = None
+        with self.engine.coalesce_grad_reduction():
+            pass  # on leaving, the gradients of the twins are reduced
+        self._reduced = True
+        if self.longs[0].device != self.world.device:
+            torch.accelerator.synchronize(self.world.device)  # gradients are on their way to the CPU
+        if self.partitioned:
+            for twin in self.twins.values():
+                twin.data = twin.data.new_empty(0)
+        found: dict[tuple[int, int], Tensor] = {}
+        for number, long in enumerate(self.longs):
+            offset = 0
+            for part in [long.grad] if long.grad is not None else self.optimizer.averaged_gradients[number]:
+                found[number, offset] = part.view(-1)
+                offset += part.numel()
+        for name, piece in self.owned.items():
+            number, offset, count = self.places[name]
+            whole = found.get((number, offset))
+            piece.grad = found[number, 0][offset : offset + count] if whole is None else whole[:count]
+
+
+class EngineReduction(Reduction):
+    """The engine reduces after the last backward; norms and what was not reached as in zero2."""
+
+    def __init__(self, storage: Engine, device: torch.device, group: dist.ProcessGroup) -> None:
+        super().__init__(storage, device)
+        self.group = group
+        self._stepped: Sequence[nn.Parameter] = ()
+
+    @property
+    def stepped(self) -> Sequence[nn.Parameter]:
+        return self._stepped
+
+    def finish(self, scale: float) -> Tensor:
+        reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}
+        self.storage.drop_reduced()
+        self.storage.reduce()
+        gradients = [piece.grad for piece in self.storage.owned.values()]
+        if scale != 1 and gradients:
+            torch._foreach_mul_(gradients, 1 / scale)
+        norms = norms_of_pieces(self.storage, self.group, self.device)
+        self._stepped = drop_unreached(self.storage, norms, reached, self.group)
+        return norms
+
+
+class _Twins(nn.Module):
+    """Parameters without a network."""
+
+    def __init__(self, twins: Any) -> None:
+        super().__init__()
+        self.twins = nn.ParameterList(twins)
+
+
+class _StandIn(Optimizer):
+    """What DeepSpeed takes for the optimizer. See [Note: pieces]."""
+
+    def __init__(self, twins: list[nn.Parameter], step: Any) -> None:
+        super().__init__(twins, {"lr": 0.0})
+        self.let_step = step
+
+    def step(self, closure: None = None) -> None:
+        self.let_step()
+
+
+def package(device: torch.device) -> Any:
+    """DeepSpeed, for this kind of device."""
+    logging.getLogger("DeepSpeed").addFilter(_is_error)  # it says much about itself, on every rank
+    with mock.patch.dict(os.environ, DS_ACCELERATOR=os.environ.get("DS_ACCELERATOR", device.type)):
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+        from deepspeed.ops import __compatible_ops__
+
+        # An operation for inference on CPUs. It would have to be compiled first, and is not used here.
+        __compatible_ops__["deepspeed_shm_comm"] = False
+        _forget_old_groups(deepspeed)
+        known = torch.device(get_accelerator().device_name()).type
+    if known != device.type:
+        raise UserError(
+            f"DeepSpeed computes on {known} in this process and the run on {device.type}; type "
+            f"DS_ACCELERATOR={device.type} in front of the command"
+        )
+    return deepspeed
+
+
+def _forget_old_groups(deepspeed: Any) -> None:
+    """DeepSpeed keeps the first process groups it saw. If torch has new ones, it must look for them again."""
+    if getattr(deepspeed, "followed_by_phases", dist.group.WORLD) is not dist.group.WORLD:
+        deepspeed.comm.comm.cdb = None
+        deepspeed.utils.groups._release_process_group_references()
+    deepspeed.followed_by_phases = dist.group.WORLD
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

@@ -1,0 +1,112 @@
+"""Gradients that are reduced and scattered bucket by bucket while backward still runs."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gan.errors import UserError
+from strategies.reduction import Reduction, unreached
+from strategies.sharding.bucket import PendingReduction
+from strategies.sharding.storage import Buckets
+
+
+class ReduceScatter(Reduction):
+    """A bucket is reduced as soon as all of its gradients are there; each rank keeps its shard of them.
+
+    As in DDP, a weight is ready once all paths of the backward have met in it, and buckets leave in one order on all
+    ranks, the last one first. A bucket that is never ready leaves after the backward.
+    """
+
+    def __init__(self, storage: Buckets, device: torch.device, group: dist.ProcessGroup, what: str) -> None:
+        """`what` names player and policy in an error; `group` has all ranks."""
+        super().__init__(storage, device)
+        self.buckets, self.group, self.what = storage.learning, group, what
+        self.reached: set[str] = set()
+        self._stepped: Sequence[nn.Parameter] = ()
+        self._missing: list[set[str]] = []  # of each bucket: the weights whose gradients are not there yet
+        self._pending: list[PendingReduction] = []
+        self._reducing = False
+        self.hooks = [
+            weight.register_post_accumulate_grad_hook(partial(self._saw_gradient, number, name))
+            for number, bucket in enumerate(self.buckets)
+            for name, weight in bucket.weights.items()
+        ]
+
+    @property
+    def stepped(self) -> Sequence[nn.Parameter]:
+        return self._stepped
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        """Only the last backward communicates."""
+        self._reducing = last
+        self._missing = [set(bucket.weights) for bucket in self.buckets]
+        return loss
+
+    def _saw_gradient(self, number: int, name: str, weight: Tensor) -> None:
+        self.reached.add(name)
+        if not self._reducing:
+            return
+        if name not in self._missing[number]:
+            raise UserError(
+                f"weight '{name}' of {self.what} got a gradient twice in one backward, and the first is reduced "
+                f"already; with torch.utils.checkpoint type use_reentrant=False"
+            )
+        self._missing[number].remove(name)
+        while len(self._pending) < len(self.buckets) and not self._missing[self._next]:
+            self._start_next()
+
+    @property
+    def _next(self) -> int:
+        return len(self.buckets) - 1 - len(self._pending)
+
+    def _start_next(self) -> None:
+        if len(self._pending) > 1:
+            self._pending[-2].wait()  # at most two at once: each holds a bucket of whole gradients
+        self._pending.append(self.buckets[self._next].reduce_scatter())
+
+    def finish(self, scale: float) -> Tensor:
+        """Reduce what is left; the norms of whole weights come from those of their pieces, in one all-reduce."""
+        self._reducing = False
+        while len(self._pending) < len(self.buckets):
+            self._start_next()
+        for bucket, reduction in zip(reversed(self.buckets), self._pending, strict=True):
+            shard = reduction.wait()
+            bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
+        self._pending = []
+        norms = norms_of_pieces(self.storage, self.storage.sharing.group, self.device)
+        self._stepped = drop_unreached(self.storage, norms, self.reached, self.group)
+        return norms
+
+    def drop(self) -> None:
+        super().drop()
+        self.reached.clear()
+
+    def release(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
+
+
+def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """The norm of each whole weight's gradient. One all-reduce of 8 bytes a weight."""
+    numbers = {name: number for number, name in enumerate(storage.weights)}
+    squares = torch.zeros(len(numbers), dtype=torch.float64, device=device)
+    if storage.owned:
+        own = torch.stack([norm.double() for norm in torch._foreach_norm([p.grad for p in storage.owned.values()])])
+        squares[[numbers[name] for name in storage.owned]] = own.square().to(device)
+    dist.all_reduce(squares, group=group)
+    return squares.sqrt().to(next(iter(storage.weights.values())).dtype)
+
+
+def drop_unreached(
+    storage: Buckets, norms: Tensor, reached: set[str], group: dist.ProcessGroup
+) -> Sequence[nn.Parameter]:
+    """Take the zeros from pieces of weights that no rank's loss reached; returns the weights that were reached."""
+    names = unreached(list(storage.weights), norms, reached, group)
+    for name in names & storage.owned.keys():
+        storage.owned[name].grad = None
+    weights: Mapping[str, nn.Parameter] = storage.weights
+    return [weight for name, weight in weights.items() if name not in names]

@@ -1,0 +1,69 @@
+"""A parameter whose values are not on this rank: only shards of it are. Reading it is an error that says what to do."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gan.errors import UserError
+
+# What a parameter may be asked without its values: a size, a hook. Its properties, such as `.shape`, are allowed too.
+HARMLESS = {
+    Tensor.__hash__,
+    Tensor.__len__,
+    Tensor.dim,
+    Tensor.element_size,
+    Tensor.get_device,
+    Tensor.is_complex,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    Tensor.is_inference,
+    Tensor.is_signed,
+    Tensor.nelement,
+    Tensor.numel,
+    Tensor.ndimension,
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
+    Tensor.requires_grad_,
+    Tensor.size,
+    Tensor.storage_offset,
+    Tensor.stride,
+    Tensor.untyped_storage,
+}
+
+
+class ReshardedParameter(nn.Parameter):
+    """The class of an author's parameter while its values are away. The object stays the same.
+
+    torch changes the class of its lazy parameters in the same way. Without this the parameter would compute, and be
+    saved, as the not-a-numbers that it shows meanwhile.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """torch's hook: called in place of every function that gets such a parameter."""
+        if function in HARMLESS or (type(function).__name__ == "method-wrapper" and function != Tensor.data.__get__):
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        shapes = [tuple(each.shape) for each in args if isinstance(each, cls)]
+        raise UserError(
+            f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
+            f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; save them with "
+            f"trainer.save_checkpoint(path), or on all ranks, inside gathered(), by torch.save"
+        )
+
+    def __repr__(self) -> str:
+        return f"<sharded parameter of shape {tuple(self.shape)}>"
+
+
+def hide(weight: nn.Parameter, values: Tensor) -> None:
+    """Take the parameter's values away. `values` has one element, so that nothing of the parameter's size is kept."""
+    weight.data = values.expand(weight.shape)
+    vars(weight).setdefault("_class", type(weight))
+    weight.__class__ = ReshardedParameter
+
+
+def show(weight: nn.Parameter, values: Tensor) -> None:
+    """Let the parameter have values, those of a flat piece of memory."""
+    weight.__class__ = vars(weight).pop("_class", type(weight))
+    weight.data = values.view(weight.shape)

@@ -1,0 +1,145 @@
+"""Where a player's weights lie on a rank, and what of them the rank owns: whole on every rank, or in shards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, autograd, nn
+from torch.optim import Optimizer
+
+from strategies.sharding.bucket import Bucket, Sharing, buckets
+from strategies.sharding.share import Share
+
+SCALARS = {"step", "mu_product"}  # what optimizers keep for a weight as one number
+
+
+class Storage:
+    """The weights whole on every rank, which owns all of them. A storage in shards overrides what differs.
+
+    `weights` are the author's parameters that learn. `owned` is what this rank's optimizer and average work on.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter]) -> None:
+        self.weights = dict(weights)
+        self.owned: dict[str, nn.Parameter] = self.weights
+        self.buckets: list[Bucket] = []
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the optimizer works on pieces of the weights."""
+        return False
+
+    @property
+    def unsharded(self) -> bool:
+        """Whether all weights are whole."""
+        return True
+
+    def unshard(self, exact: bool = False) -> None:
+        """Make all weights whole and up to date; `exact`: in their own dtype, not in the one that phases compute in."""
+
+    def reshard(self) -> None:
+        """Keep what a rank keeps between phases."""
+
+    def shards_changed(self) -> None:
+        """Whole weights are out of date, because the shards were written to. Communicates nothing."""
+
+    def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
+        """Update what this rank owns; the weights then show it. `stepped` are the weights that have a gradient."""
+        optimizer.step()
+
+    def drop_gradients(self) -> None:
+        """No gradient stays from one phase to the next."""
+        for weight in self.weights.values():
+            weight.grad = None
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        """This rank's share of each parameter that is sharded, None where it owns nothing of it."""
+        return {}
+
+    def share_of(self, name: str, tensor: Tensor) -> Share:
+        """A tensor with a number for each element that this rank owns of a weight, as a share of the whole tensor."""
+        return Share.whole(tensor)
+
+    def per_element(self, key: str) -> bool:
+        """Whether the optimizer keeps a number for each element under this key, so that it is sharded as its weight is.
+
+        The shape does not tell: a weight may be a scalar, and so are its moments.
+        """
+        return self.sharded and key not in SCALARS
+
+    def release(self) -> None:
+        """Leave the author's parameters whole, in memory of their own. Communicates nothing: a rank may be lost."""
+
+
+class Buckets(Storage):
+    """The weights in buckets, of which this rank owns an equal shard. See [Note: shards of elements].
+
+    With `sharing.keep` the weights stay whole on every rank, and only what the optimizer works on is sharded. Without,
+    they are whole between `unshard` and `reshard`; then `others`, parameters that do not learn, are sharded too.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], sharing: Sharing, others: Mapping[str, nn.Parameter] | None = None
+    ) -> None:
+        super().__init__(weights)
+        self.sharing = sharing
+        self.learning = buckets(weights, sharing)
+        self.buckets = [*self.learning, *buckets(others or {}, sharing)]
+        pieces = {name: piece for bucket in self.learning for name, piece in bucket.pieces.items()}
+        self.owned = {name: pieces[name] for name in weights if name in pieces}
+        self.stale = False  # whether kept weights are older than the shards
+
+    @property
+    def sharded(self) -> bool:
+        return True
+
+    @property
+    def unsharded(self) -> bool:
+        return not self.stale and all(bucket.unsharded for bucket in self.buckets)
+
+    def unshard(self, exact: bool = False) -> None:
+        for bucket in self.buckets:
+            dtype = bucket.dtype if exact else bucket.compute_dtype
+            if bucket.released:
+                continue
+            if self.stale or not bucket.unsharded or bucket.whole.dtype != dtype:
+                bucket.unshard(dtype)
+        self.stale = False
+
+    def reshard(self) -> None:
+        if self.sharing.keep:
+            self.unshard()
+            return
+        for bucket in self.buckets:
+            bucket.reshard()
+
+    def shards_changed(self) -> None:
+        if self.sharing.keep:
+            self.stale = True
+            return
+        for bucket in self.learning:
+            bucket.version += 1
+            bucket.reshard()
+
+    def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
+        optimizer.step()
+        self.shards_changed()
+        if self.sharing.keep:
+            self.unshard()
+            # A graph from before must not go backward over new weights. Plain torch notices it by this number.
+            autograd.graph.increment_version(stepped)
+
+    def drop_gradients(self) -> None:
+        super().drop_gradients()
+        for piece in self.owned.values():
+            piece.grad = None
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        return {weight: bucket.share_of(name) for bucket in self.buckets for name, weight in bucket.weights.items()}
+
+    def share_of(self, name: str, tensor: Tensor) -> Share:
+        bucket = next(bucket for bucket in self.learning if name in bucket.weights)
+        return replace(bucket.share_of(name), tensor=tensor)
+
+    def release(self) -> None:
+        for bucket in self.buckets:
+            bucket.release()

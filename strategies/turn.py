@@ -1,0 +1,134 @@
+"""One phase, from its losses to the updates of its learners: the same for every policy."""
+
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+
+from gan import noise
+from gan.errors import UserError
+from gan.phase import Losses, Phase
+from strategies.guard import Guard
+from strategies.micro_batches import rows, split_batch
+from strategies.options.compile import played
+from strategies.policies.policy import Policy
+from strategies.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a phase is played with: the players' policies, the other ranks, precision, and where randomness stands."""
+
+    policies: Mapping[str, Policy]
+    ranks: Ranks
+    precision: Precision
+    guard: Guard
+    seed: int
+    step: int
+
+
+def play(phase: Phase, batch: Any, table: Table) -> dict[str, Tensor]:
+    """Losses, gradients, one update of each learner. Returns the losses and the norms of gradients, by name."""
+    policies, ranks = table.policies, table.ranks
+    learners = [policies[name] for name in phase.learners]
+    found: dict[str, Tensor] = {}
+
+    # Only the learners require gradients, and none are left from before.
+    ranks.begin(phase, policies)
+    for learner in ranks.once(learners, f"phase '{phase.name}'"):
+        learner.drop_gradients()
+    scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
+
+    with ExitStack() as held:
+        # Weights are there when they are read, also those of players that do not learn.
+        held.enter_context(played(phase, [name for name, policy in policies.items() if policy.compiled]))
+        for policy in policies.values():
+            held.enter_context(policy.hold(phase))
+
+        # Accumulate gradients. They are reduced during the last backward.
+        parts = split_batch(batch, phase.micro_batches, phase.name)
+        means: dict[str, Tensor] = {}
+        for index, part in enumerate(parts):
+            losses = _losses(phase, part, index, table)
+            total = _sum(losses.values(), scale / len(parts))
+            for name, loss in losses.items():
+                mean = loss.detach() / len(parts) if len(parts) > 1 else loss.detach()
+                means[name] = means[name] + mean if name in means else mean
+            if not ranks.any(total.requires_grad):
+                raise UserError(
+                    f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
+                    f"is something detached, or computed under no_grad?"
+                )
+            for learner in learners:
+                total = learner.arm(total, last=index == len(parts) - 1)
+            if total.requires_grad:
+                total.backward()
+        _check_that_ranks_agree(phase, policies)
+        means = ranks.mean(means)
+
+        # Update weights. A player whose gradients are not finite skips its turn, on all ranks together.
+        for learner in ranks.once(learners, f"the update of phase '{phase.name}'"):
+            norms = learner.finish(scale)
+            norm = torch.linalg.vector_norm(norms)
+            finite = all(map(_is_finite, norms.tolist()))
+            if finite:
+                learner.update(norm)
+            if learner.loss_scale is not None:
+                learner.loss_scale.update(finite)
+            table.guard.saw(phase, learner, finite, means, table.step)
+            learner.drop_gradients()
+            found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
+
+    return found | {f"{phase.name}/{name}": loss for name, loss in means.items()}
+
+
+def _losses(phase: Phase, part: Any, index: int, table: Table) -> dict[str, Tensor]:
+    """The named losses of one micro-batch, in the run's precision."""
+    size = rows(part)
+    first = (table.ranks.number * phase.micro_batches + index) * size
+    total = table.ranks.size * phase.micro_batches * size
+    place = noise.Place((table.seed, table.step, phase.name), first, size, total)
+    with noise.at(place), table.ranks.forward(table.precision.forward_context()):
+        losses: Losses = phase.loss(part)
+    named = {"loss": losses} if isinstance(losses, Tensor) else losses
+    if not isinstance(named, Mapping) or not named:
+        raise UserError(
+            f"phase '{phase.name}': its loss must return a scalar or named scalars, got {type(losses).__name__}"
+        )
+    for name, loss in named.items():
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
+    return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
+
+
+def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
+    """Their sum times a factor; no operation that changes nothing, for in small games they cost as much as layers."""
+    first, *others = losses
+    for loss in others:
+        first = first + loss
+    return first if factor == 1 else first * factor
+
+
+def _check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
+    """Ranks that gathered weights one by one, each in an order of its own, have gathered nonsense."""
+    codes = [policy.check_code() for policy in policies.values()]
+    if all(code is None for code in codes):
+        return
+    code = zlib.crc32(repr(codes).encode())
+    largest = torch.tensor([code, -code], device=next(iter(policies.values())).world.device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    if largest[0] != -largest[1]:
+        raise UserError(
+            f"phase '{phase.name}' read weights in another order on another rank; where layers are chosen by "
+            f"sample, type zero3+whole, which gathers a player once a phase"
+        )
+
+
+def _is_finite(number: float) -> bool:
+    return number - number == 0

@@ -1,0 +1,14 @@
+"""Looking into the tables of gan/painting/."""
+
+from gan.painting import grids
+from gan.painting.table import Cell, Table
+
+
+def row(table: Table, title: str) -> list[Cell]:
+    (found,) = (row for row in table.rows if row.title == title)
+    return found.cells
+
+
+def picture_of(sample) -> bytes:
+    """The bytes of a sample, as a cell shows it."""
+    return grids.picture(sample).tobytes()

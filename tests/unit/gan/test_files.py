@@ -1,0 +1,68 @@
+"""Files written as a whole or not at all."""
+
+import os
+
+import pytest
+import torch
+
+from gan.files import whole_file
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "content"),
+    [
+        (lambda path: path.write_text("new"), lambda path: path.read_text(), "new"),
+        (lambda path: path.write_bytes(b"new"), lambda path: path.read_bytes(), b"new"),
+        (lambda path: torch.save({"a": 1}, path), torch.load, {"a": 1}),
+    ],
+)
+@pytest.mark.parametrize("before", [None, "old"])
+def test_the_file_appears_when_all_is_written_and_nothing_else_stays(before, write, read, content, tmp_path):
+    path = tmp_path / "a.txt"
+    if before is not None:
+        path.write_text(before)
+    with whole_file(path) as part:
+        assert part.parent == tmp_path and part.name.startswith("a.txt.") and part.suffix == ".part"
+        write(part)
+        assert (path.read_text() if path.exists() else None) == before
+    assert read(path) == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_it_is_flushed_to_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    path, named = tmp_path / "a.txt", []
+    monkeypatch.setattr(os, "fsync", lambda _: named.append(path.exists()))
+    with whole_file(path) as part:
+        part.write_text("new")
+    assert named == [False] and path.exists()
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_after_an_error_the_old_content_stays_and_the_half_is_removed(before, tmp_path):
+    path = tmp_path / "a.txt"
+    if before is not None:
+        path.write_text(before)
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert [each.name for each in tmp_path.iterdir()] == ([] if before is None else ["a.txt"])
+    assert before is None or path.read_text() == before
+
+
+def test_a_place_that_cannot_be_written_fails_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    worked = False
+    with pytest.raises(OSError), whole_file(tmp_path / "file" / "a.txt"):
+        worked = True
+    assert not worked
+
+
+def test_two_processes_have_a_temporary_file_each(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    with whole_file(path) as one:
+        one.write_text("one")
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with whole_file(path) as other:
+            other.write_text("other")
+        assert path.read_text() == "other"
+    assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
