@@ -25,7 +25,8 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What uses a world of ranks has the machine for itself."""
     for item in items:
-        if "ranks" in getattr(item, "fixturenames", ()):
+        own = getattr(item, "callspec", None)  # a parameter of that name is no fixture
+        if "ranks" in getattr(item, "fixturenames", ()) and not (own and "ranks" in own.params):
             item.add_marker("alone")
 
 

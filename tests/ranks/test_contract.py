@@ -22,7 +22,6 @@ from torch.optim import Adafactor
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
-from strategies.policies.ddp import Replicated
 from strategies.strategy import POLICIES
 from tests.support.composite import MIXES, Composite, Sized
 from tests.support.doubled import doubled
@@ -352,19 +351,19 @@ def test_it_refuses_what_it_does_not_know_or_cannot_do(policy, world, play):
 # ---- controls: a policy that breaks a promise does not pass ----
 
 
-class Unclipped(Replicated):
+class Unclipped(POLICIES["ddp"]):
     def __init__(self, player, *rest):
         super().__init__(replace(player, clip=None), *rest)
 
 
-class Averaging(Replicated):
+class Averaging(POLICIES["ddp"]):
     """With another average than the player's."""
 
     def __init__(self, player, *rest):
         super().__init__(replace(player, ema=player.ema and 0.5), *rest)
 
 
-class Unscheduled(Replicated):
+class Unscheduled(POLICIES["ddp"]):
     def __init__(self, player, *rest):
         super().__init__(replace(player, schedule=None), *rest)
 

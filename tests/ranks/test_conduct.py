@@ -1,0 +1,159 @@
+"""What every policy does beside training: it validates, skips bad updates, and gives networks back as they were.
+
+Written once for all entries of POLICIES, as in test_contract.py.
+"""
+
+import os
+import warnings
+from contextlib import nullcontext
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from strategies import PhaseStrategy
+from strategies.policies import POLICIES
+from tests.ranks.test_contract import WORLDS, loader, play, single  # noqa: F401
+from tests.support.doubled import doubled
+from tests.support.hard_games import Plain
+from tests.support.journey import Journey
+from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, trainer, vectors
+
+EACH = [each for each in WORLDS if each.values[1] != 4]
+OFFLOADED = [
+    pytest.param(f"{each.values[0]}+offload", each.values[1], marks=each.marks, id=f"{each.id}-offload")
+    for each in EACH
+    if "offload" in POLICIES[each.values[0]].takes
+]
+
+
+def fitted(policy, world, game, batches, steps, **settings):
+    """The strategy, after training in float64."""
+    strategy = PhaseStrategy(policy)
+    with warnings.catch_warnings(), doubled() if "deepspeed" in policy and world > 1 else nullcontext():
+        warnings.simplefilter("ignore")
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+            trainer(strategy, world, steps, **settings).fit(game, *batches)
+            return snapshot(game, strategy), strategy
+
+
+# ---- validation ----
+
+
+class Validated(Plain):
+    """Looks at its weights while it validates."""
+
+    def validation_step(self, batch, batch_idx):
+        self.generator(batch["x"][:, :4])
+        self.seen = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
+
+
+def validated(policy, world):
+    game = Validated()
+    batches = loader(policy, world, 4), DataLoader([vectors(0), vectors(1)], batch_size=None)
+    trained, _ = fitted(policy, world, game, batches, 4, val_check_interval=2, num_sanity_val_steps=0)
+    return game.seen, trained
+
+
+@pytest.mark.parametrize(("policy", "world"), [*EACH, *OFFLOADED])
+def test_validation_sees_whole_averages_and_disturbs_nothing(policy, world, play):  # noqa: F811
+    expected, trained = validated("single", 1)
+    results = play(validated, policy, world)
+    for seen, _ in results:
+        assert distance(seen, expected) < EXACT
+    assert distance(results[0][1], trained) < EXACT
+    own = {name.removeprefix("weight generator."): value for name, value in trained.items()}
+    assert distance(expected, {name: own[name] for name in expected}) > BROKEN  # the weights themselves are others
+
+
+# ---- updates that cannot be made ----
+
+
+class Spoilt(Whole):
+    """One number of one sample, of the last rank, is not a number in the fourth step."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            if self.at == 4 and self.rank == self.world - 1:
+                batch["x"][-1, 0] = torch.nan
+            yield batch
+
+
+def skipping(policy, world):
+    like = loader(policy, world)
+    trained, strategy = fitted(policy, world, Plain(), [Spoilt(6, like.rank, like.world)], 6)
+    return trained, {name: each.skipped for name, each in strategy.policies.items()}
+
+
+@pytest.mark.parametrize(("policy", "world"), [*EACH, *OFFLOADED])
+def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, world, play):  # noqa: F811
+    results = play(skipping, policy, world)
+    assert [skipped for _, skipped in results] == [{"generator": 0, "discriminator": 1}] * len(results)
+    assert distance(results[0][0], skipping("single", 1)[0]) < EXACT
+
+
+class Outdated(Plain):
+    """Goes backward through a graph that is older than the weights it reads."""
+
+    def judge(self, batch):
+        self.old = self.discriminator(self.shared("fake", self.fake, batch["x"])).mean()
+        return super().judge(batch)
+
+    def fool(self, batch):
+        return self.old
+
+
+def outdated(policy, world):
+    try:
+        trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(Outdated(), single(policy, world, 1))
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(("policy", "world"), EACH)
+def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):  # noqa: F811
+    for said in play(outdated, policy, world):
+        assert "modified by an inplace operation" in said
+
+
+# ---- the author's modules stay what they are ----
+
+
+def left(policy, world):
+    game = Journey().float()
+    before = marks(game)
+    trainer(PhaseStrategy(policy), world, 1, precision="32-true").fit(game, single(policy, world, 1))
+    hooks = [
+        *(hook for p in game.parameters() for hook in (p._post_accumulate_grad_hooks or p._backward_hooks or ())),
+        *(hook for m in game.modules() for hook in (*m._forward_pre_hooks, *m._forward_hooks)),
+    ]
+    return {
+        "the same modules": marks(game) == before,
+        "frozen": [name for name, p in game.named_parameters() if not p.requires_grad],
+        "own memory": all(p.untyped_storage().nbytes() == p.nbytes for p in game.parameters()),
+        "no gradients": all(p.grad is None for p in game.parameters()),
+        "attributes": [name for p in game.parameters() for name in vars(p)],
+        "hooks": hooks,
+        "own method": "synthesize" in vars(game.generator),
+    }
+
+
+def marks(game):
+    modules = [(id(m), type(m), type(m._parameters)) for m in game.modules()]
+    return modules, list(game.state_dict()), [id(p) for p in game.parameters()]
+
+
+@pytest.mark.parametrize(("policy", "world"), EACH)
+def test_modules_keys_and_flags_are_as_the_author_made_them(policy, world, play):  # noqa: F811
+    for found in play(left, policy, world):
+        assert found == {
+            "the same modules": True,
+            "frozen": ["generator.table"],
+            "own memory": True,
+            "no gradients": True,
+            "attributes": [],
+            "hooks": [],
+            "own method": False,
+        }
