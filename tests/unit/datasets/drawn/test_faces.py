@@ -61,7 +61,7 @@ def test_items(size):
     assert label.max() < 19
 
 
-# The same face, whatever is around it.
+# The same face in every data set.
 
 
 def test_a_face_does_not_depend_on_the_set_around_it():
