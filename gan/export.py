@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gan.checkpoint import load, whole
 from gan.errors import UserError, refuse
 from gan.fit import options
 from gan.games.sean import Sean
@@ -21,7 +22,6 @@ from gan.module import GanModule
 from gan.painting.reopen import Opened, open_run
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
-from strategies.checkpoint.directory import load, whole
 
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/

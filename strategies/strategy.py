@@ -25,15 +25,16 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 
 from gan import noise
+from gan.checkpoint import Share, load_module_state
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Losses, Phase
 from gan.pool import ImagePool
 from nets.norm import convert_sync_batchnorm
 from strategies import auto, random_state
-from strategies.checkpoint.directory import Ranks
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
-from strategies.checkpoint.module_state import load_module_state, module_state
+from strategies.checkpoint.module_state import module_state
+from strategies.checkpoint.ranks import Ranks
 from strategies.choice import Choice, choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
@@ -51,7 +52,6 @@ from strategies.policies.zero3 import Zero3
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.stopping import Ending, Stopped
-from strategies.sharding.share import Share
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy

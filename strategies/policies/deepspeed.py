@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
+from gan.checkpoint import Share
 from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.policies.deepspeed_config import settings
@@ -21,7 +22,6 @@ from strategies.policies.sharded import Owner
 from strategies.policies.zero2 import Zero2
 from strategies.sharding.reads import listen
 from strategies.sharding.saved_tensors import kept_as_places
-from strategies.sharding.share import Share
 
 KIND = torch.float32  # of the numbers that DeepSpeed computes with
 

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from gan.checkpoint import SavedTensor, Share, read
 from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
-from strategies.checkpoint.directory import Saved, read
 from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
-from strategies.sharding.share import Share
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class Policy:
         """This rank's share of each weight's average."""
         return {name: self.owned_share(name, average) for name, average in self.ema.state_dict().items()}
 
-    def load_average(self, saved: Mapping[str, Saved] | None) -> None:
+    def load_average(self, saved: Mapping[str, SavedTensor] | None) -> None:
         """Take over saved averages, or start at the weights."""
         if self.ema is None:
             return
@@ -239,7 +238,7 @@ class Policy:
                 f"player '{self.player.name}': the checkpoint's optimizer has its weights in other groups than this "
                 f"run's; resume with the settings it was trained with"
             )
-        wanted: dict[Saved, Share] = {}
+        wanted: dict[SavedTensor, Share] = {}
         state = {
             number: {key: self._room(name, key, value, wanted) for key, value in saved["state"][name].items()}
             for number, name in enumerate(self._stepped())
@@ -277,9 +276,9 @@ class Policy:
             return value
         return self.owned_share(name, value) if self.is_per_element(key) else Share.whole(value)
 
-    def _room(self, name: str, key: str, value: Any, wanted: dict[Saved, Share]) -> Any:
+    def _room(self, name: str, key: str, value: Any, wanted: dict[SavedTensor, Share]) -> Any:
         """What is saved, or room for it, which is then wanted."""
-        if not isinstance(value, Saved):
+        if not isinstance(value, SavedTensor):
             return value
         owned = self.owned[name]
         if self.is_per_element(key):

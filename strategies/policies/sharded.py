@@ -12,11 +12,11 @@ from torch import Tensor, nn, optim
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
+from gan.checkpoint import Share
 from gan.errors import UserError
 from gan.phase import Player
 from strategies.policies.policy import Policy, World
 from strategies.sharding.bucket import Bucket, Sharing, buckets
-from strategies.sharding.share import Share
 
 # Optimizers that treat every element by itself, so that on pieces of weights they do what they do on weights.
 ELEMENTWISE = {

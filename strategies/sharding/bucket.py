@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from strategies.sharding.share import Share
+from gan.checkpoint import Share
 
 SIZE = 25 * 2**20  # bytes; what DDP takes for its buckets
 ALIGNED = 16  # bytes at which GPU kernels like a tensor to begin

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gan import GanModule
+from gan.checkpoint import Share
 from strategies import PhaseStrategy
 from strategies.policies.ddp import Replicated
 from strategies.policies.policy import Policy
-from strategies.sharding.share import Share
 from strategies.strategy import POLICIES
 
 STEPS = 10
