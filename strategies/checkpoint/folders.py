@@ -54,45 +54,35 @@ def new_part(path: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(path: Path, lock: int) -> None:
-    """What killed processes have left; nothing of what a living one writes."""
-    folder, parts, older = path.parent, [part_of(path)], [replaced(path)]
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        leftovers = list(path.parent.glob(f"*{path.suffix}{PART}"))
     except BlockingIOError:  # a living process is writing in this folder
         return
     except OSError:  # a file system without locks
-        pass
-    else:
-        parts = list(folder.glob(f"*{path.suffix}{PART}"))
-        older = list(folder.glob(replaced(Path(f"*{path.suffix}")).name))
-    for left in parts:
+        leftovers = [part_of(path)]
+    for part in leftovers:
         with suppress(FileNotFoundError):
-            if _is_ours(left):
-                shutil.rmtree(left)
-    finished = {replaced(newer) for newer in folder.glob(f"*{path.suffix}")}
-    for left in older:
-        if left in finished and _is_ours(left):
-            remove(left)
+            if _is_ours(part):
+                shutil.rmtree(part)
 
 
 def check_seen(part: Path) -> None:
-    """Ranks other than the first must see the folder that the first has made."""
-    # Making it again asks the file server itself. A mere look may be answered from this machine's memory.
+    """The other ranks must see the folder that the first has made."""
     try:
-        part.mkdir()
+        part.mkdir()  # asks the file server itself; a mere look may be answered from this machine's memory
+        part.rmdir()
     except FileExistsError:
         return
     except FileNotFoundError:
         pass
-    else:
-        part.rmdir()
     raise UserError(f"the first rank made {part} and it is not there; save to a disk that all machines share")
 
 
 def put(path: Path) -> None:
     """Give the complete folder its name. See [Note: complete or absent]."""
     part, older = part_of(path), replaced(path)
-    flush(part)
+    _flush(part)
     if os.path.lexists(path):
         remove(older)
         path.rename(older)
@@ -102,7 +92,7 @@ def put(path: Path) -> None:
         with suppress(OSError):
             older.rename(path)
         raise
-    flush(path.parent)
+    _flush(path.parent)
     with suppress(OSError, UserError):  # the next save tries again
         remove(older)
 
@@ -126,7 +116,7 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def flush(folder: Path) -> None:
+def _flush(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

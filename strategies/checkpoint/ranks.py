@@ -19,35 +19,28 @@ class Ranks:
 
     def each(self, step: Callable[[], T]) -> list[T]:
         """All ranks do a step and get the results of all. Where one fails, all raise, so that none waits for it."""
-        result, failure = None, None
+        result, failure, told = None, None, None
         try:
             result = step()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others must hear of it
-            failure = error
-        told: list[Any] = [(result, _told(failure))]
+        except (OSError, UserError) as error:
+            failure, told = error, (UserError, reason(error))
+        except Exception as error:  # noqa: BLE001 - a mistake of ours: no UserError on the other ranks either
+            failure, told = error, (RuntimeError, f"{type(error).__name__}: {error}")
+        heard: list[Any] = [(result, told)]
         if self.size > 1:
-            told = [None] * self.size
-            dist.all_gather_object(told, (result, _told(failure)))
+            heard = [None] * self.size
+            dist.all_gather_object(heard, (result, told))
         if failure is not None:
             raise failure
-        for rank, (_, other) in enumerate(told):
-            if other is not None:
-                kind, text = other
+        for rank, (_, told) in enumerate(heard):
+            if told is not None:
+                kind, text = told
                 raise kind(f"rank {rank}: {text}")
-        return [result for result, _ in told]
+        return [result for result, _ in heard]
 
     def first(self, step: Callable[[], None]) -> None:
         """The first rank does a step, for all."""
         self.each(step if self.rank == 0 else lambda: None)
-
-
-def _told(failure: Exception | None) -> tuple[type[Exception], str] | None:
-    """What the other ranks raise. A mistake of ours is no UserError there either."""
-    if failure is None:
-        return None
-    if isinstance(failure, (OSError, UserError)):
-        return UserError, reason(failure)
-    return RuntimeError, f"{type(failure).__name__}: {failure}"
 
 
 ALONE = Ranks()

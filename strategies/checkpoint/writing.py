@@ -8,8 +8,8 @@ piece, which took more code than this file has.
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,17 @@ def save(path: str | Path, tree: dict[str, Any], ranks: Ranks = ALONE) -> None:
     what was there before.
     """
     path = Path(path)
+    try:
+        with ExitStack() as stack:
+            _save(path, tree, ranks, stack)
+    except OSError as error:
+        where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
+        raise UserError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
+    except UserError as error:
+        raise UserError(f"cannot write checkpoint {path}: {error}") from error
+
+
+def _save(path: Path, tree: dict[str, Any], ranks: Ranks, stack: ExitStack) -> None:
     part = part_of(path)
     values, shares = _split(tree)
 
@@ -50,12 +61,11 @@ def save(path: str | Path, tree: dict[str, Any], ranks: Ranks = ALONE) -> None:
             for name, (key, share) in shares.items()
         }
 
-    with _failing(path, ranks), ExitStack() as stack:
-        ranks.first(lambda: stack.enter_context(new_part(path)))
-        offers = ranks.each(offer)
-        dealt = _deal(offers)
-        ranks.each(lambda: _write_file(part, ranks.rank, {name: shares[name][1] for name in dealt[ranks.rank]}))
-        ranks.first(lambda: _complete(path, values, offers, dealt))
+    ranks.first(lambda: stack.enter_context(new_part(path)))
+    offers = ranks.each(offer)
+    dealt = _deal(offers)
+    ranks.each(lambda: _write_file(part, ranks.rank, {name: shares[name][1] for name in dealt[ranks.rank]}))
+    ranks.first(lambda: _complete(path, values, offers, dealt))
 
 
 def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, Share]]]:
@@ -144,15 +154,3 @@ def _complete(path: Path, values: dict[str, Any], offers: list[dict[str, Offer]]
         file.flush()
         os.fsync(file.fileno())
     put(path)
-
-
-@contextmanager
-def _failing(path: Path, ranks: Ranks) -> Iterator[None]:
-    """Failures of the disk, here or on another rank, become errors in words. Mistakes of ours stay as they are."""
-    try:
-        yield
-    except OSError as error:
-        where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
-        raise UserError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
-    except UserError as error:
-        raise UserError(f"cannot write checkpoint {path}: {error}") from error

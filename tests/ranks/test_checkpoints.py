@@ -181,32 +181,27 @@ def test_a_share_that_is_missing_is_noticed(ranks, tmp_path):
 # ---- complete or absent ----
 
 
-POINTS = {  # where a process is killed, and which checkpoint is there then
-    "before anything is written": 1,
-    "in the middle of the tensors": 1,
-    "between the tensors and the values": 1,
-    "in the middle of the values": 1,
-    "before it gets its name": 1,
-    "between the two renames": None,
-    "before the older one is gone": 2,
+LAST, PART, REPLACED = "last.ckpt", "last.ckpt.part", "last.replaced.ckpt"
+POINTS = {  # where a process is killed, and what is there then
+    "before anything is written": [LAST, PART],
+    "in the middle of the tensors": [LAST, PART],
+    "between the tensors and the values": [LAST, PART],
+    "in the middle of the values": [LAST, PART],
+    "before it gets its name": [LAST, PART],
+    "between the two renames": [PART, REPLACED],
+    "before the older one is removed": [LAST, REPLACED],
+    "while the older one is removed": [LAST, f"{REPLACED}.part"],
 }
 
 
-def killed_in(point, path, number):
-    """Whether a process that saves comes to a point of the save; there it is killed."""
-    removed = []
+def kill_in(point, path, number):
+    """A process that saves is killed at a point of the save."""
 
-    def die(*rest):
+    def die(*rest, **_):
         if point == "in the middle of the values":
             rest[1].write(b"half of it")
             rest[1].flush()
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def older(path, real=folders.remove):
-        removed.append(path)
-        if len(removed) == 2:  # the first is of an earlier kill
-            die()
-        real(path)
 
     def save_and_die():
         place, name, deed = {
@@ -215,8 +210,9 @@ def killed_in(point, path, number):
             "between the tensors and the values": (writing, "_complete", die),
             "in the middle of the values": (torch, "save", die),
             "before it gets its name": (writing, "put", die),
-            "between the two renames": (Path, "rename", _the_second_time(Path.rename, die)),
-            "before the older one is gone": (folders, "remove", older),
+            "between the two renames": (Path, "rename", the_second_time(Path.rename, die)),
+            "before the older one is removed": (folders, "remove", the_second_time(folders.remove, die)),
+            "while the older one is removed": (shutil, "rmtree", die),
         }[point]
         with mock.patch.object(place, name, deed):
             save(path, numbered(number))
@@ -225,62 +221,58 @@ def killed_in(point, path, number):
     process = multiprocessing.get_context("fork").Process(target=save_and_die)
     process.start()
     process.join()
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
+    assert process.exitcode == -signal.SIGKILL
 
 
-def _the_second_time(real, die):
+def the_second_time(real, deed):
     calls = []
 
     def call(*args):
         calls.append(args)
-        return die() if len(calls) == 2 else real(*args)
+        return deed() if len(calls) == 2 else real(*args)
 
     return call
 
 
-@pytest.mark.parametrize(("point", "there"), POINTS.items())
-def test_a_kill_while_saving_leaves_a_whole_checkpoint(point, there, tmp_path):
-    path, older = tmp_path / "last.ckpt", tmp_path / "last.replaced.ckpt"
+@pytest.mark.parametrize(("point", "left"), POINTS.items())
+def test_a_kill_while_saving_leaves_a_whole_checkpoint(point, left, tmp_path):
+    path = tmp_path / LAST
     save(path, numbered(1))
-    assert killed_in(point, path, 2)
-    left = {1: [path.name, "last.ckpt.part"], None: ["last.ckpt.part", older.name], 2: [path.name, older.name]}
-    assert names(tmp_path) == left[there]
-    if there != 2:
+    kill_in(point, path, 2)
+    assert names(tmp_path) == left
+    if PART in left:
         with pytest.raises(UserError, match=r"last.ckpt.part is not complete"):
-            load(tmp_path / "last.ckpt.part")
-    if there is None:
-        with pytest.raises(UserError, match=r"no checkpoint at .*last.ckpt; last.replaced.ckpt is there, the one"):
+            load(tmp_path / PART)
+    if LAST in left:
+        assert number_of(path) == (1 if PART in left else 2)
+    else:
+        with pytest.raises(UserError, match=r"no checkpoint at .*last.ckpt; last.replaced.ckpt is there, the one bef"):
             load(path)
-        path, there = older, 1
-    assert number_of(path) == there
-    save(tmp_path / "another.ckpt", numbered(3))  # the next save removes what was left
-    assert names(tmp_path) == ["another.ckpt", path.name]
-    assert (number_of(path), number_of(tmp_path / "another.ckpt")) == (there, 3)
-    save(tmp_path / "last.ckpt", numbered(4))
-    assert names(tmp_path) == ["another.ckpt", "last.ckpt"] and number_of(tmp_path / "last.ckpt") == 4
+        assert number_of(tmp_path / REPLACED) == 1
+    save(tmp_path / "another.ckpt", numbered(3))  # the next save removes what is not whole
+    assert names(tmp_path) == ["another.ckpt", *(name for name in left if not name.endswith(".part"))]
+    assert number_of(tmp_path / "another.ckpt") == 3
+    save(path, numbered(4))
+    assert names(tmp_path) == ["another.ckpt", LAST] and number_of(path) == 4
 
 
-@pytest.mark.parametrize("point", [point for point, there in POINTS.items() if there == 1])
+@pytest.mark.parametrize("point", [point for point, left in POINTS.items() if left == [LAST, PART]])
 def test_a_kill_in_the_first_save_leaves_none(point, tmp_path):
-    assert killed_in(point, tmp_path / "first.ckpt", 1)
-    assert names(tmp_path) == ["first.ckpt.part"]
+    kill_in(point, tmp_path / LAST, 1)
+    assert names(tmp_path) == [PART]
     with pytest.raises(UserError, match="no checkpoint at"):
-        load(tmp_path / "first.ckpt")
-    save(tmp_path / "first.ckpt", numbered(2))
-    assert names(tmp_path) == ["first.ckpt"] and number_of(tmp_path / "first.ckpt") == 2
+        load(tmp_path / LAST)
+    save(tmp_path / LAST, numbered(2))
+    assert names(tmp_path) == [LAST] and number_of(tmp_path / LAST) == 2
 
 
 def test_a_rename_that_fails_gives_the_older_one_its_name_back(tmp_path):
-    path, full = tmp_path / "last.ckpt", OSError(errno.ENOSPC, "No space left on device")
-    save(path, numbered(1))
-    fail = mock.Mock(side_effect=full)
-    with (
-        mock.patch.object(Path, "rename", _the_second_time(Path.rename, fail)),
-        pytest.raises(UserError, match="space"),
-    ):
-        save(path, numbered(2))
-    assert names(tmp_path) == ["last.ckpt"] and number_of(path) == 1
+    save(tmp_path / LAST, numbered(1))
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    failing = mock.patch.object(Path, "rename", the_second_time(Path.rename, full))
+    with failing, pytest.raises(UserError, match="No space left on device"):
+        save(tmp_path / LAST, numbered(2))
+    assert names(tmp_path) == [LAST] and number_of(tmp_path / LAST) == 1
 
 
 def test_a_checkpoint_that_is_removed_is_never_half_there(tmp_path):
@@ -294,33 +286,27 @@ def test_a_checkpoint_that_is_removed_is_never_half_there(tmp_path):
     assert names(tmp_path) == ["y.ckpt"]
 
 
-def stopped_while_saving(path):
-    """A process that has stopped in the middle of a save and lives."""
-    process = multiprocessing.get_context("fork").Process(target=_save_and_stop, args=(path,))
-    process.start()
-    deadline = time.monotonic() + 60
-    while not list(path.parent.glob(f"{path.name}.part/values.pt")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
-
-
-def _save_and_stop(path):
+def save_and_stop(path):
     with mock.patch.object(torch, "save", lambda *_: time.sleep(600)):
         save(path, numbered(9))
 
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path):
-    process = stopped_while_saving(tmp_path / "theirs.ckpt")
+    theirs = tmp_path / "theirs.ckpt"
+    process = multiprocessing.get_context("fork").Process(target=save_and_stop, args=(theirs,))
+    process.start()
     try:
+        while not (tmp_path / "theirs.ckpt.part" / "values.pt").exists():
+            assert process.is_alive()
+            time.sleep(0.01)
         save(tmp_path / "ours.ckpt", numbered(1))
         assert names(tmp_path) == ["ours.ckpt", "theirs.ckpt.part"]
         with pytest.raises(UserError, match=r"cannot write checkpoint .*theirs.ckpt: .* is in the way"):
-            save(tmp_path / "theirs.ckpt", numbered(1))
+            save(theirs, numbered(1))
     finally:
         process.kill()
         process.join()
-    save(tmp_path / "theirs.ckpt", numbered(2))
+    save(theirs, numbered(2))
     assert names(tmp_path) == ["ours.ckpt", "theirs.ckpt"]
 
 
