@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import multiprocessing
 import os
 import pickle
@@ -55,6 +56,12 @@ def test_tensors_of_every_kind_and_shape_come_back_bit_for_bit(tmp_path):
     for name, tensor in tensors.items():
         assert tree["tensors"][name].dtype == tensor.dtype
         assert torch.equal(tree["tensors"][name], tensor), name
+    (file,) = (tmp_path / "x.ckpt").glob("*.safetensors")
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    begins = {name: header[f"tensors/{name}"]["data_offsets"][0] for name in tensors if tensors[name].numel()}
+    assert length % 8 == 0 and all(begin % tensors[name].itemsize == 0 for name, begin in begins.items())
 
 
 def test_writing_copies_no_tensor_but_one_that_is_not_contiguous(tmp_path):
@@ -291,23 +298,34 @@ def save_and_stop(path):
         save(path, numbered(9))
 
 
-def test_what_a_living_process_writes_is_left_alone(tmp_path):
-    theirs = tmp_path / "theirs.ckpt"
-    process = multiprocessing.get_context("fork").Process(target=save_and_stop, args=(theirs,))
+@contextlib.contextmanager
+def living(path):
+    """A process that has stopped in the middle of a save and lives."""
+    process = multiprocessing.get_context("fork").Process(target=save_and_stop, args=(path,))
     process.start()
     try:
-        while not (tmp_path / "theirs.ckpt.part" / "values.pt").exists():
+        while not (path.parent / f"{path.name}.part" / "values.pt").exists():
             assert process.is_alive()
             time.sleep(0.01)
-        save(tmp_path / "ours.ckpt", numbered(1))
-        assert names(tmp_path) == ["ours.ckpt", "theirs.ckpt.part"]
-        with pytest.raises(UserError, match=r"cannot write checkpoint .*theirs.ckpt: .* is in the way"):
-            save(theirs, numbered(1))
+        yield
     finally:
         process.kill()
         process.join()
-    save(theirs, numbered(2))
-    assert names(tmp_path) == ["ours.ckpt", "theirs.ckpt"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path):
+    first, second, ours = (tmp_path / name for name in ("first.ckpt", "second.ckpt", "ours.ckpt"))
+    with contextlib.ExitStack() as stack:
+        with living(first):
+            stack.enter_context(living(second))
+            save(ours, numbered(1))
+            assert names(tmp_path) == ["first.ckpt.part", "ours.ckpt", "second.ckpt.part"]
+        save(ours, numbered(2))
+        assert "second.ckpt.part" in names(tmp_path)
+        with pytest.raises(UserError, match=r"cannot write checkpoint .*second.ckpt: .* is in the way"):
+            save(second, numbered(1))
+    save(second, numbered(3))
+    assert names(tmp_path) == ["ours.ckpt", "second.ckpt"] and (number_of(ours), number_of(second)) == (2, 3)
 
 
 def test_without_locks_only_leftovers_of_the_same_name_are_removed(tmp_path):
