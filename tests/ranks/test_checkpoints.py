@@ -46,6 +46,7 @@ def test_tensors_of_every_kind_and_shape_come_back_bit_for_bit(tmp_path):
     tensors["a number"], tensors["nothing"] = torch.tensor(2.5), torch.zeros(0, 3)
     tensors["scattered"] = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     tensors["a/b.c"], tensors["transposed"] = torch.randn(5), torch.randn(3, 7).t()
+    tensors["odd"] = torch.randint(256, (1001,), dtype=torch.uint8)
     both = torch.randn(6)
     tensors["tied"], tensors["tied too"], tensors["part of it"] = both, both.view(2, 3), both[2:4]
     values = {"list": [1, "two", None, {"x": (3.0,)}], "own tensor": torch.arange(3)}
