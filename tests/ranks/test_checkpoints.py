@@ -81,9 +81,7 @@ def test_writing_copies_no_tensor_but_one_that_is_not_contiguous(tmp_path):
 class Memory(TorchDispatchMode):
     """The bytes of all tensors that operations made, in memory of their own."""
 
-    def __init__(self):
-        super().__init__()
-        self.made, self.known = 0, set()
+    made = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         known = {leaf.data_ptr() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
@@ -158,7 +156,7 @@ class seen_reads:
         self.patch.stop()
 
 
-def test_shares_are_cut_anew_for_another_number_of_ranks(ranks, tmp_path):
+def test_shares_are_cut_differently_for_another_number_of_ranks(ranks, tmp_path):
     for size in (2, 4):
         path = tmp_path / f"{size}.ckpt"
         ranks(size).run(save_shares, path)
