@@ -467,7 +467,9 @@ class Huge(Lopsided):
         if self.step == 1:
             with self.saving:
                 if self.gathering:
-                    self.trainer.strategy.policies["net"].storage.unshard()
+                    storage = self.trainer.strategy.policies["net"].storage
+                    storage.shards_changed()
+                    storage.unshard()
                 self.trainer.save_checkpoint(self.folder / "x.ckpt")
 
     def on_load_checkpoint(self, _):
