@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 from lightning import LightningModule
 
 from gan import noise
+from gan.checkpoint import load, load_module_state
 from gan.errors import UserError
 from gan.phase import Phase, Player, check_game
 
@@ -100,20 +101,17 @@ class GanModule(LightningModule):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A game made anew with its saved hyper-parameters and these, with a checkpoint's weights; not averages.
+        """A new game with the saved hyper-parameters and `kwargs`, and with a checkpoint's weights, not their averages.
 
-        Here, because Lightning's own takes a checkpoint for one file.
+        Lightning's own method expects a checkpoint to be one file.
         """
-        from strategies.checkpoint import directory as checkpoint
-        from strategies.checkpoint.module_state import load_module_state
-
         if hparams_file is not None:
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
-        saved = checkpoint.load(checkpoint_path, weights_only is not False)
+        saved = load(checkpoint_path, weights_only is not False)
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
         game.on_load_checkpoint(saved)
         try:
-            load_module_state(game, saved["state_dict"], {}, game.strict_loading if strict is None else strict)
+            load_module_state(game, saved["state_dict"], strict=game.strict_loading if strict is None else strict)
         except RuntimeError as error:
             raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
         return game if map_location is None else game.to(map_location)

@@ -53,8 +53,8 @@ class UNet(nn.Module):
         for down in self.down:
             x = down(x)
             seen.append(x)
-        for up, beside in zip(self.up, reversed(seen[:-1]), strict=True):
-            x = torch.cat([up(x), beside], 1)
+        for up, shortcut in zip(self.up, reversed(seen[:-1]), strict=True):
+            x = torch.cat([up(x), shortcut], 1)
         return self.paint(x)
 
 

@@ -31,10 +31,10 @@ from nets.norm import convert_sync_batchnorm
 from strategies import private, random_state, threads
 from strategies.assignment import assign, check_ranks, in_threads
 from strategies.auto import Auto
-from strategies.checkpoint.directory import Ranks as SavingRanks
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
+from strategies.checkpoint.ranks import Ranks as SavingRanks
 from strategies.choice import choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale

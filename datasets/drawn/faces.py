@@ -1,7 +1,7 @@
 """Faces drawn from a seed: a data set with labels and with ground truth, and nothing to download.
 
-Where the regions of a face lie is drawn apart from how each of them looks, so the picture that a style
-transfer should give is known: the shape of one face, drawn in the style of another.
+The shape of a face and the style of its regions are drawn separately. So the right result of a style transfer is
+known: the shape of one face, drawn in the styles of another.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,15 +17,14 @@ from datasets.drawn.portrait.looks import LOOKS, Style, paint
 from gan.errors import UserError
 from gan.noise import seed_for
 
-MEMORY = 1 << 30  # bytes of drawn pictures that a data set keeps; what does not fit is drawn again
+MEMORY = 1 << 30  # bytes of drawn pictures that a data set keeps; others are drawn again each time
 
 
 class Faces(Dataset):
-    """Faces number `first` to `first + length - 1` of a seed, each a picture and its map of 19 labels.
+    """Faces number `first` to `first + length - 1` of a seed: pictures and their maps of 19 labels.
 
-    Face k of a seed is the same face in every data set that holds it, whatever the length, the process or
-    the number of workers. Looks: "any" draws a style for every region of every face; "poster" and "neon"
-    paint all faces from one palette each.
+    Face k of a seed is the same in every data set, for any length, process or number of workers. `look` is "any", where
+    each region of each face has its own style, or "poster" or "neon", where all faces share one palette.
     """
 
     num_labels = len(LABELS)
@@ -40,7 +39,7 @@ class Faces(Dataset):
         if look not in LOOKS:
             raise UserError(f"look {look!r} is not known; try one of {', '.join(LOOKS)}")
         self.length, self.size, self.seed, self.first, self.look = length, size, seed, first, look
-        # Picture and labels are drawn from one portrait: the latest one is at hand.
+        # Picture and labels are drawn from one portrait, so we keep the latest one.
         self._latest: tuple[int | None, np.ndarray | None] = (None, None)
         self._kept: dict[tuple, torch.Tensor] = {}
         self._kept_bytes = 0
@@ -53,30 +52,29 @@ class Faces(Dataset):
         return {"image": self.image(face), "label": self.label_map(face)}
 
     def face(self, index: int) -> int:
-        """The number of the face at an index."""
         if not -self.length <= index < self.length:
             raise IndexError(f"index {index} is outside of {self.length} faces")
         return self.first + index % self.length
 
     def image(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> tv_tensors.Image:
-        """The picture that `draw` gives, as bytes [3, H, W], drawn once and kept."""
+        """The picture of `draw` as bytes [3, H, W], drawn once and kept."""
         key = shape, frozenset(style.items()) if isinstance(style, Mapping) else style
         return tv_tensors.Image(self._keep(key, lambda: _bytes(self.draw(shape, style)).permute(2, 0, 1)))
 
     def label_map(self, shape: int) -> tv_tensors.Mask:
-        """The labels that `label` gives, as bytes [H, W], drawn once and kept."""
+        """The labels of `label` as bytes [H, W], drawn once and kept."""
         return tv_tensors.Mask(self._keep((shape,), lambda: _bytes(self.label(shape))))
 
     def draw(self, shape: int, style: int | Mapping[str | int, int] | None = None) -> Image.Image:
         """Draw the shape of one face in the style of another: the ground truth of a style transfer.
 
-        `style` is the number of the face to take all styles from, or for some of the regions (by name or
-        number) the face to take that region's style from; the other regions keep their own.
+        `style` is the number of the face whose styles are used. Or it gives a face for some regions (by name or
+        number); the other regions keep their own style.
         """
         return paint(self._cells(shape), self._styles(shape, style), self.size)
 
     def label(self, shape: int) -> Image.Image:
-        """Draw the labels of a face: of every pixel the region at its middle."""
+        """Draw the labels of a face: each pixel has the region at its middle."""
         fine = supersampling(self.size)
         return Image.fromarray(self._cells(shape)[fine // 2 :: fine, fine // 2 :: fine] // len(Tone))
 
@@ -107,8 +105,8 @@ class Faces(Dataset):
 class FaceTransfers(Dataset):
     """Pairs of faces for style transfer: A, B, and the truth, which is A's shape drawn in B's styles.
 
-    B is the face after A; the last face takes the first. "region_truth" is A with the style of one "region" taken
-    from B: the pairs take turns among the regions that both faces have and that fill a 64th of A or more.
+    B is the face after A; after the last face comes the first. "region_truth" is A with the style of one "region" from
+    B. This region is one that both faces have and that fills 1/64 of A or more; pairs take these regions in turn.
     """
 
     def __init__(self, faces: Faces) -> None:
@@ -135,10 +133,10 @@ class FaceTransfers(Dataset):
 
 
 class FaceDomains(Dataset):
-    """Two unpaired domains: "a" holds posters of the even faces, "b" neon pictures of the odd ones.
+    """Two unpaired domains: "a" has posters of the even faces, "b" has neon pictures of the odd faces.
 
-    With `truth`, also what a perfect translation gives: "truth_b" is the face of "a" in neon, "truth_a"
-    the face of "b" as a poster.
+    With `truth`, there are also perfect translations: "truth_b" is the face of "a" in neon, and "truth_a" is the face
+    of "b" as a poster.
     """
 
     def __init__(self, length: int, size: int = 64, seed: int = 0, first: int = 0, truth: bool = False) -> None:
@@ -162,7 +160,6 @@ def _bytes(picture: Image.Image) -> torch.Tensor:
 
 
 def _region(name: str | int) -> Region:
-    """A region by its name or number."""
     if name in LABELS:
         return Region(LABELS.index(name))
     if name in list(Region):

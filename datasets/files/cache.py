@@ -160,7 +160,7 @@ def _explained_write_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _one_process_at_a_time(file: Path) -> Iterator[None]:
-    """Hold a lock, which is free again when its process ends, in whatever way."""
+    """Hold a lock. It is free again when its process ends, even by a kill."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=SILENT_WAIT)

@@ -54,7 +54,7 @@ def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
                 if first <= int(origin) < end:
                     numbers.append(int(number))
             case [_, *_]:
-                raise UserError(f"{mapping}, line {row}: '{line}' does not begin with two numbers; get the file anew")
+                raise UserError(f"{mapping}, line {row}: '{line}' does not begin with two numbers; get the file again")
     if not numbers:
         raise UserError(f"{mapping} has no picture of this split, whose numbers in CelebA are {first} to {end - 1}")
     return np.unique(numbers)
@@ -128,7 +128,7 @@ def _missing(root: Path, numbers: np.ndarray, present: np.ndarray) -> list[str]:
     no_mask = [_mask_path(root, int(number), "*") for number in numbers[~present.any(1)]]
     return [
         f"{len(paths)} of {len(numbers)} {what} are missing: {', '.join(map(str, paths[:3]))}"
-        f"{' ...' if len(paths) > 3 else ''}; unpack the data set anew, or take their lines out of {MAPPING}"
+        f"{' ...' if len(paths) > 3 else ''}; unpack the data set again, or take their lines out of {MAPPING}"
         for what, paths in (("pictures", no_file), ("pictures' masks", no_mask))
         if paths
     ]

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gan.checkpoint import load, whole
 from gan.errors import UserError, refuse
 from gan.files import whole_file
 from gan.fit import options
@@ -22,7 +23,6 @@ from gan.module import GanModule
 from gan.painting.reopen import SavedRun, open_run
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
-from strategies.checkpoint.directory import load, whole
 
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/

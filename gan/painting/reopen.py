@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
+from gan.checkpoint import Share, load, load_module_state, read
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
 from gan.runs import Run, build
-from strategies.checkpoint.directory import load, read
-from strategies.checkpoint.module_state import load_module_state
-from strategies.sharding.share import Share
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
             f"players {', '.join(game.players)}"
         )
     try:
-        load_module_state(game, saved["state_dict"], {})
+        load_module_state(game, saved["state_dict"])
     except RuntimeError as error:
         first = " ".join(" ".join(str(error).splitlines()[:2]).split())
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error

@@ -1,1 +1,1 @@
-"""Checkpoints: directories to which every rank writes what it owns."""
+"""Writing checkpoints: folders in which every rank has a file of its own. gan/checkpoint.py reads them."""

@@ -5,19 +5,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gan.checkpoint import Share, load_module_state
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.pool import ImagePool
-from strategies.checkpoint.directory import Ranks
-from strategies.checkpoint.module_state import load_module_state, module_state
+from strategies.checkpoint.module_state import module_state
 from strategies.checkpoint.player_state import (
     load_average,
     load_optimizer_state,
     load_training_state,
     training_state,
 )
+from strategies.checkpoint.ranks import Ranks
 from strategies.policies.policy import Policy
-from strategies.sharding.share import Share
 
 Policies = Mapping[str, Policy]
 

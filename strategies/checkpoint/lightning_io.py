@@ -1,17 +1,19 @@
-"""Lightning's way to checkpoints: directories, there whole or not at all."""
+"""Lightning's way to checkpoints, with folders that are there whole or not at all."""
 
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 
+from gan.checkpoint import load
 from gan.errors import UserError
-from strategies.checkpoint import directory
-from strategies.checkpoint.directory import ALONE, Ranks
+from strategies.checkpoint.folders import remove
+from strategies.checkpoint.ranks import ALONE, Ranks
+from strategies.checkpoint.writing import save
 
 
 class WholeCheckpointIO(CheckpointIO):
-    """Writes by all ranks together; loads without ever unpickling code."""
+    """Writes by all ranks together; loads without running code."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
@@ -20,17 +22,16 @@ class WholeCheckpointIO(CheckpointIO):
         """Every rank must call it, with its own shares in the checkpoint."""
         if storage_options is not None:
             raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
-        directory.save(path, checkpoint, self.ranks)
+        save(path, checkpoint, self.ranks)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """What is in a checkpoint; its tensors are read when they are wanted.
+        """A checkpoint's tree; its tensors are read when they are wanted.
 
         Its values are plain, unless the caller insists on `weights_only=False`.
         """
-        return directory.load(path, weights_only is not False)
+        return load(path, weights_only is not False)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Away with it."""
-        directory.remove(path)
+        remove(path)

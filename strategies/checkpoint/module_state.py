@@ -5,22 +5,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gan.checkpoint import Share
 from gan.pool import ImagePool
-from strategies.checkpoint.directory import read, whole
-from strategies.sharding.share import Share
-
-Dealt = Mapping[Tensor, Share | None]  # this rank's share of each parameter that is dealt out among ranks
 
 
 def module_state(
     module: nn.Module,
-    dealt: Dealt,
+    shares: Mapping[Tensor, Share | None],
     first: bool,
     slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]] = ImagePool.get_extra_state,
 ) -> dict[str, Any]:
-    """What this rank has of a module's state dict; a tensor of two names is there under one.
+    """What this rank has of a module's state dict. A tensor of two names is there under one.
 
-    Of what is no parameter, such as running statistics, the first rank's is everyone's; pools differ by rank.
+    `shares` has this rank's share of each parameter that is sharded. What is no parameter, such as running
+    statistics, is the first rank's. Image pools differ by rank, and each rank has its own images in it.
     """
     state: dict[str, Any] = {}
     parameters, seen = set(module.parameters()), set()
@@ -28,7 +26,7 @@ def module_state(
         if not isinstance(value, Tensor):
             state[key] = value
         elif id(value) not in seen and (first or value in parameters):
-            share = dealt[value] if value in dealt else Share.whole(value)
+            share = shares[value] if value in shares else Share.whole(value)
             if share is not None:
                 state[key] = share
         seen.add(id(value))
@@ -39,26 +37,3 @@ def module_state(
                 for place, images in slots(pool).items()
             }
     return state
-
-
-def load_module_state(module: nn.Module, saved: Mapping[str, Any], dealt: Dealt, strict: bool = True) -> None:
-    """Read it: shares straight to their places, whole tensors by way of torch's own `load_state_dict`.
-
-    A RuntimeError says what does not fit, as torch does.
-    """
-    own = module.state_dict(keep_vars=True)
-    names = {id(value): key for key, value in own.items() if key in saved}
-    found = {key: saved[names[id(value)]] for key, value in own.items() if id(value) in names}
-    straight = {key: own[key] for key in found if isinstance(own[key], nn.Parameter) and own[key] in dealt}
-    for key, weight in straight.items():
-        if found[key].shape != weight.shape:
-            raise RuntimeError(f"size mismatch for {key}: {tuple(found[key].shape)} there, {tuple(weight.shape)} here")
-    shares = {found[key]: dealt[weight] for key, weight in straight.items()}
-    read({there: share for there, share in shares.items() if share is not None})
-
-    rest = {key: value for key, value in found.items() if key not in straight}
-    rest |= {key: value for key, value in saved.items() if key not in own}
-    missing, unexpected = module.load_state_dict(whole(rest), strict=False)
-    missing = [key for key in missing if key not in straight]
-    if strict and (missing or unexpected):
-        raise RuntimeError(f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}")

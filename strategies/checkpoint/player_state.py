@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gan.checkpoint import SavedTensor, Share, read
 from gan.errors import UserError
-from strategies.checkpoint.directory import Saved, read
 from strategies.policies.policy import Policy
-from strategies.sharding.share import Share
 
 
 def training_state(policy: Policy) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def average_state(policy: Policy) -> dict[str, Share]:
     return {name: policy.storage.share_of(name, average) for name, average in policy.ema.state_dict().items()}
 
 
-def load_average(policy: Policy, saved: Mapping[str, Saved] | None) -> None:
+def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> None:
     """Take over saved averages, or start at the weights where none were saved."""
     if policy.ema is None:
         return
@@ -65,7 +64,7 @@ def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
             f"player '{policy.player.name}': the checkpoint's optimizer has its weights in other groups than this "
             f"run's; resume with the settings it was trained with"
         )
-    wanted: dict[Saved, Share] = {}
+    wanted: dict[SavedTensor, Share] = {}
     state = {
         number: {key: _room(policy, name, key, value, wanted) for key, value in saved["state"][name].items()}
         for number, name in enumerate(_stepped(policy))
@@ -91,9 +90,9 @@ def _shared(policy: Policy, name: str, key: str, value: Any) -> Any:
     return policy.storage.share_of(name, value) if policy.storage.per_element(key) else Share.whole(value)
 
 
-def _room(policy: Policy, name: str, key: str, value: Any, wanted: dict[Saved, Share]) -> Any:
+def _room(policy: Policy, name: str, key: str, value: Any, wanted: dict[SavedTensor, Share]) -> Any:
     """A plain value as it is saved; for a tensor the memory that it will be read to, entered in `wanted`."""
-    if not isinstance(value, Saved):
+    if not isinstance(value, SavedTensor):
         return value
     owned = policy.owned[name]
     if policy.storage.per_element(key):

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gan.checkpoint import Share
 from strategies.sharding.resharded_parameter import hide, show
-from strategies.sharding.share import Share
 
 SIZE = 25 * 2**20  # bytes; what DDP takes for its buckets
 ALIGNED = 16  # bytes at which GPU kernels like a tensor to begin

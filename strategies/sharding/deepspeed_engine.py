@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
+from gan.checkpoint import Share
 from gan.errors import UserError
 from strategies.reduction import Reduction
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
 from strategies.sharding.resharded_parameter import hide, show
-from strategies.sharding.share import Share
 from strategies.sharding.storage import Storage
 
 DTYPE = torch.float32  # what DeepSpeed computes with

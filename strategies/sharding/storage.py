@@ -6,8 +6,8 @@ from dataclasses import replace
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
+from gan.checkpoint import Share
 from strategies.sharding.bucket import Bucket, Sharing, buckets
-from strategies.sharding.share import Share
 
 SCALARS = {"step", "mu_product"}  # what optimizers keep for a weight as one number
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from tests.ranks.test_contract import WORLDS, loader, play, single  # noqa: F401
+from tests.ranks.test_contract import WORLDS, Play, loader, single
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import Journey
@@ -26,6 +26,11 @@ OFFLOADED = [
     for each in EACH
     if "offload" in POLICIES[each.values[0]].takes
 ]
+
+
+@pytest.fixture
+def play(ranks):
+    return Play(ranks)
 
 
 def fitted(policy, world, game, batches, steps, **settings):
@@ -57,7 +62,7 @@ def validated(policy, world):
 
 
 @pytest.mark.parametrize(("policy", "world"), [*EACH, *OFFLOADED])
-def test_validation_sees_whole_averages_and_disturbs_nothing(policy, world, play):  # noqa: F811
+def test_validation_sees_whole_averages_and_disturbs_nothing(policy, world, play):
     expected, trained = validated("single", 1)
     results = play(validated, policy, world)
     for seen, _ in results:
@@ -87,7 +92,7 @@ def skipping(policy, world):
 
 
 @pytest.mark.parametrize(("policy", "world"), [*EACH, *OFFLOADED])
-def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, world, play):  # noqa: F811
+def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, world, play):
     results = play(skipping, policy, world)
     assert [skipped for _, skipped in results] == [{"generator": 0, "discriminator": 1}] * len(results)
     assert distance(results[0][0], skipping("single", 1)[0]) < EXACT
@@ -113,7 +118,7 @@ def outdated(policy, world):
 
 
 @pytest.mark.parametrize(("policy", "world"), EACH)
-def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):  # noqa: F811
+def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):
     for said in play(outdated, policy, world):
         assert "modified by an inplace operation" in said
 
@@ -146,7 +151,7 @@ def marks(game):
 
 
 @pytest.mark.parametrize(("policy", "world"), EACH)
-def test_modules_keys_and_flags_are_as_the_author_made_them(policy, world, play):  # noqa: F811
+def test_modules_keys_and_flags_are_as_the_author_made_them(policy, world, play):
     for found in play(left, policy, world):
         assert found == {
             "the same modules": True,

@@ -341,6 +341,8 @@ def check_refusals(play: Play, policy: str, world: int) -> None:
             assert f"type --strategy discriminator=ddp,*={policy}" in message
         else:
             assert message is None
+    if promise(policy).sharded:  # and what it says to type works
+        assert set(play(refusal, f"discriminator=ddp,*={policy}", world)) == {None}
 
 
 @pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])

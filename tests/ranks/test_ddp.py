@@ -175,21 +175,3 @@ def test_a_weight_out_of_reach_is_skipped_as_in_plain_torch(ranks):
     assert len(expected) < len(list(SometimesReached().discriminator.parameters()))  # and some never
     for counts in ranks(4).run(gradients_after, 4):
         assert counts == expected
-
-
-# ---- the author's modules stay what they are ----
-
-
-def what_it_leaves(world):
-    module = Plain()
-    before = [id(child) for child in module.modules()], list(module.state_dict()), [id(p) for p in module.parameters()]
-    strategy = WatchedStrategy("ddp")
-    data = DataLoader([share(vectors(0), torch.distributed.get_rank(), world)], batch_size=None)
-    trainer(strategy, world, 1).fit(module, data)
-    after = [id(child) for child in module.modules()], list(module.state_dict()), [id(p) for p in module.parameters()]
-    hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
-    return before == after, all(p.requires_grad and p.grad is None for p in module.parameters()), hooks
-
-
-def test_modules_keys_and_flags_are_as_the_author_made_them(ranks):
-    assert ranks(2).run(what_it_leaves, 2) == [(True, True, 0)] * 2

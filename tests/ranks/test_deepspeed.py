@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,12 +22,12 @@ from strategies.choice import choices
 from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 from strategies.sharding.deepspeed_engine import package
 from strategies.strategy import POLICIES
-from tests.ranks.test_guard import Once
-from tests.ranks.test_zero import Lopsided, Outdated, Validated, Whole2d
+from tests.ranks.test_conduct import validated
+from tests.ranks.test_zero import Lopsided
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD, Plain, Teacher
-from tests.support.journey import Journey, travel
-from tests.support.parity import BROKEN, EXACT, distance, share, snapshot, train, trainer, vectors, weights
+from tests.support.journey import travel
+from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
@@ -231,29 +230,7 @@ def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, u
     assert distance(travel(ranks, "deepspeed3", 6, resume=damaged), unbroken) > BROKEN
 
 
-# ---- averages, the guard, what plain torch would refuse, and what is left behind ----
-
-
-def validated(policy, world):
-    rank = dist.get_rank() if world > 1 else 0
-    module, strategy = Validated(), PhaseStrategy(policy)
-    data = [DataLoader([share(vectors(s), rank, world) for s in range(4)], batch_size=None) for _ in range(2)]
-    context = doubled() if world > 1 else warnings.catch_warnings()
-    with context, quickly(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        trainer(strategy, world, 4, val_check_interval=2, num_sanity_val_steps=0).fit(module, *data)
-    return module.seen, snapshot(module, strategy)
-
-
-@installed
-@pytest.mark.parametrize("policy", [*STAGES, "deepspeed2+offload", "deepspeed3+offload"])
-def test_validation_sees_whole_averages_and_disturbs_nothing(policy, ranks):
-    expected, trained = validated("single", 1)
-    results = ranks(2).run(validated, policy, 2)
-    for seen, _ in results:
-        assert distance(seen, expected) < EXACT
-    assert distance(results[0][1], trained) < EXACT
-    own = {name.removeprefix("weight generator."): value for name, value in trained.items()}
-    assert distance(expected, {name: own[name] for name in expected}) > BROKEN  # the weights themselves are others
+# ---- one process, shared graphs, and what is left behind ----
 
 
 @installed
@@ -262,40 +239,6 @@ def test_one_process_validates_with_averages_too(policy):
     with mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64):
         seen, _ = validated(policy, 1)
     assert distance(seen, validated("single", 1)[0]) == 0
-
-
-def poisoned(policy):
-    module, strategy = Once(), PhaseStrategy(policy)
-    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(6)], batch_size=None)
-    context = doubled() if "deepspeed" in policy else warnings.catch_warnings()
-    with context, quickly(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        trainer(strategy, 2, 6).fit(module, data)
-    return snapshot(module, strategy), {name: each.skipped for name, each in strategy.policies.items()}
-
-
-@installed
-@pytest.mark.parametrize("policy", [*STAGES, "deepspeed2+offload", "deepspeed3+offload"])
-def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, ranks):
-    expected = ranks(2).run(poisoned, "ddp")[0][0]
-    results = ranks(2).run(poisoned, policy)
-    assert [skipped for _, skipped in results] == [{"generator": 0, "discriminator": 1}] * 2
-    assert distance(results[0][0], expected) < EXACT
-
-
-def outdated(policy):
-    data = DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
-    try:
-        with quickly():
-            trainer(PhaseStrategy(policy), 2, 1, precision="32-true").fit(Outdated(), data)
-    except RuntimeError as error:
-        return "modified by an inplace operation" in str(error)
-    return False
-
-
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, ranks):
-    assert ranks(2).run(outdated, policy) == [True, True]
 
 
 class Convolved(Teacher):
@@ -318,34 +261,17 @@ def test_a_shared_graph_outlives_its_phase(policy, ranks):
     assert distance(results[0], train(Convolved, policy="single")) < EXACT
 
 
-def what_it_leaves(policy):
-    module = Journey().float()
-    before = _marks(module)
-    data = DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
-    strategy = PhaseStrategy(policy)
+def engines(policy):
+    strategy, data = PhaseStrategy(policy), DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
     with quickly():
-        trainer(strategy, 2, 1, precision="32-true").fit(module, data)
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    own_memory = all(p.untyped_storage().nbytes() == p.nbytes for p in module.parameters())
-    marked = [name for p in module.parameters() for name in vars(p)]
-    hooks = sum(len(p._post_accumulate_grad_hooks or ()) + len(p._backward_hooks or ()) for p in module.parameters())
-    hooks += sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in module.modules())
-    engines = [each.storage.engine for each in strategy.policies.values()]
-    return before == _marks(module), frozen, own_memory, marked, hooks, "synthesize" in vars(module.generator), engines
-
-
-def _marks(module):
-    return (
-        [(id(m), type(m), type(m._parameters)) for m in module.modules()],
-        list(module.state_dict()),
-        [id(p) for p in module.parameters()],
-    )
+        trainer(strategy, 2, 1, precision="32-true").fit(Plain(), data)
+    return [each.storage.engine for each in strategy.policies.values()]
 
 
 @installed
 @pytest.mark.parametrize("policy", STAGES)
-def test_modules_are_as_the_author_made_them(policy, ranks):
-    assert ranks(2).run(what_it_leaves, policy) == [(True, ["generator.table"], True, [], 0, False, [None, None])] * 2
+def test_no_engine_is_left(policy, ranks):
+    assert ranks(2).run(engines, policy) == [[None, None]] * 2
 
 
 def what_it_leaves_in_torch(policy):
@@ -430,13 +356,6 @@ def test_what_a_configuration_may_not_say_is_refused_at_once(ranks, tmp_path):
 
 
 # ---- refusals ----
-
-
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-def test_an_optimizer_that_looks_at_whole_weights_is_refused_by_name(policy, ranks):
-    for message in ranks(2).run(refused, policy, Whole2d):
-        assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
 
 
 @installed

@@ -26,8 +26,8 @@ from nets.sean.generator import SeanGenerator
 from strategies import PhaseStrategy
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
+from tests.ranks.test_conduct import Outdated
 from tests.ranks.test_games import GAMES, LABELS, pictures, sean
-from tests.ranks.test_zero import Outdated
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
 from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
 from tests.support.watch import WatchedStrategy

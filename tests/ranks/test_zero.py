@@ -1,9 +1,7 @@
 """The zero policies and their mixes: the same training as one device, and as plain torch holds it."""
 
 import os
-import warnings
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from unittest import mock
 
@@ -26,7 +24,6 @@ from strategies.policies.zero3 import Zero3
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
 from strategies.strategy import POLICIES
 from tests.ranks.test_ddp import Wide
-from tests.ranks.test_guard import Once
 from tests.support.composite import Composite
 from tests.support.hard_games import HARD, Micro4, Penalty, Plain
 from tests.support.journey import OURS, Journey, travel
@@ -605,144 +602,16 @@ def test_saving_between_steps_disturbs_nothing_and_resumes_bit_for_bit(policy, r
     assert ranks(2).run(saved_in_the_middle, policy, tmp_path) == [0, 0]
 
 
-# ---- averages ----
-
-
-class Validated(Plain):
-    """Looks at its weights while it validates."""
-
-    def validation_step(self, batch, batch_idx):
-        self.generator(batch["x"][:, :4])
-        self.seen = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
-
-
-def validated(policy, world):
-    rank = dist.get_rank() if world > 1 else 0
-    module, strategy = Validated(), PhaseStrategy(policy)
-    data = [DataLoader([share(vectors(s), rank, world) for s in range(4)], batch_size=None) for _ in range(2)]
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        trainer(strategy, world, 4, val_check_interval=2, num_sanity_val_steps=0).fit(module, *data)
-    return module.seen, snapshot(module, strategy)
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_validation_sees_whole_averages_and_disturbs_nothing(policy, ranks):
-    expected, trained = validated("single", 1)
-    results = ranks(2).run(validated, policy, 2)
-    for seen, _ in results:
-        assert distance(seen, expected) < EXACT
-    assert distance(results[0][1], trained) < EXACT
-    assert (
-        distance(
-            {f"weight generator.{n}": v for n, v in expected.items()},
-            {n: v for n, v in trained.items() if n.startswith("weight generator.")},
-        )
-        > BROKEN
-    )  # the weights themselves are others
-
-
-# ---- the author's modules stay what they are ----
-
-
-def what_it_leaves(policy):
-    module = Journey()
-    before = _marks(module)
-    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
-    trainer(PhaseStrategy(policy), 2, 1).fit(module, data)
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    own_memory = all(p.untyped_storage().nbytes() == p.nbytes for p in module.parameters())
-    hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in module.parameters())
-    hooks += sum(len(m._forward_pre_hooks) for m in module.modules())
-    return before == _marks(module), frozen, own_memory, hooks, "synthesize" in vars(module.generator)
-
-
-def _marks(module):
-    return (
-        [id(m) for m in module.modules()],
-        [type(m) for m in module.modules()],
-        list(module.state_dict()),
-        [id(p) for p in module.parameters()],
-    )
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_modules_keys_and_flags_are_as_the_author_made_them(policy, ranks):
-    assert ranks(2).run(what_it_leaves, policy) == [(True, ["generator.table"], True, 0, False)] * 2
-
-
-# ---- the guard, and what plain torch would refuse ----
-
-
-def poisoned(policy):
-    module, strategy = Once(), PhaseStrategy(policy)
-    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(6)], batch_size=None)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(strategy, 2, 6).fit(module, data)
-    return snapshot(module, strategy), {name: each.skipped for name, each in strategy.policies.items()}
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_one_bad_rank_skips_one_update_of_its_player_on_all(policy, ranks):
-    expected = ranks(2).run(poisoned, "ddp")[0][0]
-    results = ranks(2).run(poisoned, policy)
-    assert [skipped for _, skipped in results] == [{"generator": 0, "discriminator": 1}] * 2
-    assert distance(results[0][0], expected) < EXACT
-
-
-class Outdated(Plain):
-    """Goes backward through a graph that is older than the weights it reads."""
-
-    def judge(self, batch):
-        self.old = self.discriminator(self.shared("fake", self.fake, batch["x"])).mean()
-        return super().judge(batch)
-
-    def fool(self, batch):
-        return self.old
-
-
-def outdated(policy):
-    data = DataLoader([share(vectors(0), dist.get_rank() if policy != "single" else 0, 2)], batch_size=None)
-    try:
-        trainer(PhaseStrategy(policy), 1 if policy == "single" else 2, 1).fit(Outdated(), data)
-    except RuntimeError as error:
-        return "modified by an inplace operation" in str(error)
-    return False
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, ranks):
-    assert outdated("single")
-    assert ranks(2).run(outdated, policy) == [True, True]
-
-
 # ---- refusals ----
 
 
-class Whole2d(Plain):
-    """An optimizer that looks at whole weights."""
-
-    def configure_players(self):
-        generator, discriminator = super().configure_players()
-        yield generator
-        yield replace(discriminator, optimizer=partial(torch.optim.Adafactor, lr=1e-2))
-
-
-def refused(policy, game=Whole2d, world=2):
+def refused(policy, game=Plain, world=2):
     data = DataLoader([share(vectors(0), dist.get_rank(), world)], batch_size=None)
     try:
         trainer(PhaseStrategy(policy), world, 1).fit(game(), data)
     except UserError as error:
         return str(error)
     return None
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_an_optimizer_that_looks_at_whole_weights_is_refused_by_name(policy, ranks):
-    for message in ranks(2).run(refused, policy):
-        assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
-        assert f"type --strategy discriminator=ddp,*={policy}" in message
-    assert ranks(2).run(refused, f"discriminator=ddp,*={policy}") == [None, None]
 
 
 def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan import errors, noise
 from gan.errors import UserError
-from gan.fit import command as fit
+from gan.fit import command as fit_command
 from gan.fit.callbacks import Keep
 from gan.fit.folder import RunFolder
 from strategies import PhaseStrategy
@@ -202,10 +202,10 @@ def _rank(
     _after(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS))
     _after(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP))
     _before(PhaseStrategy, "save_checkpoint", lambda *_: tells.send_bytes(SAVES))
-    fit.finish = _finish
+    fit_command.finish = _finish
     for deed in deeds:
         DEEDS[deed]()
-    sys.exit(fit.main(command))
+    sys.exit(fit_command.main(command))
 
 
 def _finish(run: Any, score: Any, trainer: Any, where: RunFolder, seconds: float) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gan import GanModule
+from gan.checkpoint import Share
 from strategies import PhaseStrategy
 from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies.ddp import Ddp
 from strategies.reduction import Reduction
-from strategies.sharding.share import Share
 from strategies.strategy import POLICIES
 
 STEPS = 10

@@ -1,17 +1,18 @@
-"""Checkpoints in tests: read whole, and written again with something in them changed."""
+"""Checkpoints in tests: small ones, and those of trainings read whole and written again with something changed."""
 
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from strategies.checkpoint import directory as checkpoint
-from strategies.sharding.share import Share
+from gan.checkpoint import Share, load, whole
+from strategies.checkpoint.writing import save
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """All that is in a checkpoint, with plain tensors in their places."""
-    return checkpoint.whole(checkpoint.load(path))
+    return whole(load(path))
 
 
 def write_checkpoint(path: str | Path, tree: dict[str, Any]) -> None:
@@ -26,7 +27,7 @@ def write_checkpoint(path: str | Path, tree: dict[str, Any]) -> None:
     for name in ("state_dict", "players"):
         tree[name] = walk(tree.get(name, {}))
     tree["optimizer_states"] = [walk(state) for state in tree.get("optimizer_states", ())]
-    checkpoint.save(path, tree)
+    save(path, tree)
 
 
 def without_optimizers(path: str | Path, to: Path) -> str:
@@ -34,3 +35,21 @@ def without_optimizers(path: str | Path, to: Path) -> str:
     tree = read_checkpoint(path)
     write_checkpoint(to, {**tree, "optimizer_states": [{**state, "state": {}} for state in tree["optimizer_states"]]})
     return str(to)
+
+
+def numbered(number: int, size: int = 1000) -> dict[str, Any]:
+    """What a checkpoint holds that has its number in each of its parts."""
+    tensor = torch.full((size,), float(number))
+    return {"number": number, "state": {"a": Share.whole(tensor), "b": Share.whole(-tensor)}}
+
+
+def number_of(path: Path) -> int:
+    """A checkpoint's number, which all of its parts must have."""
+    tree = read_checkpoint(path)
+    assert torch.equal(tree["state"]["a"], torch.full_like(tree["state"]["a"], float(tree["number"])))
+    assert torch.equal(tree["state"]["b"], -tree["state"]["a"])
+    return tree["number"]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -26,12 +26,12 @@ __all__ = ["FLIP_PAIRS", "LABELS", "Region", "Tone", "draw_portrait", "supersamp
 
 
 def supersampling(size: int) -> int:
-    """How many points there are to a side of a pixel: an odd number, so that one of them is the middle."""
+    """The number of points along the side of a pixel. It is odd, so that one of them is in the middle."""
     return 5 if size < 64 else 3
 
 
 def draw_portrait(seed: int, side: int) -> np.ndarray:
-    """The cells of a portrait, [side, side] bytes of Region * len(Tone) + Tone; the seed alone decides on it."""
+    """The cells of a portrait: [side, side] bytes of Region * len(Tone) + Tone. It depends on the seed alone."""
     plan = Plan(seed)
     canvas = Canvas(side)
     upright, head = Pen(canvas, plan.x, plan.y, plan.size), Pen(canvas, plan.x, plan.y, plan.size, plan.turn)

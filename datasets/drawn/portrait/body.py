@@ -6,7 +6,7 @@ from datasets.drawn.portrait.pen import Pen, arc, mirrored, oval, ribbon, smooth
 from datasets.drawn.portrait.plan import Plan
 from datasets.drawn.portrait.regions import Region, Tone
 
-# Where a neckline starts beside the neck, and between which depths it ends on the chest.
+# How far beside the neck a neckline starts, and the range of depths where it ends on the chest.
 NECKLINES = {
     "crew": (0.05, 1.30, 1.40),
     "vee": (0.10, 1.50, 1.66),
@@ -18,7 +18,6 @@ NECKLINES = {
 
 
 def draw_background(pen: Pen, plan: Plan) -> None:
-    """Put some light behind the head."""
     light = plan.pick("halo", "halo", "band", "hills", "none")
     s, size = plan.side, plan.between(1.25, 1.5)
     if light == "halo":
@@ -34,13 +33,13 @@ def draw_background(pen: Pen, plan: Plan) -> None:
 
 
 def draw_body(pen: Pen, plan: Plan) -> None:
-    """Draw what is below the chin; the head comes over it."""
+    """Draw neck, clothes and necklace; the head is drawn over them."""
     neck, wide, slope = plan.width * plan.between(0.46, 0.62), plan.between(1.1, 1.36), plan.between(0.0, 0.12)
     cut = plan.pick(*NECKLINES)
     beside, least, most = NECKLINES[cut]
     deep = plan.between(least, most)
 
-    # Cut the clothes: from the neckline over the shoulder and down.
+    # Outline the clothes: from the neckline over the shoulder and down.
     start, high = neck + beside, 1.16 + beside * 0.35
     bend = start * 0.72, high + 0.72 * (deep - high)
     if cut in ("vee", "shirt"):
@@ -98,7 +97,7 @@ def draw_body(pen: Pen, plan: Plan) -> None:
     else:
         pen.tone(Region.CLOTH, Tone.SHADOW, np.concatenate([neckline, np.add(neckline, (0, 0.09))[::-1]]))
 
-    # Hang a necklace around what shows of the neck.
+    # Add a necklace where the neck can be seen.
     if cut not in ("roll", "hood") and plan.chance(0.45):
         _draw_necklace(pen, plan, neck, min(deep - 0.1, plan.between(1.24, 1.45)))
 

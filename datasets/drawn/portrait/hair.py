@@ -1,4 +1,4 @@
-"""Hair: what hangs or stands behind the head, and what lies on it."""
+"""Hair behind the head, and hair on the head."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ FRINGE = [(0.95, 0), (0.87, -0.22), (0.45, -0.26), (0, -0.23), (-0.45, -0.26), (
 
 
 class Cut(NamedTuple):
-    """Hair that leaves the ears free: how far it stands off the head, and where it ends on the forehead."""
+    """Hair that does not cover the ears: how far it stands off the head, and where it ends on the forehead."""
 
     least: float
     most: float
@@ -43,7 +43,7 @@ CUTS = {
 
 
 def draw_back_hair(pen: Pen, plan: Plan) -> None:
-    """Draw what is behind the head and the shoulders."""
+    """Draw the hair behind the head and the shoulders."""
     if plan.ears_hidden:
         _draw_fall(pen, plan)
     elif plan.hair == "afro":
@@ -66,7 +66,7 @@ def draw_back_hair(pen: Pen, plan: Plan) -> None:
 
 
 def draw_front_hair(pen: Pen, plan: Plan) -> None:
-    """Draw what lies on the head, down to the hairline."""
+    """Draw the hair on the head, down to the hairline."""
     if plan.hair == "bald":
         shine = np.array([(-0.36, -0.74), (-0.2, -0.84), (-0.02, -0.82), (-0.2, -0.72)])
         pen.tone(Region.SKIN, Tone.LIGHT, smooth(shine * (plan.side, 1)))
@@ -108,7 +108,7 @@ def _draw_cut(pen: Pen, plan: Plan, cut: Cut) -> None:
             if y < -0.6:
                 pen.tone(Region.HAIR, Tone.SHADOW, ribbon([(x - 0.08, y), (x, y + 0.07), (x + 0.08, y)], 0.035, 0.035))
 
-    # Comb it from the crown to the forehead, and let it shine.
+    # Draw strands from the crown to the forehead, and a shine.
     if cut.combed:
         crown = outer[4] * (1, 0.95)
         for foot in front[6:31:6]:
@@ -164,5 +164,5 @@ def _draw_curtains(pen: Pen, plan: Plan) -> None:
 
 
 def _beside(plan: Plan, sign: int, points: Points) -> np.ndarray:
-    """Points on one side of the head, their x counted outwards from its edge."""
+    """Points on one side of the head, with x counted outwards from the head's edge."""
     return np.add(points, (plan.width, 0)) * (sign, 1)

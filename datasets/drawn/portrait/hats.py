@@ -8,7 +8,6 @@ from datasets.drawn.portrait.regions import Region, Tone
 
 
 def draw_hat(pen: Pen, plan: Plan) -> None:
-    """Draw the hat, if any, over the hair."""
     if plan.hat:
         HATS[plan.hat](pen, plan)
 

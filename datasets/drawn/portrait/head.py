@@ -1,4 +1,4 @@
-"""Face, ears, eyes, brows, nose, mouth, and what is worn on them."""
+"""Face, ears, eyes, brows, nose, mouth, glasses and earrings."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from datasets.drawn.portrait.pen import Pen, arc, mirrored, oval, ribbon, smooth
 from datasets.drawn.portrait.plan import SHORT, Plan
 from datasets.drawn.portrait.regions import Region, Tone
 
-# By the side of the picture that a feature is on.
+# The regions of a feature on the left (-1) and right (1) side of the picture.
 EAR = {-1: Region.L_EAR, 1: Region.R_EAR}
 EYE = {-1: Region.L_EYE, 1: Region.R_EYE}
 BROW = {-1: Region.L_BROW, 1: Region.R_BROW}
 
-# Right lenses around (0, 0), within 1 to each side.
+# Lenses of the right eye, around (0, 0), from -1 to 1.
 LENSES = {
     "square": [(-1, -0.8), (-0.4, -1), (0.6, -1), (1, -0.8), (0.95, 0.6), (0.6, 1), (-0.6, 1), (-0.95, 0.6)],
     "cat": [(-1, -0.5), (0, -0.75), (1.15, -1.15), (0.95, 0.3), (0.2, 1), (-0.8, 0.6)],
@@ -20,7 +20,7 @@ LENSES = {
 
 
 def draw_ears(pen: Pen, plan: Plan) -> None:
-    """Draw both ears; face and hair come over them."""
+    """Draw both ears; face and hair are drawn over them."""
     size = plan.between(0.85, 1.2)
     for sign in (-1, 1):
         x, y = sign * (plan.width + 0.03), plan.eye_y + 0.08
@@ -30,7 +30,7 @@ def draw_ears(pen: Pen, plan: Plan) -> None:
 
 
 def draw_face(pen: Pen, plan: Plan) -> None:
-    """Draw the skin, its shadow on one side, and what life has left on it."""
+    """Draw the skin, its shadow on one side, and cheeks, freckles or a beard."""
     wide, jaw, chin = plan.width, plan.width * plan.jaw, plan.width * plan.between(0.30, 0.46)
     face = smooth(
         mirrored(
@@ -40,7 +40,7 @@ def draw_face(pen: Pen, plan: Plan) -> None:
     pen.fill(Region.SKIN, face, Tone.SHADOW)
     pen.tone(Region.SKIN, Tone.PLAIN, np.where(plan.side * face[:, :1] > 0, face * (0.87, 0.98), face))
 
-    # Redden the cheeks, or sprinkle freckles, or let a beard grow.
+    # Add red cheeks, freckles or a beard.
     if plan.chance(0.6):
         for sign in (-1, 1):
             pen.tone(Region.SKIN, Tone.BLUSH, oval(sign * wide * 0.58, plan.eye_y + 0.36, 0.15, 0.11))
@@ -73,7 +73,7 @@ def draw_nose(pen: Pen, plan: Plan) -> None:
 
 
 def draw_glasses(pen: Pen, plan: Plan) -> None:
-    """Draw the glasses, if any: the label covers rims and lenses, and the eyes come over all but dark ones."""
+    """Draw the glasses, if any. The label covers rims and lenses; eyes are drawn over all but dark lenses."""
     if plan.glasses is None:
         return
     half, tall = min(plan.eye_x - 0.07, plan.between(0.24, 0.3)), plan.between(0.17, 0.23)
@@ -97,13 +97,12 @@ def draw_glasses(pen: Pen, plan: Plan) -> None:
 
 
 def draw_eyes(pen: Pen, plan: Plan) -> None:
-    """Draw eyes and brows."""
     half, open_, slant = plan.between(0.15, 0.19), plan.between(0.08, 0.125), plan.between(-0.03, 0.04)
     iris, look = plan.between(0.085, 0.105), plan.between(-0.04, 0.04)
     arch, thick, rise = plan.between(0.0, 0.09), plan.between(0.05, 0.1), plan.between(0.2, 0.27)
     frown = plan.between(-0.04, 0.05)
     for sign in (-1, 1):
-        # Draw the eye, unless dark glasses are before it.
+        # Draw the eye, unless dark glasses hide it.
         at = (sign * plan.eye_x, plan.eye_y)
         lid = np.array([(-half, 0.02 + slant), (-half * 0.45, -open_ * 0.8), (half * 0.35, -open_), (half, -slant)])
         if plan.glasses != "sun":
@@ -126,7 +125,7 @@ def draw_eyes(pen: Pen, plan: Plan) -> None:
 
 
 def draw_mouth(pen: Pen, plan: Plan) -> None:
-    """Draw the lips and, where the mouth is open, what is between them."""
+    """Draw the lips and, if the mouth is open, the opening."""
     y, half, smile = plan.between(0.62, 0.68), plan.between(0.19, 0.29), plan.between(-0.015, 0.085)
     gap = plan.between(0.06, 0.17) if plan.chance(0.45) else 0.0
     upper, lower = plan.between(0.05, 0.085), plan.between(0.065, 0.11)
@@ -163,7 +162,7 @@ def draw_mouth(pen: Pen, plan: Plan) -> None:
 
 
 def draw_earrings(pen: Pen, plan: Plan) -> None:
-    """Hang something on the ears, if they show."""
+    """Draw earrings, if the ears can be seen."""
     if plan.ears_hidden or not plan.chance(0.35):
         return
     kind, size = plan.pick("stud", "drop", "hoop"), plan.between(0.8, 1.2)

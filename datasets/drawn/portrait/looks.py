@@ -1,4 +1,4 @@
-"""The look of a face: a colour and a texture for each of its regions."""
+"""The look of a face: a colour and a texture for each region."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -35,7 +35,7 @@ _METAL = _hex("f1c453 dde1e6 e28465 a9dccb c58af0 f6a5c0 6fb7e8")
 _FABRIC = _hex("33658a 86bbd8 758e4f f6ae2d e4613b 2f4858 9a4c6b d8c99b 5f4bb6 3fa796 e8e2d6 c44536 f2a7b5 22333b")
 _WALL = _hex("c9d6df f4d9c6 d5e3c8 f6e7b4 dccdea b8d8d8 f2c6c2 8fa6b8 6b7f99 e9e4dc a3c4a8 40506b")
 
-# The colours to choose from, and how far a texture may swing: clothes are patterned more than skin.
+# The colours to choose from, and the largest swing of a texture: clothes have stronger patterns than skin.
 _WARDROBE: dict[Region, tuple[list[Colour], float]] = {
     **dict.fromkeys((Region.SKIN, Region.NOSE, Region.NECK, Region.L_EAR, Region.R_EAR), (_SKIN, 12)),
     **dict.fromkeys((Region.HAIR, Region.L_BROW, Region.R_BROW), (_HAIR, 22)),
@@ -48,7 +48,7 @@ _WARDROBE: dict[Region, tuple[list[Colour], float]] = {
 
 
 def any_style(seed: int, face: int, region: Region) -> Style:
-    """A style of its own for every region of every face."""
+    """Another style for every region of every face."""
     colours, swing = _WARDROBE[region]
     dice = Random(seed_for("style", seed, face, int(region))).random
     colour = colours[int(dice() * len(colours))]
@@ -80,7 +80,7 @@ LOOKS: dict[str, Callable[[int, int, Region], Style]] = {
 
 
 def paint(cells: np.ndarray, styles: Sequence[Style], size: int) -> Image.Image:
-    """The picture of a portrait's cells, a style for every region, reduced to size x size."""
+    """The picture of a portrait's cells with a style for each region, reduced to size x size."""
     # Compute the colour of every cell at every level of its texture.
     colour, swing = np.array([style.colour for style in styles]), np.array([style.swing for style in styles])
     ramp = colour[:, None] + swing[:, None, None] * np.linspace(-1, 1, LEVELS)[:, None]

@@ -1,4 +1,4 @@
-"""Curves, and a pen that draws them: the small geometry a portrait is made of."""
+"""Curves, and a pen that draws them."""
 
 from collections.abc import Sequence
 from math import cos, pi, sin
@@ -10,7 +10,7 @@ from datasets.drawn.portrait.regions import Region, Tone
 
 Points = Sequence[tuple[float, float]] | np.ndarray
 
-# Catmull and Rom 1974, a cubic through its points: a row per position in a piece, a column per point around it.
+# Catmull and Rom 1974, a cubic through its points: a row for each position in a piece, a column for each point.
 _T = np.arange(6) / 6
 _SPLINE = (
     np.stack([-_T + 2 * _T**2 - _T**3, 2 - 5 * _T**2 + 3 * _T**3, _T + 4 * _T**2 - 3 * _T**3, _T**3 - _T**2], 1) / 2
@@ -21,7 +21,7 @@ _CIRCLE = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
 
 
 def smooth(points: Points) -> np.ndarray:
-    """The closed round curve through the points: features of a face have no corners."""
+    """The closed round curve through the points."""
     points = np.asarray(points, float)
     whole = np.concatenate([points[-1:], points, points[:2]])
     return _through(whole)
@@ -40,12 +40,12 @@ def _through(whole: np.ndarray) -> np.ndarray:
 
 
 def oval(x: float, y: float, across: float, down: float) -> np.ndarray:
-    """An ellipse by its centre and its two radii."""
+    """An ellipse with this centre and these radii."""
     return _CIRCLE * (across, down) + (x, y)
 
 
 def ribbon(points: Points, *widths: float) -> np.ndarray:
-    """A stroke along the round curve through the points; its width runs through the given widths."""
+    """A stroke along the round curve through the points, whose width changes along `widths`."""
     line = arc(points)
     along = np.empty_like(line)
     along[1:-1], along[0], along[-1] = line[2:] - line[:-2], line[1] - line[0], line[-1] - line[-2]
@@ -58,16 +58,16 @@ def ribbon(points: Points, *widths: float) -> np.ndarray:
 
 
 def mirrored(half: Points) -> np.ndarray:
-    """A symmetric outline from its right half, given from top to bottom."""
+    """A symmetric outline, from its right half from top to bottom."""
     half = np.asarray(half, float)
     return np.concatenate([half, (half * (-1, 1))[::-1]])
 
 
 class Canvas:
-    """Two drawings made together: the region of every point, and a tone that one region has there.
+    """Two drawings of the same size: the region of every point, and the tone of one region there.
 
-    A tone is kept with the region it is meant for and shows on no other, so a shadow ends exactly where its
-    region does. Drawn far beyond, it would still wipe out the tones of the neighbours.
+    A tone is stored with its region and shows on no other region, so a shadow ends exactly where its region ends. But
+    do not draw a tone far beyond its region: it overwrites the tones of the neighbours.
     """
 
     def __init__(self, side: int) -> None:
@@ -75,35 +75,35 @@ class Canvas:
         self.regions, self.tones = Image.new("L", (side, side)), Image.new("L", (side, side))
 
     def cells(self) -> np.ndarray:
-        """Region * len(Tone) + tone of every point, in bytes."""
+        """Region * len(Tone) + tone of every point, as bytes."""
         regions, tones = np.asarray(self.regions), np.asarray(self.tones)
         return _MEET.take(regions.astype(np.uint16) << 8 | tones)
 
 
-# [region, tone as it was drawn]: one that was meant for another region becomes the plain tone.
+# [region, drawn tone] -> cell. A tone of another region becomes the plain tone.
 _TONES = len(Tone)
 _REGION, _DRAWN = np.arange(len(Region))[:, None], np.arange(256)
 _MEET = np.where(_DRAWN // _TONES == _REGION, _DRAWN, _REGION * _TONES).astype(np.uint8)
 
 
 class Pen:
-    """Draws on a canvas in units of its own: a place, a scale and a turn, in parts of the canvas."""
+    """Draws on a canvas with its own origin, scale and rotation, as fractions of the canvas."""
 
     def __init__(self, canvas: Canvas, x: float, y: float, scale: float, turn: float = 0.0) -> None:
         self._regions, self._tones = ImageDraw.Draw(canvas.regions), ImageDraw.Draw(canvas.tones)
         self._matrix = np.array([[cos(turn), sin(turn)], [-sin(turn), cos(turn)]]) * scale * canvas.side
-        # Pillow counts from the middle of the first pixel, we from its corner.
-        self._place = np.array([x, y]) * canvas.side - 0.5
+        # Pillow counts from the middle of the first pixel, we count from its corner.
+        self._origin = np.array([x, y]) * canvas.side - 0.5
 
     def fill(self, region: Region, outline: np.ndarray, tone: Tone = Tone.PLAIN) -> None:
-        """Give the inside of the outline to the region, all in one tone."""
+        """Make the inside of the outline part of the region, in one tone."""
         corners = self._corners(outline)
         self._regions.polygon(corners, fill=int(region))
         self._tones.polygon(corners, fill=region * _TONES + tone)
 
     def tone(self, region: Region, tone: Tone, outline: np.ndarray) -> None:
-        """Lay a tone over the part of the region that is inside the outline."""
+        """Give a tone to the part of the region inside the outline."""
         self._tones.polygon(self._corners(outline), fill=region * _TONES + tone)
 
     def _corners(self, outline: np.ndarray) -> list[float]:
-        return (outline @ self._matrix + self._place).ravel().tolist()
+        return (outline @ self._matrix + self._origin).ravel().tolist()

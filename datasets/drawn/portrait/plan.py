@@ -1,4 +1,4 @@
-"""The plan of a face: what more than one of its parts has to know, and the dice for the rest."""
+"""The plan of a face: choices that several parts depend on, and random numbers for the rest."""
 
 from random import Random
 from typing import TypeVar
@@ -13,15 +13,15 @@ GLASSES = ("round", "square", "cat", "sun")
 
 
 class Plan:
-    """Decides on a face, part after part, from one seed."""
+    """Chooses a face from one seed. The order of the calls matters: each takes the next random number."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed).random
 
         # Choose the head.
-        self.side = self.pick(-1, 1)  # of the parting, of the shadow and of whatever is on one side only
-        self.width = self.between(0.70, 0.84)  # of the head, half
-        self.jaw = self.between(0.74, 0.92)  # its part that is left at the jaw
+        self.side = self.pick(-1, 1)  # where the parting, the shadow and other one-sided things are
+        self.width = self.between(0.70, 0.84)  # half the width of the head
+        self.jaw = self.between(0.74, 0.92)  # the width at the jaw, as a part of that
         self.turn = self.between(-0.10, 0.10)
         self.size = self.between(0.285, 0.325)
         self.x, self.y = self.between(0.47, 0.53), self.between(0.455, 0.49)
@@ -37,17 +37,14 @@ class Plan:
 
     @property
     def ears_hidden(self) -> bool:
-        """Whether the hair falls over the ears, and over what hangs on them."""
         return self.hair in LONG
 
     def between(self, low: float, high: float) -> float:
-        """A number of the range."""
         return low + (high - low) * self._random()
 
     def chance(self, share: float) -> bool:
-        """True in that share of the faces."""
+        """True for this share of all faces."""
         return self._random() < share
 
     def pick(self, *choices: T) -> T:
-        """One of the choices, each as likely as the others."""
         return choices[int(self._random() * len(choices))]

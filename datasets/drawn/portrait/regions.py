@@ -1,4 +1,4 @@
-"""The 19 regions of a face, as CelebAMask-HQ numbers them, and the tones that a region may have in places."""
+"""The 19 regions of a face, numbered as in CelebAMask-HQ, and the tones that parts of a region may have."""
 
 from enum import IntEnum
 
@@ -20,7 +20,7 @@ FLIP_PAIRS: tuple[tuple[int, int], ...] = (
 
 Tone = IntEnum("Tone", "PLAIN SOFT SHADOW DEEP DARK INK BLUSH GLOW LIGHT SHINE WHITE", start=0)
 
-# What a tone does to a colour: a factor for red, green and blue, then a share of white.
+# How a tone changes a colour: factors for red, green and blue, then a share of white.
 TONES: dict[Tone, tuple[float, float, float, float]] = {
     Tone.PLAIN: (1, 1, 1, 0),
     Tone.SOFT: (0.94, 0.93, 0.94, 0),

@@ -1,11 +1,11 @@
-"""Textures: a pattern of levels over the whole picture, of which a region shows what lies inside it."""
+"""Textures: patterns of levels over the whole picture; a region shows the part inside it."""
 
 from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
-LEVELS = 15  # the middle one is the colour of the region, the first and the last are its extremes
+LEVELS = 15  # the middle one is the region's colour, the first and the last are the extremes
 
 Pattern = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -25,7 +25,7 @@ def _dots(count: int) -> Pattern:
     )
 
 
-# By name, of the place (u, v) in the picture, each from 0 to 1; the numbers count repeats across it.
+# Functions of the position (u, v) in the picture, from 0 to 1; the numbers count repeats across the picture.
 TEXTURES: dict[str, Pattern] = {
     "plain": lambda u, v: 0 * u,
     "stripes": lambda u, v: _wave(6 * u),
@@ -47,7 +47,7 @@ TEXTURES: dict[str, Pattern] = {
 
 @lru_cache(4)
 def texture_levels(size: int) -> np.ndarray:
-    """The levels of all textures at a size, [texture, row, column] in bytes: drawn once, looked up for every face."""
+    """The levels of all textures at a size, as bytes [texture, row, column]; computed once for all faces."""
     middle = (np.arange(size) + 0.5) / size
     u, v = np.meshgrid(middle, middle)
     drawn = np.stack([pattern(u, v) for pattern in TEXTURES.values()])

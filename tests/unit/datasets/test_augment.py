@@ -1,4 +1,4 @@
-"""Files are cut from what they hold, at the published place and size; edges move along."""
+"""Samples are mirrored and cropped by their own number, and files are cropped from their stored size."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Subset
 from torchvision import tv_tensors
 
-from datasets import Augment, Faces, FolderPairs, GanData
+from datasets import Augment, Faces, FaceTransfers, FolderPairs, GanData
 from datasets.augment import Prepared, to_tensors
 from tests.support.layouts import cityscapes, colours, labels, put
 
@@ -89,3 +89,69 @@ def test_the_data_module_cuts_files(pairs):
     expected = to_tensors(Augment(0, flip=False, crop=True).load(pairs, 0, 0))
     assert torch.equal(batch["image"][0], expected["image"]) and torch.equal(batch["label"][0], expected["label"])
     assert torch.equal(Prepared(pairs)[0, 0]["image"], to_tensors(pairs[0])["image"]), "held-out samples stay whole"
+
+
+def moved(seed=0, epoch=0, index=0, item=None, **options):
+    item = Faces(1, size=64)[0] if item is None else item
+    return Augment(seed, **{"flip": False, "crop": False, **options})(item, epoch, index)
+
+
+def test_what_happens_to_a_sample_depends_on_its_number_alone():
+    same = [moved(1, 2, 3, crop=True, flip=True)["image"] for _ in range(2)]
+    assert torch.equal(*same)
+    others = {tuple(moved(*at, crop=True)["image"].flatten()[:500].tolist()) for at in np.ndindex(3, 3, 3)}
+    assert len(others) > 20
+    generator = torch.get_rng_state()
+    moved(crop=True, flip=True)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_mirrored_face_has_its_left_eye_on_the_left():
+    item = FaceTransfers(Faces(2, size=64))[0]
+    item["note"] = "kept"
+    pairs = Faces.flip_pairs
+    drawn = [moved(index=k, item=item, flip=True, flip_pairs=pairs) for k in range(40)]
+    flipped = [d for d in drawn if not torch.equal(d["image"], item["image"])]
+    assert 8 < len(flipped) < 32
+    mirror = flipped[0]
+    for name in ("image", "truth", "style_image"):
+        assert torch.equal(mirror[name], item[name].flip(-1))
+    for name in ("label", "style_label"):
+        back = mirror[name].flip(-1)
+        for region in range(19):
+            partner = {a: b for pair in pairs for a, b in (pair, pair[::-1])}.get(region, region)
+            assert torch.equal(back == partner, item[name] == region), region
+    assert not torch.equal(mirror["label"], item["label"].flip(-1)), "without the swap it would be wrong"
+    assert mirror["note"] == "kept"
+
+
+def test_pictures_and_labels_are_cut_alike():
+    """Grey squares: after the cut the grey of a pixel still says its label, but at the squares' borders."""
+    label = torch.arange(16).reshape(4, 4).repeat_interleave(16, 0).repeat_interleave(16, 1).to(torch.uint8)
+    item = {"image": tv_tensors.Image((label * 15).expand(3, 64, 64).contiguous()), "label": tv_tensors.Mask(label)}
+    places = set()
+    for index in range(20):
+        cut = moved(index=index, item=item, crop=True)
+        assert cut["image"].shape == (3, 64, 64) and cut["label"].shape == (64, 64)
+        wrong = (cut["image"][0].int() - cut["label"].int() * 15).abs() > 7
+        assert wrong.float().mean() < 0.03
+        assert set(cut["label"].unique().tolist()) <= set(range(16))
+        places.add(int((cut["label"] == 0).sum()))
+    assert len(places) > 8, "cuts are at random places"
+
+
+def test_a_cut_keeps_224_of_256():
+    ramp = torch.arange(256, dtype=torch.uint8).expand(256, 256).contiguous()
+    cut = moved(item={"label": tv_tensors.Mask(ramp)}, crop=True)["label"]
+    assert 226 <= int(cut.max()) - int(cut.min()) <= 230  # 256 * 256 / 286 = 229
+
+
+def test_tensors_for_the_networks():
+    item = to_tensors({**Faces(1)[0], "name": "zero"})
+    image, label = item["image"], item["label"]
+    assert type(image) is type(label) is torch.Tensor
+    assert image.dtype == torch.float32 and -1 <= image.min() < -0.5 and 0.5 < image.max() <= 1
+    assert label.dtype == torch.int64 and label.max() < 19
+    assert item["name"] == "zero"
+    ends = to_tensors({"image": tv_tensors.Image(torch.tensor([[[0, 255]]], dtype=torch.uint8))})["image"]
+    assert ends.tolist() == [[[-1, 1]]]

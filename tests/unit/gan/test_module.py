@@ -58,7 +58,7 @@ def test_a_shared_fake_is_made_once_a_step_and_micro_batch(game, calls):
 def test_a_shared_fake_gives_the_generator_the_gradient_of_its_own_forward():
     class Twice(Teacher):
         def fool(self, batch):
-            self.forget_shared()  # the fake is made anew, from the same noise and the same generator
+            self.forget_shared()  # the fake is made again, from the same noise and the same generator
             return super().fool(batch)
 
         def fake(self, real):

@@ -1,4 +1,4 @@
-"""What was found good is not read again: until it changes, across kills, and among processes."""
+"""Files that were good are not read again: until they change, across kills, and among processes."""
 
 import multiprocessing
 import os
@@ -60,7 +60,7 @@ def test_a_problem_is_looked_at_again(tmp_path):
     assert done(file) == (["d"], [])
 
 
-def test_a_lost_result_is_made_anew(tmp_path):
+def test_a_lost_result_is_made_again(tmp_path):
     file = tmp_path / "known.npz"
     done(file)
     assert done(file, lost=lambda: np.array([False, True, False, False])) == (["b"], [])
@@ -68,7 +68,7 @@ def test_a_lost_result_is_made_anew(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nothing", b"text"])
-def test_a_damaged_file_is_made_anew(tmp_path, damage):
+def test_a_damaged_file_is_made_again(tmp_path, damage):
     file = tmp_path / "known.npz"
     done(file)
     file.write_bytes(damage)
@@ -119,7 +119,7 @@ def test_what_was_done_before_a_failure_is_kept(tmp_path):
             process_changed(tmp_path / "known.npz", keys, np.zeros((40, 1), np.int64), work, "working")
         except KeyboardInterrupt:
             continue
-    assert seen == [*range(21), *range(16, 40)], "but for the batch at hand"
+    assert seen == [*range(21), *range(16, 40)], "all but the batch that was interrupted"
 
 
 def _slowly(folder, number):
@@ -281,7 +281,7 @@ def test_a_change_of_the_same_size_is_noticed_by_its_time(root, monkeypatch):
     assert read(root, monkeypatch) == ["c"]
 
 
-def test_another_number_of_labels_is_checked_anew(root, monkeypatch):
+def test_another_number_of_labels_is_checked_again(root, monkeypatch):
     read(root, monkeypatch)
     with pytest.raises(UserError, match=r"the allowed range is 0\.\.2"):
         read(root, monkeypatch, labels=3)

@@ -1,4 +1,4 @@
-"""CelebAMask-HQ: masks are painted together in their order, once, and anew where one changes."""
+"""CelebAMask-HQ: masks are merged in their order, once, and again where one changes."""
 
 import pickle
 
@@ -166,7 +166,7 @@ def test_masks_that_are_missing(written, base):
     with pytest.raises(UserError) as error:
         written.open()
     lines = str(error.value).splitlines()
-    assert lines[1].strip().startswith(f"1 of 3 pictures are missing: {written.pictures[1]}; unpack the data set anew")
+    assert lines[1].strip().startswith(f"1 of 3 pictures are missing: {written.pictures[1]}; unpack the data set again")
     assert f"2 of 3 pictures' masks are missing: {mask(base, 0, '*')}, {mask(base, 2000, '*')}; unpack" in lines[2]
     assert not (base / "gan-cache").exists(), "said before any work"
 

@@ -44,7 +44,7 @@ def test_scores_are_the_first_and_the_last(run, sean_run):
 
 def test_settings_are_those_of_the_file(run):
     known = words(run_tables.settings(run))
-    assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == ""
+    assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
 
 
 def test_a_chart_a_phase(run):

@@ -1,0 +1,156 @@
+"""Writing a checkpoint: every rank writes its shares to a file of its own. For the format see gan/checkpoint.py.
+
+The files are as torch's distributed checkpoint writes them, and its reader can read them. That library does not write
+them here: to write ranges of flat tensors in bounded memory, its planner and its writer had to be replaced piece by
+piece, which took more code than this file has.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+
+from gan.checkpoint import FORMAT, START, STARTS, VALUES, Key, Share, reason
+from gan.errors import UserError
+from strategies.checkpoint.folders import check_seen, new_part, part_of, put
+from strategies.checkpoint.ranks import ALONE, Ranks
+
+
+class Offer(NamedTuple):
+    """What a rank tells the others of a share that it has."""
+
+    key: Key
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    count: int
+
+
+def save(path: str | Path, tree: dict[str, Any], ranks: Ranks = ALONE) -> None:
+    """Write a checkpoint, by all ranks together: each its own shares, the first also everything else.
+
+    All ranks name the same path, on a file system that they share. A failure of one is an error of all, and leaves
+    what was there before.
+    """
+    path = Path(path)
+    try:
+        with ExitStack() as stack:
+            _save(path, tree, ranks, stack)
+    except OSError as error:
+        where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
+        raise UserError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
+    except UserError as error:
+        raise UserError(f"cannot write checkpoint {path}: {error}") from error
+
+
+def _save(path: Path, tree: dict[str, Any], ranks: Ranks, stack: ExitStack) -> None:
+    part = part_of(path)
+    values, shares = _split(tree)
+
+    def offer() -> dict[str, Offer]:
+        if ranks.rank:
+            check_seen(part)
+        return {
+            name: Offer(key, tuple(share.shape), share.tensor.dtype, share.start, share.tensor.numel())
+            for name, (key, share) in shares.items()
+        }
+
+    ranks.first(lambda: stack.enter_context(new_part(path)))
+    offers = ranks.each(offer)
+    dealt = _deal(offers)
+    ranks.each(lambda: _write_file(part, ranks.rank, {name: shares[name][1] for name in dealt[ranks.rank]}))
+    ranks.first(lambda: _complete(path, values, offers, dealt))
+
+
+def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, Share]]]:
+    """The tree without its shares, and the shares by name."""
+    shares: dict[str, tuple[Key, Share]] = {}
+
+    def walk(node: Any, key: Key) -> Any:
+        if isinstance(node, dict):
+            for name, value in node.items():
+                if isinstance(value, Share):
+                    full = "/".join(map(str, (*key, name)))
+                    assert full not in shares, "two tensors of one name"
+                    shares[full] = (*key, name), value
+            return {name: walk(v, (*key, name)) for name, v in node.items() if not isinstance(v, Share)}
+        if type(node) is list:
+            return [walk(value, (*key, number)) for number, value in enumerate(node)]
+        return node
+
+    return walk(tree, ()), shares
+
+
+def _deal(offers: list[dict[str, Offer]]) -> list[list[str]]:
+    """What each rank writes. A share that several have goes to the one that has least to write so far.
+
+    Every rank computes the same from what all have offered.
+    """
+    owners: dict[tuple[int, str, int, int], list[int]] = defaultdict(list)
+    for rank, offered in enumerate(offers):
+        for name, offer in offered.items():
+            if offer.count:
+                owners[-offer.count * offer.dtype.itemsize, name, offer.start, offer.count].append(rank)
+    written = [0] * len(offers)
+    dealt: list[list[str]] = [[] for _ in offers]
+    for share in sorted(owners, key=lambda share: (len(owners[share]) > 1, share)):  # large ones first
+        rank = min(owners[share], key=written.__getitem__)
+        written[rank] -= share[0]
+        dealt[rank].append(share[1])
+    return dealt
+
+
+def _file(part: Path, rank: int) -> Path:
+    return part / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors"
+
+
+def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> None:
+    """A safetensors file: the header's length in 8 bytes, the header, the numbers of all tensors.
+
+    Tensor by tensor, so that a rank needs memory for one copy at most: safetensors' own `save_file` brings all tensors
+    of a GPU to the CPU before it writes the first.
+    """
+    if not shares:
+        return
+    starts = {name: {START: [share.start]} for name, share in shares.items()}
+    header: dict[str, Any] = {"__metadata__": {"DCP_VERSION": "1.0", STARTS: json.dumps(starts), "format": "pt"}}
+    # Wide numbers first: then each tensor begins at a multiple of its numbers' width.
+    ordered = sorted(shares.items(), key=lambda item: -item[1].tensor.itemsize)
+    end = 0
+    for name, share in ordered:
+        begin, end = end, end + share.tensor.nbytes
+        kind = _kind(share.tensor.dtype)
+        header[name] = {"dtype": kind, "shape": [share.tensor.numel()], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with _file(part, rank).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, share in ordered:
+            file.write(share.tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _kind(dtype: torch.dtype) -> str:
+    """The name that safetensors has for a dtype, from a file without numbers."""
+    return json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"]
+
+
+def _complete(path: Path, values: dict[str, Any], offers: list[dict[str, Offer]], dealt: list[list[str]]) -> None:
+    """All tensors are written: add the rest, flush, and give it its name."""
+    part = part_of(path)
+    for rank, names in enumerate(dealt):
+        if names and not _file(part, rank).is_file():
+            raise UserError(f"what rank {rank} wrote is not there; save to a disk that all machines share")
+    tensors = {name: (offer.key, offer.shape, offer.dtype) for offered in offers for name, offer in offered.items()}
+    with (part / VALUES).open("wb") as file:
+        torch.save({"format": FORMAT, "values": values, "tensors": tensors}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    put(path)

@@ -1,0 +1,202 @@
+"""What all data sets on disk have in common, and every fault, in every layout."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+
+from datasets.files.pairs import Pairs, as_size, read_map
+from gan.errors import UserError
+from tests.support.layouts import LAYOUTS, colours, put
+
+STORED = [name for name in LAYOUTS if name != "celebamask"]  # whose label maps are there, not made
+
+
+@pytest.fixture(params=LAYOUTS)
+def written(request, tmp_path):
+    """A good data set in each layout."""
+    return LAYOUTS[request.param](tmp_path / "set")
+
+
+@pytest.fixture(params=STORED)
+def stored(request, tmp_path):
+    return LAYOUTS[request.param](tmp_path / "set")
+
+
+def middles(to, of):
+    """Where the middle of each of `to` pixels lies among `of`."""
+    return ((np.arange(to) + 0.5) * of / to).astype(int)
+
+
+# Every layout.
+
+
+def test_items_are_the_files(written):
+    data = written.open()
+    assert [data.paths(k)[:2] for k in range(len(data))] == list(zip(written.pictures, written.labels, strict=True))
+    for k, path in enumerate(written.labels):
+        item = data[k]
+        assert isinstance(item["image"], tv_tensors.Image) and isinstance(item["label"], tv_tensors.Mask)
+        assert item["image"].dtype == item["label"].dtype == torch.uint8
+        assert item["image"].shape == (3, *data.size) and item["label"].shape == data.size
+        assert item["image"].is_contiguous() and item["label"].max() < data.num_labels == len(data.label_names)
+        values = read_map(path)
+        expected = values[middles(8, values.shape[0])][:, middles(data.size[1], values.shape[1])].astype(int)
+        for value, label in data.void.items():
+            expected[expected == value] = label
+        assert (item["label"].numpy() == expected).all(), "the value in the middle of each pixel"
+    assert all(0 <= label < data.num_labels for pair in data.flip_pairs for label in pair)
+    with pytest.raises(IndexError):
+        data[len(data)]
+    assert torch.equal(data[-1]["image"], data[len(data) - 1]["image"])
+
+
+def test_splits_share_nothing_and_are_of_one_kind(written):
+    train, val = (written.open(split=split) for split in ("train", "val"))
+    paths = [{data.paths(k)[0] for k in range(len(data))} for data in (train, val)]
+    assert paths[0] and paths[1] and not paths[0] & paths[1]
+    for name in ("num_labels", "label_names", "flip_pairs"):
+        assert getattr(train, name) == getattr(val, name)
+    with pytest.raises(UserError, match="split 'tests' is not known; try one of train, val"):
+        written.open(split="tests")
+
+
+def test_size_is_height_and_width(written):
+    item = written.open(size=(6, 10))[0]
+    assert item["image"].shape == (3, 6, 10) and item["label"].shape == (6, 10)
+    with pytest.raises(UserError, match="size 0x10 has no pixels"):
+        written.open(size=(0, 10))
+    assert as_size(7) == (7, 7)
+
+
+def test_a_second_start_reads_no_picture(written, monkeypatch):
+    first = written.open()
+    monkeypatch.setattr(Pairs, "_check", lambda *_: pytest.fail("read again"))
+    again = written.open()
+    assert [again.paths(k) for k in range(len(again))] == [first.paths(k) for k in range(len(first))]
+
+
+CACHES = {
+    "folder": "1c2286a2",
+    "prepared": "67b9b09d",
+    "ade20k": "1fb78fb5",
+    "cityscapes": "11c4b3f8",
+    "coco": "899d066b",
+    "facades": "a8c430d1",
+    "celebamask": "f49ce74d",
+}
+
+
+@pytest.mark.parametrize("layout", CACHES)
+def test_the_cache_has_the_name_that_older_versions_gave_it(layout, tmp_path):
+    """Another name would make every user read a whole data set again."""
+    LAYOUTS[layout](tmp_path).open()
+    assert [path.name for path in tmp_path.rglob("checked-*.npz")] == [f"checked-{CACHES[layout]}.npz"]
+
+
+def test_worker_processes_share_one_array(written):
+    data = written.open()
+    assert not [name for name, value in vars(data).items() if isinstance(value, list | dict)]
+    assert data._files.dtype.kind == "S"
+    assert torch.equal(pickle.loads(pickle.dumps(data))[0]["image"], data[0]["image"])
+    alone = [item["image"] for item in data]
+    helped = DataLoader(data, batch_size=None, num_workers=1)
+    assert all(torch.equal(item["image"], image) for item, image in zip(helped, alone, strict=True))
+
+
+def test_grey_pictures_become_rgb(written):
+    values = Image.open(written.pictures[1]).convert("L")
+    put(written.pictures[1], values)
+    image = written.open()[1]["image"]
+    assert image.shape[0] == 3 and torch.equal(image[0], image[1]) and torch.equal(image[0], image[2])
+
+
+def test_suffixes_in_capitals(stored):
+    for paths, suffix in ((stored.pictures, ".JPG"), (stored.labels, ".PNG")):
+        paths[1].rename(paths[1].with_suffix(suffix if paths[1].suffix == ".jpg" else ".PNG"))
+    data = stored.open()
+    assert len(data) == len(stored.pictures) and data.paths(1)[1].suffix == ".PNG"
+    assert data[1]["label"].shape == data.size
+
+
+def test_sub_folders(stored):
+    data = stored.open()
+    expected = data[0]
+    for path in (stored.pictures[0], *data.paths(0)[1:]):
+        (path.parent / "0").mkdir(exist_ok=True)
+        path.rename(path.parent / "0" / path.name)
+    data = stored.open()
+    (place,) = (k for k in range(len(data)) if data.paths(k)[0].name == stored.pictures[0].name)
+    assert data.paths(place)[0].parent.name == "0"
+    assert torch.equal(data[place]["image"], expected["image"]) and torch.equal(data[place]["label"], expected["label"])
+
+
+# Every fault, in every layout in which it can be.
+
+
+def test_a_label_map_that_is_missing(stored):
+    stored.labels[1].unlink()
+    with pytest.raises(UserError) as error:
+        stored.open()
+    assert f"pictures have no label map of the same name: {stored.pictures[1]}; add each label map to" in str(
+        error.value
+    )
+
+
+def test_a_picture_that_is_missing(written):
+    written.pictures[1].unlink()
+    with pytest.raises(UserError, match=r"1 of \d+ (label maps have no picture|pictures are missing)"):
+        written.open()
+
+
+def test_a_truncated_picture_is_found_at_start(written):
+    put(written.pictures[1], colours(64, 64))
+    whole = written.pictures[1].read_bytes()
+    written.pictures[1].write_bytes(whole[: len(whole) * 9 // 10])
+    with pytest.raises(UserError) as error:
+        written.open()
+    assert f"{written.pictures[1]} cannot be read as a picture" in str(error.value)
+
+
+def test_a_label_of_255(stored):
+    values = read_map(stored.labels[1])
+    values[-1, -1] = 255
+    put(stored.labels[1], values)
+    data = stored.open
+    if "255 for" in stored.allowed:
+        assert data(size=values.shape)[1]["label"][-1, -1] == int(stored.allowed.split("255 for ")[1])
+        values[-1, -1] = 254
+        put(stored.labels[1], values)
+    with pytest.raises(UserError) as error:
+        data()
+    assert str(error.value) == f"{stored.labels[1]} has the label {values[-1, -1]}; {stored.allowed}"
+
+
+def test_palette_label_maps_are_read_by_number(stored):
+    expected = stored.open()[1]["label"]
+    picture = Image.fromarray(read_map(stored.labels[1]).astype(np.uint8))
+    picture.putpalette(np.random.default_rng(3).integers(0, 256, 768).astype(np.uint8).tolist())
+    put(stored.labels[1], picture)
+    assert Image.open(stored.labels[1]).mode == "P"
+    assert torch.equal(stored.open()[1]["label"], expected)
+
+
+def test_sixteen_bit_label_maps_are_read_by_number(stored):
+    expected = stored.open()[1]["label"]
+    put(stored.labels[1], Image.fromarray(read_map(stored.labels[1]).astype(np.uint16)))
+    assert Image.open(stored.labels[1]).mode == "I;16"
+    assert torch.equal(stored.open()[1]["label"], expected)
+
+
+def test_a_pair_of_two_shapes(stored):
+    values = read_map(stored.labels[1])
+    put(stored.labels[1], values[:, :-1])
+    height, width = values.shape
+    with pytest.raises(UserError) as error:
+        stored.open()
+    message = f"{stored.pictures[1]} is {width}x{height} and {stored.labels[1]} is {width - 1}x{height}; make them the"
+    assert str(error.value).startswith(message)

@@ -1,0 +1,138 @@
+"""Global batches are the same at any number of ranks, and a loader continues where it stopped."""
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+from datasets import GlobalBatches, ResumableLoader
+from datasets.augment import Prepared
+from gan.errors import UserError
+from tests.support.numbers import Numbers
+
+
+def part(ranks, rank, epoch=0, length=26, batch=8, seed=0, training=True):
+    sampler = GlobalBatches(length, batch, ranks=ranks, rank=rank, seed=seed, training=training)
+    sampler.set_epoch(epoch)
+    pairs = list(sampler)
+    assert len(pairs) == len(sampler) and {e for e, _ in pairs} <= {epoch}
+    return [index for _, index in pairs]
+
+
+def together(ranks, batch=8, **options):
+    """The global batches that all ranks see together."""
+    parts = [part(ranks, rank, batch=batch, **options) for rank in range(ranks)]
+    share = batch // ranks
+    return [[index for p in parts for index in p[k : k + share]] for k in range(0, len(parts[0]), share)]
+
+
+def epoch_of(loader, epoch):
+    loader.sampler.set_epoch(epoch)
+    return [batch["index"].tolist() for batch in loader]
+
+
+# Global batches.
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_ranks_together_see_what_one_device_sees(training, epoch):
+    options = {"epoch": epoch, "training": training, "length": 28 if not training else 26}
+    alone = together(1, **options)
+    for ranks in (2, 4):
+        assert together(ranks, **options) == alone
+    control = [GlobalBatches(26, 8, ranks=2, rank=rank, seed=rank) for rank in range(2)]
+    assert [i for s in control for _, i in s] != [i for b in together(2) for i in b], "ranks of unequal seeds disagree"
+
+
+def test_an_epoch_holds_every_sample_once_but_for_the_last_incomplete_batch():
+    batches = together(1)
+    assert [len(batch) for batch in batches] == [8, 8, 8]
+    assert len({index for batch in batches for index in batch}) == 24
+
+
+def test_every_epoch_and_every_seed_shuffles_anew():
+    orders = {tuple(part(1, 0, epoch=epoch, seed=seed)) for epoch in range(4) for seed in range(3)}
+    assert len(orders) == 12
+    assert part(1, 0, epoch=2) == part(1, 0, epoch=2)
+    assert part(1, 0) != sorted(part(1, 0))
+
+
+def test_held_out_samples_come_in_order_and_once():
+    assert part(1, 0, length=10, training=False) == list(range(10))
+    for ranks in (2, 4):
+        parts = [part(ranks, rank, length=10, training=False) for rank in range(ranks)]
+        assert sorted(index for p in parts for index in p) == list(range(10 - 10 % ranks))
+        assert len({len(p) for p in parts}) == 1, "ranks wait for each other"
+
+
+def test_lightning_leaves_the_sampler_alone_and_an_epoch_can_start_inside():
+    sampler = GlobalBatches(26, 8)
+    assert isinstance(sampler, DistributedSampler)
+    whole = [list(sampler), (sampler.set_epoch(1), list(sampler))[1]]
+    sampler.resume(1, 2)
+    sampler.set_epoch(1)
+    assert len(sampler) == 24, "the length is that of an epoch wherever it starts"
+    assert list(sampler) == whole[1][16:]
+    assert list(sampler) == whole[1], "only the next pass starts inside"
+    sampler.resume(0, 2)
+    sampler.set_epoch(1)
+    assert list(sampler) == whole[1], "another epoch starts at its beginning"
+
+
+# The loader.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_after_what_was_handed_out(workers):
+    def loader(ranks=1, rank=0):
+        return ResumableLoader(
+            Prepared(Numbers(40)), GlobalBatches(40, 4, ranks=ranks, rank=rank, seed=7), workers=workers
+        )
+
+    first = loader()
+    first.sampler.set_epoch(2)
+    passing = iter(first)
+    seen = [next(passing)["index"].tolist() for _ in range(3)]
+    state = first.state_dict()
+    assert (state["epoch"], state["batch"]) == (2, 3), "batches prepared ahead do not count"
+    rest = [batch["index"].tolist() for batch in passing]
+    assert len(seen + rest) == 10
+
+    second = loader()
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    assert epoch_of(second, 2) == rest
+    assert epoch_of(second, 3) == epoch_of(first, 3), "the next epoch starts at its beginning"
+
+    # Another number of ranks goes on at the same place.
+    halves = [loader(2, rank) for rank in range(2)]
+    for half in halves:
+        half.load_state_dict(state)
+    assert [a + b for a, b in zip(*(epoch_of(half, 2) for half in halves), strict=True)] == rest
+
+
+def test_nothing_is_prepared_before_the_epoch_is_known():
+    loader = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4), workers=1)
+    early = iter(loader)
+    loader.sampler.set_epoch(5)
+    assert next(early)["index"].tolist() == [i for _, i in list(_sampler(epoch=5))[:4]]
+
+
+def _sampler(epoch):
+    sampler = GlobalBatches(40, 4)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+@pytest.mark.parametrize(
+    "length, batch, seed, message",
+    [
+        (40, 8, 0, "batch size 4, this run has 8; resume with 4"),
+        (44, 4, 0, "samples 40, this run has 44"),
+        (40, 4, 1, "seed 0, this run has 1"),
+    ],
+)
+def test_another_order_is_not_resumed(length, batch, seed, message):
+    state = ResumableLoader(Prepared(Numbers(40)), GlobalBatches(40, 4)).state_dict()
+    other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed))
+    with pytest.raises(UserError, match=message):
+        other.load_state_dict(state)
