@@ -108,10 +108,10 @@ def ungathered(game):
             return str(error)
 
 
-def test_the_control_weights_that_are_not_gathered_before_the_call_are_no_numbers(ranks):
+def test_the_control_weights_that_are_not_gathered_before_the_call_are_an_error(ranks):
     """The player that learns is gathered by its phase; the other one is not."""
     for found in ranks(2).run(ungathered, Plain):
-        assert "is nan, 1 update" in found
+        assert "player 'generator'" in found and "is sharded: its values are not on this rank" in found
 
 
 def moved(policy):

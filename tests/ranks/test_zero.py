@@ -624,3 +624,44 @@ def test_bfloat16_without_autocast_is_refused(ranks):
     for message in ranks(2).run(refused, "generator=zero3+bf16,*=ddp", Plain):
         assert message.startswith("player 'generator': option bf16")
         assert "type --precision bf16-mixed" in message
+
+
+# ---- weights that are read where they are not ----
+
+
+class ReadsBetweenPhases(Callback):
+    """Does what a callback of one's own does: it looks at a weight, and saves the state dict."""
+
+    def __init__(self, folder):
+        self.folder, self.refused, self.written = folder, [], []
+
+    def on_train_batch_end(self, trainer, game, *_):
+        rank = trainer.global_rank
+        for what in (
+            lambda: game.generator[0].weight.norm(),
+            lambda: torch.save(game.state_dict(), self.folder / f"{rank}.pt"),
+            lambda: torch.save(list(game.parameters()), self.folder / f"{rank}.pt"),
+            lambda: game.generator(torch.zeros(1, 4, dtype=torch.float64)),
+        ):
+            try:
+                what()
+            except UserError as error:
+                self.refused.append(str(error))
+        with trainer.strategy.gathered():
+            self.written.append({name: value.clone() for name, value in game.state_dict().items()})
+
+
+def read_between_phases(policy, folder):
+    reads, game = ReadsBetweenPhases(folder), Plain()
+    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
+    trainer(PhaseStrategy(policy), 2, 1, callbacks=[reads]).fit(game, data)
+    return reads.refused, distance(reads.written[0], game.state_dict())
+
+
+@pytest.mark.parametrize(("policy", "refusals"), [("zero3", 4), ("zero2", 0)])
+def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ranks, tmp_path):
+    """They were not-a-numbers before, also on the disk. Inside gathered() they are the weights."""
+    for refused, difference in ranks(2).run(read_between_phases, policy, tmp_path):
+        assert len(refused) == refusals
+        assert all("Read weights inside `with trainer.strategy.gathered():`" in each for each in refused)
+        assert difference == 0
