@@ -465,7 +465,7 @@ def test_a_file_that_becomes_wrong_ends_the_run_with_its_name(workers, pairs, mo
     def spoilt(*_):
         raise UserError("images/3.png cannot be read as a picture (gone); replace or remove it")
 
-    monkeypatch.setattr(FolderPairs, "cut", spoilt)
+    monkeypatch.setattr(FolderPairs, "load_crop", spoilt)
     assert fit.main(on_folder(workers=workers)) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said
