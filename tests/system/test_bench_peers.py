@@ -235,5 +235,5 @@ def test_what_cannot_be_measured_is_refused(capsys):
     with pytest.raises(UserError, match="no peer's line has Nobody; there are torch, by hand; "):
         command.main(["--only", "Nobody"])
     with pytest.raises(SystemExit):
-        command.main(["--game", "r3"])
+        command.main(["--games", "r3"])
     assert "invalid choice" in capsys.readouterr().err
