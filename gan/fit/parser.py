@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -36,8 +37,9 @@ class Strict:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
-    def parse_args(self, args: Sequence[str], *more: Any, **kwargs: Any) -> Any:
-        """As it is, once nothing is empty."""
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
+        """Refuse an empty value first; without arguments, those of the command line are parsed."""
+        args = sys.argv[1:] if args is None else args
         option = None
         for arg in args:
             name, given, value = arg.partition("=")
