@@ -1,4 +1,4 @@
-"""PhaseStrategy: what Lightning asks of a strategy, for a game of several players."""
+"""PhaseStrategy: the methods that Lightning calls on a strategy, for a game of several players."""
 
 import os
 import secrets
@@ -53,8 +53,8 @@ class PhaseStrategy(DDPStrategy):
     """Trains a `GanModule`, each player under a policy of its own.
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
-    `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`; as the command line writes it,
-    `PhaseStrategy("generator=zero3,*=ddp")`. Options of a policy stand behind it: `zero3+offload`.
+    `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
+    too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
     `check_replicas` compares the players on all ranks after every phase. Processes, devices and the process group are
     Lightning's own: the other arguments are those of its DDPStrategy.
     """
@@ -95,20 +95,20 @@ class PhaseStrategy(DDPStrategy):
         self.signals = Signals()
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
         self.seed = 0
-        self._resumed_states: list[dict[str, Any]] | None = None  # random states to go on with
+        self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
         self.survivor: Survivor | None = None
-        self.advice = ""  # what to type when a rank was lost
+        self.advice = ""  # the command to type after a rank was lost
 
     # ---- a step ----
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """End here if any rank was told to: the step before is over, logged, and saved by whoever saves."""
+        """End here if any rank got a signal. The step before is complete and logged, and callbacks have saved it."""
         if self.ending.look():
             raise Stopped
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass over the phases, which Lightning counts as one step whatever the number of optimizers."""
+        """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
         game = self.lightning_module
         self.guard.raise_if_hopeless()
         game.forget_shared()
@@ -130,9 +130,9 @@ class PhaseStrategy(DDPStrategy):
             self._compare_replicas(phase)
 
     def _log(self, game: GanModule) -> None:
-        """Log the means over ranks of the step's losses, where a logger is due or the epoch ends.
+        """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
 
-        Not in every step: Lightning's bookkeeping for a handful of numbers takes milliseconds.
+        Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
         if not (private.logs_are_due(game.trainer) or game.trainer.is_last_batch):
             return
@@ -143,7 +143,7 @@ class PhaseStrategy(DDPStrategy):
         game.log_dict({**self.losses, **skipped})
 
     def _compare_replicas(self, phase: Phase) -> None:
-        """Raise where a weight differs between ranks: a replica that has drifted trains another network."""
+        """Raise if a weight differs between ranks."""
         for policy in self.policies.values():
             with policy.gathered():
                 for name, weight in policy.player.module.named_parameters():
@@ -160,7 +160,7 @@ class PhaseStrategy(DDPStrategy):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """All players' parameters are whole on all ranks for a while, between phases; every rank must call it."""
+        """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it."""
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
@@ -168,7 +168,7 @@ class PhaseStrategy(DDPStrategy):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """All players with their averaged weights, where they keep an average; every rank must call it."""
+        """Inside the `with`, players that keep an average have their averaged weights. Every rank must call it."""
         if threads.here() is not None:
             raise UserError(f"averaged() in a step: under strategy dp the first device alone has averages; {ADVICE}")
         with ExitStack() as stack:
@@ -178,7 +178,7 @@ class PhaseStrategy(DDPStrategy):
 
     @contextmanager
     def all_learning(self) -> Iterator[None]:
-        """Every player that can learn requires gradients, for what several phases will use."""
+        """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
         second_order = any(phase.second_order for phase in self.lightning_module.phases)
         with self.ranks.all_learning(self.policies, second_order):
             yield
@@ -187,22 +187,22 @@ class PhaseStrategy(DDPStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Lightning's, of which there is one for all devices under dp."""
+        """Lightning's number; under dp one process for all devices."""
         return 1 if self.threaded else super().num_processes
 
     @property
     def root_device(self) -> torch.device:
-        """Lightning's; under dp the first of the devices."""
+        """Lightning's device; under dp the first one."""
         return self.parallel_devices[0] if self.threaded else super().root_device
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Lightning's; in a step under dp from all replicas."""
+        """Lightning's all_gather; in a step under dp, from all replicas."""
         if threads.here() is not None:
             return self.ranks.gather(tensor, sync_grads)
         return super().all_gather(tensor, group, sync_grads)
 
     def _configure_launcher(self) -> None:
-        """Refuse what cannot be before any process is started; one process is this one: nothing to launch."""
+        """Refuse impossible choices before any process is started. A single process needs no launcher."""
         if self.threaded:
             launched = [env for env in (TorchElasticEnvironment, SLURMEnvironment) if env.detect()]
             others = max([self.num_nodes, *(env().world_size() for env in launched)])
@@ -214,7 +214,7 @@ class PhaseStrategy(DDPStrategy):
             self._launcher = launcher(self, self._start_method)
 
     def setup_distributed(self) -> None:
-        """One process needs no process group either; several are tied together, to end together."""
+        """A single process needs no process group. Several are connected, so that they end together."""
         if self.num_processes * self.num_nodes > 1:
             super().setup_distributed()
             if self.survivor is not None:
@@ -232,7 +232,7 @@ class PhaseStrategy(DDPStrategy):
     # ---- set-up ----
 
     def setup(self, trainer: Trainer) -> None:
-        """Lightning's order of set-up, with players adopted one by one instead of one wrapped module."""
+        """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
         training = trainer.state.fn == TrainerFn.FITTING
         game = _game(self.lightning_module)
         self.accelerator.setup(trainer)
@@ -308,13 +308,13 @@ class PhaseStrategy(DDPStrategy):
                     return
 
     def on_train_end(self) -> None:
-        """The author's weights are whole again. A run whose last steps were all skipped says so."""
+        """Make the author's weights whole again. Raise if the last updates were all skipped."""
         for policy in self.policies.values():
             policy.storage.unshard(exact=True)
         self.guard.raise_if_hopeless()
 
     def teardown(self) -> None:
-        """Give the networks back as their author made them, and the signals."""
+        """Restore the networks and the signal handlers to what they were before training."""
         self.signals.give_back()
         if isinstance(self.ranks, ThreadRanks):
             self.ranks.close()
@@ -326,7 +326,7 @@ class PhaseStrategy(DDPStrategy):
     # ---- evaluation uses averaged weights, and disturbs no training ----
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """With averaged weights. Around each step, not all of them: a checkpoint written between holds training's."""
+        """With averaged weights, but only during the step. Between steps a checkpoint may be saved: of the raw weights."""
         with self.averaged():
             return super().validation_step(*args, **kwargs)
 
@@ -341,15 +341,15 @@ class PhaseStrategy(DDPStrategy):
             return super().predict_step(*args, **kwargs)
 
     def set_random_states_aside(self) -> None:
-        """Remember training's random states before the loaders of a validation draw from them."""
+        """Save training's random states before the loaders of a validation draw random numbers."""
         self._set_aside = random_state.capture()
 
     def on_validation_start(self) -> None:
-        """Also where a validation did not come from training."""
+        """Save them here too, for a validation that was not started by training."""
         self._set_aside = self._set_aside or random_state.capture()
 
     def on_validation_end(self) -> None:
-        """Go on as if nothing had been drawn."""
+        """Restore training's random states, as if validation had drawn nothing."""
         random_state.restore(self._set_aside)
         self._set_aside = None
 
@@ -357,7 +357,7 @@ class PhaseStrategy(DDPStrategy):
 
     @property
     def checkpoint_io(self) -> WholeCheckpointIO:
-        """Ours alone knows shares."""
+        """Always ours: no other one can write shares."""
         return WholeCheckpointIO(self._saving_ranks())
 
     @checkpoint_io.setter
@@ -369,13 +369,13 @@ class PhaseStrategy(DDPStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Averages exist once the players are adopted."""
+        """True, because averages exist only after the policies have adopted the players in `setup`."""
         return True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Lightning's checkpoint, with the players' averages and scales and every rank's random states.
 
-        Every rank writes its shares. The first rank says where. The file system must be one that all machines share.
+        Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
         checkpoint |= game_state(self.lightning_module, self.policies)
         checkpoint["seed"] = self.seed
@@ -384,11 +384,11 @@ class PhaseStrategy(DDPStrategy):
         self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """This rank's shares of the weights, and what else the modules keep."""
+        """This rank's shares of the weights, and the other state of the modules."""
         return networks_state(self.lightning_module, self.policies, self.is_global_zero, self._slots)
 
     def _slots(self, pool: ImagePool) -> dict[int, dict[int, Tensor]]:
-        """The images that this rank answers for; under dp those of all replicas."""
+        """The images of this rank's places in the global batch; under dp those of all replicas."""
         replicas = self.ranks.replicas[1:] if isinstance(self.ranks, ThreadRanks) else []
         pools = [pool, *(replica.own(pool) for replica in replicas)]
         return {place: images for each in pools for place, images in each.get_extra_state().items()}
@@ -403,15 +403,15 @@ class PhaseStrategy(DDPStrategy):
         load_networks(self.lightning_module, self.policies, checkpoint, strict, self._saving_ranks())
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Everything else that training goes on with."""
+        """Everything else that training needs to resume."""
         load_training(self.policies, checkpoint, self._saving_ranks())
         self.seed = checkpoint["seed"]
         self._resumed_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """After a load, once set-up has drawn what it draws, go on with the random states of training.
+        """After a load, restore the random states of training. Only here, because set-up draws random numbers too.
 
-        Signals to end beside SIGTERM, which is Lightning's, are taken where nobody else has.
+        Also handle the other signals to end (SIGTERM is Lightning's), except those that already have a handler.
         """
         self.signals.take(OTHERS, self.ending.wish, gently=True)
         states, self._resumed_states = self._resumed_states, None
@@ -433,7 +433,7 @@ def _game(module: LightningModule) -> GanModule:
 
 
 def _needs_loss_scale(precision: Precision) -> bool:
-    """Whether gradients would vanish without one."""
+    """Whether small gradients would become zero without a loss scale."""
     return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
 
 

@@ -23,7 +23,7 @@ from strategies.ranks import Ranks
 
 @dataclass(frozen=True)
 class Table:
-    """What a phase is played with: the players' policies, the other ranks, precision, and where randomness stands."""
+    """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise."""
 
     policies: Mapping[str, Policy]
     ranks: Ranks
@@ -39,14 +39,14 @@ def play(phase: Phase, batch: Any, table: Table) -> dict[str, Tensor]:
     learners = [policies[name] for name in phase.learners]
     found: dict[str, Tensor] = {}
 
-    # Only the learners require gradients, and none are left from before.
+    # Only the learners require gradients. No gradient of an earlier phase remains.
     ranks.begin(phase, policies)
     for learner in ranks.once(learners, f"phase '{phase.name}'"):
         learner.drop_gradients()
     scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
 
     with ExitStack() as held:
-        # Weights are there when they are read, also those of players that do not learn.
+        # The policies make weights whole when they are read, also those of players that do not learn.
         held.enter_context(played(phase, [name for name, policy in policies.items() if policy.compiled]))
         for policy in policies.values():
             held.enter_context(policy.hold(phase))
@@ -108,7 +108,7 @@ def _losses(phase: Phase, part: Any, index: int, table: Table) -> dict[str, Tens
 
 
 def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
-    """Their sum times a factor; no operation that changes nothing, for in small games they cost as much as layers."""
+    """Their sum times a factor. It never adds 0 or multiplies by 1: in a small game that costs as much as a layer."""
     first, *others = losses
     for loss in others:
         first = first + loss
@@ -116,7 +116,7 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 
 
 def _check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
-    """Ranks that gathered weights one by one, each in an order of its own, have gathered nonsense."""
+    """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
     codes = [policy.check_code() for policy in policies.values()]
     if all(code is None for code in codes):
         return
