@@ -1,4 +1,4 @@
-# Two commands do everything: `make fit` and `make test`. Both make .venv first.
+# The two main commands are `make fit` and `make test`. Both make .venv first.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,13 +12,13 @@ help:  ## show this list
 fit: $(VENV)/installed  ## install, then train the built-in run on two processes and make pictures
 	$(RUN) -m gan.fit --strategy ddp
 
-test: $(VENV)/installed-test  ## install what tests need, then run them all: unit tests, worlds of ranks, commands
+test: $(VENV)/installed-test  ## install what tests need, then run unit tests, tests on several ranks, and commands
 	$(RUN) -m tests
 
 matrix: $(VENV)/installed-test  ## train every game under every policy, and write strategies/MATRIX.md
 	$(RUN) -m pytest -q -m slow --ignore tests/matrix/test_crashes.py --ignore tests/ranks/test_crashes.py
 
-crashes: $(VENV)/installed-test  ## kill a rank at a random moment, fifty times
+crashes: $(VENV)/installed-test  ## fifty times, kill a rank at a random moment and resume
 	$(RUN) -m pytest -q -s -m "slow or not slow" tests/ranks/test_crashes.py tests/matrix/test_crashes.py
 
 lint: $(VENV)/installed-test  ## check style

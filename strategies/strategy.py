@@ -326,7 +326,7 @@ class PhaseStrategy(DDPStrategy):
     # ---- evaluation uses averaged weights, and disturbs no training ----
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """With averaged weights, but only during the step. Between steps a checkpoint may be saved: of the raw weights."""
+        """With averaged weights, but only during the step: between steps a checkpoint may save the raw weights."""
         with self.averaged():
             return super().validation_step(*args, **kwargs)
 

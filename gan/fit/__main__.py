@@ -1,5 +1,3 @@
-"""`python -m gan.fit`."""
-
 import sys
 
 from gan.fit.command import main

@@ -1,4 +1,4 @@
-"""What `gan.fit` adds to a Lightning Trainer: a bar, pictures, the score, and an end that loses nothing."""
+"""The callbacks of `gan.fit`: the progress bar, pictures, scores, settings and checkpoints."""
 
 import signal
 import sys
@@ -34,11 +34,11 @@ class Bar(ProgressBar):
         self.bar: tqdm | None = None
 
     def disable(self) -> None:
-        """Lightning calls this on all ranks but the first."""
+        """Lightning calls this on all ranks except the first."""
         self.bar = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start where training starts, which for a resumed run is not at 0."""
+        """Start the bar at the step where training starts. For a resumed run this is not 0."""
         terminal = sys.stderr.isatty()
         self.bar = tqdm(
             total=trainer.max_steps,
@@ -52,7 +52,7 @@ class Bar(ProgressBar):
         self.started, self.first = time.monotonic(), trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Losses are read from the device only when the bar is drawn."""
+        """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
         if self.bar is not None and self.bar.update(1):
             speed = (trainer.global_step - self.first) * self.batch_size / (time.monotonic() - self.started)
             self.bar.set_postfix_str(f"{_losses(trainer.strategy.losses)} | {speed:.0f} images/s", refresh=True)
@@ -63,7 +63,7 @@ class Bar(ProgressBar):
             self.bar.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Make room for the message."""
+        """Close the bar, so that the error message has a line of its own."""
         self.on_train_end(trainer, pl_module)
 
 
@@ -77,14 +77,14 @@ def _losses(losses: dict[str, Tensor]) -> str:
 
 
 class Pictures(Callback):
-    """Draws the same held-out samples every so many steps, with averaged weights, and the curves beside them."""
+    """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them."""
 
     def __init__(self, folder: RunFolder, log: record.Record, every: int) -> None:
         self.folder, self.record, self.every = folder, log, every
         self.batch: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The reals, and what the untrained networks make."""
+        """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
         batches: list[dict[str, Tensor]] = []
         with random_state.untouched():
             for batch in trainer.datamodule.val_dataloader():
@@ -98,17 +98,17 @@ class Pictures(Callback):
             self._draw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """A grid and the curves, every so many steps and at the end."""
+        """Draw a grid and the curves every `every` steps and at the last step."""
         if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
             self._draw(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The curves once more, with the last validation."""
+        """Draw the curves again, because the last validation came after the last grid."""
         self._curves(trainer)
 
     @torch.no_grad()
     def _draw(self, trainer: Trainer, game: Any) -> None:
-        # All ranks compute, because a sharded player needs them all; the same noise in every grid.
+        # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
         modes = [(module, module.training) for module in game.modules()]
         game.eval()
         with random_state.untouched(), game.averaged(), trainer.precision_plugin.forward_context():
@@ -130,7 +130,7 @@ class Pictures(Callback):
 
 
 class Score(Callback):
-    """Remembers the first and the last value of each of a run's scores, also over interruptions."""
+    """Keeps the first and the last value of each of a run's scores, also when the run is resumed."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -138,54 +138,54 @@ class Score(Callback):
         self.last: dict[str, float] = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning validates once before the first step, so the first values are the untrained networks'."""
+        """Update the values. The first ones are of untrained networks: Lightning validates before the first step."""
         found = trainer.callback_metrics
         self.last |= {name: float(found[name]) for name in self.names if name in found}
         if self.last and not self.first:
             self.first = dict(self.last)
             for logger in trainer.loggers:
-                logger.log_metrics(self.first, 0)  # Lightning logs nothing of that validation
+                logger.log_metrics(self.first, 0)  # Lightning itself does not log this validation
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """The last step is validated, wherever it falls between the regular validations."""
+        """Validate the last step too, also when it is not one of the regular validations."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, dict[str, float]]:
-        """Both values of each."""
         return {"first": self.first, "last": self.last}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        """Both values of each."""
         self.first, self.last = dict(state["first"]), dict(state["last"])
 
 
 class Written(Callback):
-    """Writes down the settings that a run goes on with, once it does: the last callback, before the first step.
+    """Writes the run's files of settings when training begins: `texts` gives the text of each file.
 
-    Not before: a command that is refused would leave settings that the run's checkpoints do not fit, and the run could
-    no longer be resumed or sampled. By now every rank has read the settings of before, and the checkpoint.
+    It must not write earlier. If a resumed run were refused after that, the new settings would stay in its folder.
+    They might not fit its checkpoints, and the run could no longer be resumed or sampled. So this is the last
+    callback: when it is called, every rank has read the old settings and the checkpoint.
     """
 
     def __init__(self, texts: Mapping[Path, str]) -> None:
         self.texts = texts
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning lets no rank begin before all have loaded."""
+        """Write them. Lightning lets no rank come here before all ranks have loaded the checkpoint."""
         if trainer.is_global_zero:
             write(self.texts)
 
 
 class Keep(Callback):
-    """Saves every so many steps, at the end, on Ctrl-C or a signal to end, and when the guard gives up.
+    """Saves a checkpoint every `every` steps, at the end, on Ctrl-C or another signal to end, and when the guard stops.
 
-    By hand, because ModelCheckpoint cannot be asked to save at a moment of ours. A signal reaches one rank or all, at
-    any moment; all save together after the same step, and the strategy ends the run before the next: see
-    strategies/processes/stopping.py. A second Ctrl-C ends at once.
+    It is written by hand, because Lightning's ModelCheckpoint cannot save at such a moment. A signal may reach one rank
+    or all, at any time. All ranks save after the same step, and the strategy ends the run before the next one (see
+    strategies/processes/stopping.py). A second Ctrl-C ends the run at once.
 
-    The newest two checkpoints that this run wrote are kept. What it did not write stays: a copy under a name of a
-    person's own, or later steps where a run goes on from an earlier one. The steps that were written are in the
-    checkpoint, for those who resume; where one is older than that, the run wrote what the folder has up to its step.
+    The newest two checkpoints that this run wrote are kept, and its older ones are removed. Other checkpoints stay:
+    copies that the user made, and those of later steps, if the run was resumed from an earlier one. So each checkpoint
+    holds the list of steps that the run wrote. A checkpoint of an older version has no such list. Then the run is
+    taken to have written all checkpoints in its folder up to the step it resumes from.
     """
 
     def __init__(self, folder: RunFolder, every: int) -> None:
@@ -195,7 +195,7 @@ class Keep(Callback):
         self.wrote: list[int] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning has set its handlers by now; put ours in their place."""
+        """Replace Lightning's signal handlers, which are set by now."""
         self.ending = trainer.strategy.ending
         if self.wrote is None:
             there = self.folder.steps() if trainer.global_step else ()
@@ -208,7 +208,7 @@ class Keep(Callback):
         self.ending.wish()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save between two steps, never inside one."""
+        """Save where it is due. This is between two steps, never inside one."""
         step = trainer.global_step
         due = step % self.every == 0 or step == trainer.max_steps
         ends = self.ending.look() or trainer.strategy.guard.hopeless
@@ -216,7 +216,7 @@ class Keep(Callback):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Write this step's checkpoint, then remove what this run wrote before the last one."""
+        """Write this step's checkpoint, then remove this run's checkpoints except the newest two."""
         step = trainer.global_step
         self.wrote = [*(other for other in self.wrote if other < step), step]
         trainer.save_checkpoint(self.folder.checkpoint(step))
@@ -226,17 +226,16 @@ class Keep(Callback):
         self.wrote = self.wrote[-KEPT:]
 
     def state_dict(self) -> dict[str, list[int]]:
-        """The steps that this run wrote checkpoints of, and may remove."""
+        """The steps whose checkpoints this run wrote, and may remove."""
         return {"wrote": list(self.wrote or ())}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        """Those of the run that is gone on with."""
         self.wrote = list(state["wrote"])
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All is saved. Lightning's handlers are back before Lightning takes them down."""
+        """Put Lightning's handlers back, before Lightning removes them."""
         self.signals.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Also after a failure."""
+        """Put them back after a failure too."""
         self.signals.give_back()

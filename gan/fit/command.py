@@ -1,4 +1,4 @@
-"""`python -m gan.fit`: train a run, on one device or many, and leave pictures, curves and checkpoints."""
+"""`python -m gan.fit`: train a run, on one device or many, and write pictures, curves and checkpoints."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ from strategies.processes.stopping import Stopped
 
 @dataclass(frozen=True)
 class Computer:
-    """What to compute on."""
+    """The devices that a run computes on."""
 
     accelerator: str
     devices: int
@@ -40,7 +40,7 @@ class Computer:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
+    """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
     try:
         _fit(argv)
     except UserError as error:
@@ -55,7 +55,8 @@ def _fit(argv: list[str] | None) -> None:
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
     if int(os.environ.get("NODE_RANK", 0)) > 0:
-        rank_zero_only.rank = rank_zero_only.rank or 1  # Lightning takes the first process of any node for the first
+        # Lightning would take the first process of every node for rank 0.
+        rank_zero_only.rank = rank_zero_only.rank or 1
     quiet()
     seed_everything(settings.seed, verbose=False)
     strategy = PhaseStrategy(settings.strategy, check_replicas=settings.debug)
@@ -70,7 +71,7 @@ def _fit(argv: list[str] | None) -> None:
     if settings.resume == "auto" and resumed is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
 
-    # Rank 0 makes the folder; the others write nothing. What a resumed run has is left as it is until training goes on.
+    # Rank 0 makes the folder; the others write nothing. The files of a resumed run stay as they are until it trains.
     first = rank_zero_only.rank == 0
     if resumed is not None:
         where, checkpoint = resumed
@@ -101,7 +102,7 @@ def train(
     checkpoint: Path | None,
     texts: Mapping[Path, str],
 ) -> None:
-    """Put the Trainer together, let it train, and say how it ended."""
+    """Make the Trainer, train, and print how it ended."""
     log, score = Record(where), Score(run.scores)
     strategy.advice = f"python -m gan.fit --resume {where.path}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
@@ -146,7 +147,7 @@ def train(
 
 
 def machine(settings: Namespace) -> Computer:
-    """The devices that were asked for, or those there are; asks for nothing that is not there."""
+    """The devices to compute on: those of the settings, or else those of this machine. Refuses what is not there."""
     gpus = torch.cuda.device_count()
     accelerator = settings.accelerator if settings.accelerator != "auto" else ("gpu" if gpus else "cpu")
     if accelerator == "gpu" and not gpus:
@@ -173,7 +174,7 @@ def machine(settings: Namespace) -> Computer:
 
 
 def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
-    """TensorBoard or Weights & Biases beside the run's own record, where that package is installed."""
+    """The logger that the settings name, beside the run's own metrics.csv. Its package must be installed."""
     if settings.logger is None:
         return []
     from lightning.pytorch import loggers
@@ -187,7 +188,7 @@ def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
 
 
 def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
-    """Say what is about to happen."""
+    """Print what will be trained, on what, and where the files go."""
     processes = f"{computer.processes} {computer.accelerator.upper()} process{'es' if computer.processes > 1 else ''}"
     if settings.strategy == "dp" and computer.devices > 1:
         processes = f"{computer.devices} {computer.accelerator.upper()} replicas in one process"
@@ -201,7 +202,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
 
 
 def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: float) -> None:
-    """Say what came of it and where it lies."""
+    """Print the scores and where the results are."""
     say(f"\n{trainer.global_step} steps, {seconds / 60:.1f} minutes")
     for name, words in run.scores.items():
         first, last = score.first.get(name), score.last.get(name)
@@ -221,7 +222,7 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
 
 
 def end_other_ranks(trainer: Trainer) -> None:
-    """The ranks that this process started wait in a collective for one that will not come: end them."""
+    """End the ranks that this process started: they wait in a collective that this rank will not join."""
     launcher = trainer.strategy.launcher
     for process in getattr(launcher, "procs", ()):
         process.kill()
@@ -229,12 +230,12 @@ def end_other_ranks(trainer: Trainer) -> None:
 
 @rank_zero_only
 def say(*lines: str, sep: str = "\n") -> None:
-    """Print once, whatever the number of ranks."""
+    """Print on the first rank only."""
     print(*lines, sep=sep, flush=True)
 
 
 def quiet() -> None:
-    """Leave out what Lightning says to newcomers of Lightning."""
+    """Hide Lightning's hints for beginners, which do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")

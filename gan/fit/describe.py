@@ -1,4 +1,4 @@
-"""A game in words: players with their networks and sizes, and the phases in the order they are played."""
+"""A game as text: the players with their networks and sizes, and the phases in the order of play."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from gan.phase import Player
 
 
 def describe(game: GanModule) -> str:
-    """The text that `--dry-run` prints and every run keeps as game.txt."""
+    """The text that `--dry-run` prints, and that every run has in game.txt."""
     game.assemble()
     lines = [f"game {type(game).__name__}", "", "players"]
     for player in game.players.values():

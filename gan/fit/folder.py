@@ -1,4 +1,4 @@
-"""The folder of one run: `runs/<number>-<name>/`, and finding it again."""
+"""The folder of a run, `runs/<number>-<name>/`: making it, finding it, and the files in it."""
 
 import re
 import shutil
@@ -13,23 +13,23 @@ CHECKPOINT = ".ckpt"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where the files of a run lie. Nothing is made until it is needed."""
+    """The paths of a run's files. A path does not have to exist."""
 
     path: Path
 
     @property
     def settings(self) -> Path:
-        """Every setting of the run, to read and to resume from."""
+        """Every setting of the run; `--resume` and `--config` read it."""
         return self.path / "settings.yaml"
 
     @property
     def game(self) -> Path:
-        """Players, networks and phases in words."""
+        """Players, networks and phases as text."""
         return self.path / "game.txt"
 
     @property
     def metrics(self) -> Path:
-        """A row a logged step."""
+        """One row for each logged step."""
         return self.path / "metrics.csv"
 
     @property
@@ -39,44 +39,42 @@ class RunFolder:
 
     @property
     def samples(self) -> Path:
-        """Reals and the periodic grids."""
+        """The reals and the grids."""
         return self.path / "samples"
 
     @property
     def checkpoints(self) -> Path:
-        """What the run resumes from."""
         return self.path / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        """The checkpoint of a step."""
         return self.checkpoints / f"step-{step:06d}{CHECKPOINT}"
 
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, in order; one that is still being written has another ending."""
+        """The steps that have a checkpoint, in order. A checkpoint that is being written has another ending."""
         return sorted(step for path in self.checkpoints.glob(f"*{CHECKPOINT}") if (step := step_of(path)) is not None)
 
     def newest_checkpoint(self) -> Path | None:
-        """The checkpoint of the latest step, whenever it was written.
+        """The checkpoint of the latest step, even if it was not written last.
 
-        One that a person has given a name of another form, such as step-000004-keep.ckpt, is theirs: it is resumed
-        where its path is typed, and never chosen here.
+        A user may keep a checkpoint under another form of name, such as step-000004-keep.ckpt. It is never chosen
+        here; to resume from it, its path must be typed.
         """
         steps = self.steps()
         return self.checkpoint(steps[-1]) if steps else None
 
     def resuming(self, step: int) -> Path:
-        """What to resume to go on from that step: the run, or the step's checkpoint where there is a later one."""
+        """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
         path = self.checkpoint(step)
         return path if path.exists() and path != self.newest_checkpoint() else self.path
 
     def discard(self) -> None:
-        """Remove what a run that was refused before its first step has left; anything else stays."""
+        """Remove the folder of a run that was refused before its first step. With metrics or checkpoints it stays."""
         if not self.metrics.exists() and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
 
 
 def create(out: Path, name: str) -> RunFolder:
-    """A new folder with the next number; two runs that start together get two numbers."""
+    """Make a folder with the next number. Two runs that start at the same time get two numbers."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         number = max((_number(path) for path in out.iterdir()), default=0)
@@ -94,7 +92,7 @@ def create(out: Path, name: str) -> RunFolder:
 
 
 def write(texts: Mapping[Path, str]) -> None:
-    """Write files, each there whole or not at all: a run that goes on writes them anew, while others may read them."""
+    """Write files, each completely or not at all: other processes may read them while a resumed run replaces them."""
     for path, text in texts.items():
         part = path.with_suffix(".part")
         part.write_text(text)
@@ -102,10 +100,10 @@ def write(texts: Mapping[Path, str]) -> None:
 
 
 def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
-    """The run and the checkpoint to go on with: a run's folder, a checkpoint inside it, or `auto`.
+    """The run and the checkpoint to resume. `resume` is a run's folder, a checkpoint inside it, or `auto`.
 
-    `auto` is the newest run below `out` (of that name, if one is given) that has a checkpoint; None if no
-    run has one.
+    `auto` means the newest run in `out` that has a checkpoint; with `name`, the newest one of that name. The result is
+    None if there is no such run.
     """
     if resume == "auto":
         runs = [RunFolder(path) for path in out.iterdir() if _number(path)] if out.is_dir() else []
@@ -127,19 +125,19 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path names a checkpoint rather than a run's folder: both are directories."""
+    """Whether a path names a checkpoint and not a run's folder. Both are directories, so the ending decides."""
     return path.suffix == CHECKPOINT
 
 
 def holding(path: Path) -> RunFolder:
-    """The run's folder that a path names, itself or by a checkpoint inside."""
+    """The run's folder, from its own path or from the path of a checkpoint in it."""
     if not is_checkpoint(path):
         return RunFolder(path)
     return RunFolder((path if len(path.parts) > 1 else path.absolute()).parent.parent)
 
 
 def step_of(path: Path) -> int | None:
-    """The step in the name that a run gives its checkpoints; None for any other name."""
+    """The step in a checkpoint's name; None if the name does not have the form that a run gives."""
     match = re.fullmatch(r"step-(\d{6}|[1-9]\d{6,})", path.stem)
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""What a run writes down: metrics.csv, a row a logged step, and a picture of its curves."""
+"""The metrics of a run: metrics.csv, with one row for each logged step, and the picture of its curves."""
 
 import csv
 from collections import defaultdict
@@ -13,10 +13,10 @@ from gan.fit.folder import RunFolder
 
 
 class Record(Logger):
-    """A Lightning logger that outlives interruptions.
+    """A Lightning logger that writes metrics.csv and continues the file when a run is resumed.
 
-    By hand, because Lightning's CSVLogger empties the file of a run that is resumed. Here a resumed run keeps
-    its rows up to the step it resumes from and goes on below them.
+    It is written by hand, because Lightning's CSVLogger empties the file of a resumed run. Here a resumed run keeps
+    the rows up to the step it resumes from, and adds its own below them.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -29,45 +29,43 @@ class Record(Logger):
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.folder.path.name
 
     @property
     def version(self) -> str:
-        """A run has one."""
+        """Empty: a run has only one version."""
         return ""
 
     @property
     def save_dir(self) -> str:
-        """Where Lightning thinks that this run writes."""
         return str(self.folder.path)
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """The settings are already in a file of their own."""
+        """Nothing to do: the settings are in settings.yaml."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Take in some metrics of a step; a step's row is written when the next one comes."""
+        """Add metrics to a step's row. The row is written when the next step comes."""
         if self._fresh:
             self._take_up(step)
         if step not in self.rows:
             self.save()
         elif step in list(self.rows)[: self._written]:
-            self._written = 0  # a validation adds to a row that is on the disk already
+            self._written = 0  # a validation adds to a row that is already in the file, so write all rows again
         row = self.rows.setdefault(step, {})
         row.update({name: value for name, value in metrics.items() if name != "epoch"})
 
     def _take_up(self, step: int) -> None:
-        """A resumed run forgets the rows that its interrupted self wrote beyond the checkpoint."""
+        """Read the rows of a resumed run. Rows that were written after its checkpoint are dropped."""
         self._fresh = False
         self.rows = {number: row for number, row in read(self.folder.metrics).items() if number < step}
 
     @rank_zero_only
     def save(self) -> None:
-        """Bring the file up to date: add lines where that is enough, write it anew where columns were added."""
+        """Update the file: append rows, or write all of it again if there are new columns."""
         if not self.rows:
-            return  # Lightning may ask before anything was logged
+            return  # Lightning may call it before anything was logged
         names = sorted({name for row in self.rows.values() for name in row} - set(self.columns))
         anew = bool(names) or self._written == 0
         self.columns += names
@@ -83,12 +81,12 @@ class Record(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """The last row, too."""
+        """Write the last row too."""
         self.save()
 
 
 def read(path: Path) -> dict[int, dict[str, float]]:
-    """The rows of a metrics file by step; an absent file has none."""
+    """The rows of a metrics file by step; none if there is no file."""
     if not path.is_file():
         return {}
     with path.open(newline="") as file:
@@ -116,13 +114,13 @@ def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
 
 
 def draw_curves(rows: dict[int, dict[str, float]], path: Path, title: str) -> None:
-    """All panels in one picture."""
+    """Draw all panels into one picture."""
     if found := panels(rows):
         draw_panels(found, path, title)
 
 
 def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
-    """Some panels in one picture, of the kind that the path's suffix says."""
+    """Draw these panels into one picture, in the format of the path's suffix."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -149,7 +147,7 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """A running mean over a twentieth of the curve."""
+    """A running mean over a window of one twentieth of the curve."""
     width = max(1, len(values) // 20)
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)

@@ -1,4 +1,4 @@
-"""The options of `python -m gan.fit`: the machine's, and the settings of the run that was chosen."""
+"""The options of `python -m gan.fit`: those that every run has, and the settings of the chosen run."""
 
 import argparse
 import os
@@ -24,16 +24,16 @@ PASSING = ("resume", "dry_run", "list_runs", "debug", "config")
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
   python -m gan.fit --run cyclegan-faces --devices 1
-  python -m gan.fit --run sean-celebamask --data PATH   the published training on pictures of yours
+  python -m gan.fit --run sean-celebamask --data PATH   the published training on your pictures
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
   python -m gan.fit --run r3gan-faces --help          the settings of that run
-  python -m gan.fit --resume auto                     go on with the newest run
+  python -m gan.fit --resume auto                     continue the newest run
   torchrun --nproc-per-node 4 -m -- gan.fit --run r3gan-faces
 """
 
 
 class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Short: options with hyphens, a default where there is one, and no types where the default shows them."""
+    """Short help: options with hyphens, no type where the default shows it, and no default that is null or False."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=110)
@@ -51,7 +51,7 @@ class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 
 def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
-    """The settings, and the run and checkpoint to resume from, if any was asked for and found."""
+    """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run."""
     argv = [underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in (("run", None), ("resume", None), ("out", "runs"), ("config", None)):
@@ -78,18 +78,18 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
 
 
 def save(settings: Namespace, run: str, path: Path) -> None:
-    """Write all settings down so that the run can be had again with `--config`."""
+    """Write all settings to a file that `--config` can read."""
     folder.write({path: dump(settings, run)})
 
 
 def dump(settings: Namespace, run: str) -> str:
-    """All settings as YAML, without those that belong to one call only."""
+    """All settings as YAML, without those that belong to a single call of the command."""
     kept = {name: _plain(value) for name, value in settings.as_dict().items() if name not in PASSING}
     return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
 
 
 def load(path: Path, **overrides: Any) -> Namespace:
-    """Settings as `save` wrote them, some of them changed; refused where this version does not know them."""
+    """Read settings that `save` wrote, with `overrides` in their place. Refuses settings that this version lacks."""
     run = _run_in(path)
     if run is None:
         raise UserError(f"cannot read settings from '{path}': it names no run")
@@ -106,7 +106,7 @@ def load(path: Path, **overrides: Any) -> Namespace:
 
 
 def run_settings(settings: Namespace) -> dict[str, Any]:
-    """The part of the settings that is the run's own."""
+    """The settings that are arguments of the run's function."""
     names = _parameters(settings.run)
     return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
 
@@ -125,46 +125,46 @@ def _parser(run: str) -> Parser:
     add = parser.add_argument
     add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
     add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs")
-    add("--list_runs", action="store_true", help="name the runs there are, and stop")
-    add("--strategy", type=str, default="ddp", help="how players live on devices, see below")
+    add("--list_runs", action="store_true", help="list all runs and stop")
+    add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
     add(
         "--devices",
         type=PositiveInt | Literal["auto"],
         default="auto",
-        help="processes per node, or replicas of dp; auto: all GPUs, or two on CPU",
+        help="processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU",
     )
-    add("--num_nodes", type=PositiveInt, default=1, help="machines that take part")
+    add("--num_nodes", type=PositiveInt, default=1, help="number of machines")
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     add(
         "--precision",
         type=Literal["32-true", "bf16-mixed", "16-mixed", "64-true"],
         default="32-true",
-        help="arithmetic of the networks",
+        help="number format in which the networks compute",
     )
-    add("--out", type=str, default="runs", help="where the run's folder is made")
-    add("--resume", type=str | None, default=None, help="go on: auto (the newest run), a run's folder or a checkpoint")
+    add("--out", type=str, default="runs", help="folder in which the run's folder is made")
+    add("--resume", type=str | None, default=None, help="continue: auto (the newest run), a run, or a checkpoint")
     add(
         "--sample_every",
         type=PositiveInt | None,
         default=None,
-        help="steps between grids and validations; default a tenth",
+        help="steps between grids and validations; default: a tenth of all steps",
     )
     add(
         "--save_every",
         type=PositiveInt | None,
         default=None,
-        help="steps between checkpoints; default as --sample-every",
+        help="steps between checkpoints; default: as --sample-every",
     )
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
-    add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="log there too, if installed")
+    add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
-    add("--debug", action="store_true", help="deterministic, anomaly detection, replicas compared after every phase")
+    add("--debug", action="store_true", help="be deterministic, detect anomalies, compare replicas after every phase")
     parser.add_function_arguments(RUNS[run], fail_untyped=True)
     return parser
 
 
 def _strategies() -> str:
-    """What can be typed for a strategy."""
+    """The part of the help that lists what can be typed after --strategy."""
     known = ", ".join(dict.fromkeys(policy.name for policy in POLICIES.values()))
     others = ", ".join(f"{name} = {policy.name}" for name, policy in POLICIES.items() if name != policy.name)
     return "\n".join(
@@ -177,7 +177,7 @@ def _strategies() -> str:
 
 
 def _parameters(run: str) -> set[str]:
-    """The run's own settings, those included that it hands on to another function."""
+    """The names of the run's own settings, also those that it passes to another function."""
     return set(ArgumentParser().add_function_arguments(RUNS[run], fail_untyped=True))
 
 
@@ -189,12 +189,12 @@ def _run_in(path: Path) -> str | None:
 
 
 def underscores(argument: str) -> str:
-    """`--max-steps` and `--max_steps` are the same option."""
+    """Write an option with underscores, so that `--max-steps` and `--max_steps` are the same."""
     return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
 
 
 def _plain(value: Any) -> Any:
-    """Without jsonargparse's number types, such as PositiveInt, which YAML does not know."""
+    """The value as a plain Python number. YAML does not know jsonargparse's types, such as PositiveInt."""
     for kind in (bool, int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -202,5 +202,5 @@ def _plain(value: Any) -> Any:
 
 
 def launched_ranks() -> int | None:
-    """The ranks per node that torchrun has started, where it has."""
+    """How many ranks torchrun started on this node; None without torchrun."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None

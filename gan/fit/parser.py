@@ -1,4 +1,4 @@
-"""The parsers of the commands: an option is typed in full, and a value that is typed is one."""
+"""The argument parsers of all commands. They refuse abbreviated options and empty values."""
 
 import argparse
 import difflib
@@ -27,18 +27,20 @@ TYPE = {
 
 
 class Strict:
-    """Takes no abbreviations and no empty values, and names the option that an unknown one is closest to.
+    """A parser that refuses abbreviations and empty values. For an unknown option it suggests the closest one.
 
-    An abbreviation means another option as soon as one is added, and what reads the command line twice, as gan.fit
-    does for --resume, may know it in one place and not in the other. An empty path comes of a shell variable that is
-    not set: it would mean "none" or the folder one stands in, and a run would start from zero in place of going on.
+    An abbreviation may mean another option after a new option is added. And gan.fit parses the command line twice, for
+    --resume, with two lists of options, so an abbreviation could be known to one parser and not to the other.
+
+    An empty path usually comes from a shell variable that is not set. It would mean "none" or the current folder, and
+    a run would start from the beginning instead of being resumed.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
-        """Refuse an empty value first; without arguments, those of the command line are parsed."""
+        """Refuse empty values, then parse. Without `args` it parses the command line."""
         args = sys.argv[1:] if args is None else args
         option = None
         for arg in args:
@@ -55,12 +57,12 @@ class Strict:
         )
         action = next(fits, None)
         if action is None or action.default == "":
-            return  # unknown, which is said later, or empty by default
+            return  # an unknown option, which is reported later, or one that is empty by default
         name, of = (_hyphens(option), action.dest) if option else (action.dest.upper(),) * 2
         raise UserError(f"{name} is empty; type {TYPE.get(of, 'a value')}, or leave {name} out")
 
     def error(self, message: str, *more: Any) -> NoReturn:
-        """What is wrong, and what may have been meant."""
+        """Add the closest known option to the message about an unknown one."""
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
         if unknown:
@@ -72,11 +74,11 @@ class Strict:
 
 
 class Parser(Strict, jsonargparse.ArgumentParser):
-    """Of a command that takes settings."""
+    """For commands whose options come from function signatures or a settings file."""
 
 
 class PlainParser(Strict, argparse.ArgumentParser):
-    """Of a command that takes a few numbers."""
+    """For commands with a few plain options."""
 
 
 def _hyphens(option: str) -> str:
