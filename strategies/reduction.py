@@ -1,4 +1,4 @@
-"""How a learner's gradients become their mean over the ranks. Here: on one device, where they are it already."""
+"""How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,11 +21,11 @@ class Reduction:
         return [weight for weight in self.storage.weights.values() if weight.grad is not None]
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
-        """Get ready for the backward of this loss, the phase's last one or one of its micro-batches before."""
+        """Prepare for the backward of this loss. `last`: it is the backward of the phase's last micro-batch."""
         return loss
 
     def finish(self, scale: float) -> Tensor:
-        """Complete the gradients and divide them by the loss scale; returns each one's norm, the same on all ranks.
+        """Complete the gradients and divide them by the loss scale. Returns the norm of each, the same on all ranks.
 
         A weight that the loss did not reach has no gradient, as in plain torch.
         """
@@ -37,11 +37,11 @@ class Reduction:
         self.storage.drop_gradients()
 
     def release(self) -> None:
-        """Take every hook off the weights."""
+        """Remove every hook from the weights."""
 
 
 def norms(gradients: list[Tensor], scale: float, device: torch.device) -> Tensor:
-    """The norms of gradients after they are divided by the loss scale, in place."""
+    """Divide gradients by the loss scale, in place, and return their norms."""
     if not gradients:
         return torch.zeros(0, device=device)
     if scale != 1:

@@ -1,4 +1,4 @@
-"""One policy a file: how one player lives on the devices."""
+"""The policies, one in each file. A policy decides how one player is trained on the devices."""
 
 from strategies.policies.ddp import Ddp
 from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3

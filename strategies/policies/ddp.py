@@ -17,9 +17,9 @@ from strategies.sharding.storage import Storage
 class Ddp(Policy):
     """Gradients are averaged by torch's own DDP reducer while backward still runs.
 
-    Communication, in order: nothing in forward; in a phase's last backward one all-reduce a bucket, in a
-    process group of the player's own; nothing in the update. Afterwards, only if some gradient came out
-    exactly zero, one byte for each such weight (see [Note: weights that the loss did not reach]).
+    Communication, in order: nothing in forward; in a phase's last backward one all-reduce for each bucket, in a
+    process group of the player's own; after it, only if some gradient is exactly zero, one byte for each such
+    weight (see [Note: weights that the loss did not reach]); nothing in the update.
     """
 
     name = "ddp"
@@ -32,15 +32,15 @@ class Ddp(Policy):
 
 
 class DdpReduction(Reduction):
-    """The reducer of torch's DDP. DDP is built around the network for its reducer alone, and never called.
+    """The reducer of torch's DDP. A DDP module is built around the network only for its reducer. It is never called.
 
     [Note: weights that the loss did not reach]
     A reducer waits for every weight. A weight that the loss reaches on no rank, or on some ranks only, would hang
     it or leave its bucket unreduced. So `_Reach` joins every weight to the loss by an edge without a gradient: the
     reducer's hooks fire, and nothing is computed. Plain torch leaves the gradient of such a weight None, and its
     optimizer skips it. The reducer leaves zeros, with which Adam would still move the weight. So after the backward
-    the ranks ask each other whether *any* of them reached the weight. They ask only about gradients that are exactly
-    zero: all ranks see the same ones, because they hold the same reduced gradients.
+    a collective finds out whether *any* rank reached the weight. It is only about gradients that are exactly zero:
+    all ranks see the same ones, because they hold the same reduced gradients.
     """
 
     def __init__(self, storage: Storage, device: torch.device, network: nn.Module, group: dist.ProcessGroup) -> None:
@@ -86,7 +86,7 @@ class DdpReduction(Reduction):
         self.reached.clear()
 
     def release(self) -> None:
-        """Dropping the reducer takes its own hooks off."""
+        """Remove our hooks. The reducer removes its own when it is deleted."""
         for hook in self.hooks:
             hook.remove()
         self.hooks, self.reducer = [], None

@@ -1,4 +1,4 @@
-"""copy.deepcopy onto another device, which refuses by name what it cannot copy."""
+"""copy.deepcopy to another device. If something cannot be copied, the error names it."""
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -26,10 +26,11 @@ def deep_copy(
     device_for: Callable[[Any], torch.device],
     attributes: Iterable[Mapping[str, Any]],
 ) -> tuple[T, dict[int, tuple[nn.Module, nn.Module]]]:
-    """A deep copy of a value, and the modules that were copied, each with its copy.
+    """A deep copy of a value; and the modules that were copied, each with its copy.
 
-    `known` gives by id the copies that there are already, `device_for` the device for the copy of a tensor or a random
-    generator. Generators and Python modules are looked for in `attributes`; Python modules are shared.
+    `known` has the copies that exist already, by the id of the original. `device_for` gives the device for the copy of
+    a tensor or a random generator. Generators and Python modules are searched in `attributes`, because deepcopy cannot
+    copy them: a generator gets a new one with the same state, and a Python module is shared.
     """
     memo = dict(known)
     for each in chain.from_iterable(named.values() for named in attributes):
@@ -52,14 +53,14 @@ def deep_copy(
 
 
 class _OnDevice(TorchFunctionMode):
-    """Inside, copy.deepcopy puts the copy of a tensor on the device for it, and also copies tensors with a graph."""
+    """Inside the `with`, copy.deepcopy puts each tensor's copy on its device. It also copies tensors with a graph."""
 
     def __init__(self, device_for: Callable[[Any], torch.device]) -> None:
         super().__init__()
         self.device_for = device_for
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.clone:  # a Parameter copies its data by it
+        if function is Tensor.clone:  # a Parameter uses it to copy its data
             return args[0].to(self.device_for(args[0]), copy=True)
         if function is Tensor.__deepcopy__:
             tensor, memo = args
@@ -70,14 +71,14 @@ class _OnDevice(TorchFunctionMode):
 
 
 def _path(error: Exception) -> str:
-    """Where copy.deepcopy has failed, as far as the dicts on its way tell."""
+    """The path of attributes at which copy.deepcopy failed, from the dicts that it was copying."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "_deepcopy_dict"]
     keys = [frame.f_locals.get("key") for frame in frames]
     return "'" + ".".join(key for key in keys if isinstance(key, str) and key != "_modules") + "'"
 
 
 def _refuse_functions(copied: Iterable[Any], memo: dict[int, Any]) -> None:
-    """Refuse a function that holds something of the first device: deepcopy does not copy functions."""
+    """Refuse a function that holds an object of the first device, because deepcopy does not copy functions."""
     for container in copied:
         items = container.values() if isinstance(container, dict) else container
         for item in items if isinstance(container, (dict, list, tuple, set)) else ():
@@ -91,7 +92,7 @@ def _refuse_functions(copied: Iterable[Any], memo: dict[int, Any]) -> None:
 
 
 def _held(function: Any, memo: dict[int, Any], checked: set[FunctionType]) -> str | None:
-    """The first name in a function's closure or defaults of something that a step can change."""
+    """The first name, in a function's closure or defaults, whose value would be copied: a step may change it."""
     if isinstance(function, MethodType) and not hasattr(type(function.__self__), function.__name__):
         function = function.__func__
     if not isinstance(function, FunctionType) or function in checked:

@@ -24,9 +24,9 @@ class DeepSpeed2(Policy):
     a bucket of `reduce_bucket_size` at a time; one number a weight for the norms, and one byte for each weight whose
     gradient is exactly zero, as in ddp; in the update the engine gathers the weights. `averaged` gathers twice.
 
-    Held on each rank: weights whole, and once more this rank's shard of them, which its optimizer works on; gradients
+    Held on each rank: weights whole, and a copy of this rank's shard of them, which its optimizer works on; gradients
     (whole until they are reduced), optimizer state and average / ranks. With `offload` the shard of the weights, its
-    gradients, optimizer state and average lie in the CPU's memory. A frozen player is whole on each rank.
+    gradients, optimizer state and average are in the CPU's memory. A frozen player is whole on each rank.
 
     See [Note: twins] and [Note: pieces] in sharding/deepspeed_engine.py.
     """
@@ -81,21 +81,22 @@ class DeepSpeed2(Policy):
 
 
 class DeepSpeed1(DeepSpeed2):
-    """As deepspeed2, by an engine of ZeRO stage 1: its gradients are whole on each rank until the update."""
+    """As deepspeed2, with an engine of ZeRO stage 1: its gradients are whole on each rank until the update."""
 
     name = "deepspeed1"
     stage = 1
 
 
 class DeepSpeed3(DeepSpeed2):
-    """As deepspeed2, by an engine of ZeRO stage 3: the weights are sharded too, also those of a frozen player.
+    """As deepspeed2, with an engine of ZeRO stage 3: the weights are sharded too, also those of a frozen player.
 
-    Communication, in order: before a phase the engine gathers each learner, one all-gather a weight, and another
-    player when the phase's loss first reads it; after the last backward as deepspeed2; in the update only numbers. What
-    the phase gathered it reshards: a player that no phase reads moves nothing. `averaged` gathers once.
+    Communication, in order: before a phase the engine gathers each learner, one all-gather for each weight; it gathers
+    another player when the phase's loss first reads it; after the last backward as deepspeed2; in the update only
+    numbers. After the phase, weights are resharded. A player that no phase reads moves nothing. `averaged` gathers
+    once.
 
-    Held on each rank between phases: everything / ranks, the weights twice. While a phase uses it a player's weights
-    are whole, and remain so for a graph that outlives the phase: see sharding/saved_tensors.py.
+    Held on each rank between phases: everything / ranks, the weights twice. While a phase uses a player, its weights
+    are whole. A graph that outlives the phase keeps the whole weights that its backward needs.
     """
 
     name = "deepspeed3"

@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine is told: our settings, and those of the user's own file that leave training as it is."""
+"""A DeepSpeed engine's configuration: our settings, and those of the user's file that do not change the training."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,9 +8,9 @@ from typing import Any
 from gan.errors import UserError
 from gan.phase import Player
 
-SIZE = 6 * 2**20  # elements: 25 MB in float32, what DDP takes for its buckets
+SIZE = 6 * 2**20  # elements: 25 MB in float32, as for DDP's buckets
 
-# What a file may say: how the same numbers are moved. (What only prints is not shown.)
+# What a file may set: how the same numbers are moved, and what is printed. (Prints do not appear: see `package`.)
 TAKEN = {
     "": {"comms_logger", "dump_state", "memory_breakdown", "steps_per_print", "wall_clock_breakdown"},
     "zero_optimization": {
@@ -25,7 +25,7 @@ TAKEN = {
     },
 }
 
-# What else is often found in one, and what to type instead.
+# What is often set in such a file but refused here, and what to type instead.
 INSTEAD = {
     "optimizer": "the player brings its own",
     "scheduler": "the player brings its own: Player(schedule=...)",
@@ -41,7 +41,7 @@ INSTEAD = {
 
 
 def read(text: str) -> str:
-    """The path of a file that can be read as JSON."""
+    """Check that the file can be read as JSON, and return its path."""
     _load(text)
     return text
 
@@ -59,7 +59,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's configuration; everything in the player's file that would change its training is refused at once."""
+    """The engine's configuration. Refuses, in one error, all settings of the user's file that change the training."""
     path = options.get("config")
     file = {} if path is None else _load(path)
     zero = file.pop("zero_optimization", {})
@@ -71,19 +71,19 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
         )
     ours = {
         "stage": stage,
-        # The whole reduction is one bucket where it fits; DeepSpeed's own default takes 2 GB.
+        # The gradients are reduced in one bucket if they fit. DeepSpeed's default size would take 2 GB.
         "reduce_bucket_size": SIZE,
         "allgather_bucket_size": SIZE,
         "stage3_param_persistence_threshold": 0,  # a phase gathers everything anyway
-        "memory_efficient_linear": False,  # it would put a function of its own in torch's place, for good
+        "memory_efficient_linear": False,  # it would replace a function of torch, for the whole process
     }
     if stage < 3 and "offload" not in options:
-        ours["compute_grad_norm"] = False  # norms are known by then; elsewhere DeepSpeed has no such setting
+        ours["compute_grad_norm"] = False  # we have the norms already; in other cases DeepSpeed has no such setting
     if "offload" in options:
         ours["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     return {
-        "train_micro_batch_size_per_gpu": 1,  # it only counts with it
-        "gradient_clipping": 0.0,  # left out it is 1
+        "train_micro_batch_size_per_gpu": 1,  # required, but only used for DeepSpeed's own counts
+        "gradient_clipping": 0.0,  # the default is 1
         "steps_per_print": None,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

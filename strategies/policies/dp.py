@@ -1,4 +1,4 @@
-"""dp: one process, and a replica of the game for each device. For all players of a game or none."""
+"""dp: one process, and a replica of the game for each device. It is for all players of a game or for none."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,17 @@ from strategies.policies.replica import Replica
 
 
 class Dp(Policy):
-    """The player on the first device, and once more on each of the others.
+    """The player on the first device, and a copy of it on each of the others.
 
     Communication, all of it within the process, in order: before a step all weights and buffers of the game go to
-    every other device, and to each its part of the batch; during forward and backward the sums of synchronised batch
-    norms; after a phase's last backward the learner's gradients go to the first device and are added up there. It
-    clips, steps and averages alone, so it alone holds the optimizer's state and the average; the learner's weights
-    then go to every other device. Nothing overlaps anything, and all threads share one Python: for a quick try.
+    every other device, and each device gets its part of the batch; during forward and backward the sums of
+    synchronised batch norms; after a phase's last backward the learner's gradients go to the first device and are
+    added up there; after the update the learner's weights go to every other device. Only the first device clips, steps
+    and averages, so only it holds the optimizer's state and the average. No communication overlaps with computation,
+    and all threads share one Python interpreter. So dp is for a quick try.
 
-    What gan.noise draws follows the sample. Torch's global random state is one for all threads of a CPU, which draw
-    from it in any order: such a run is not the same twice. See threads.py for how the replicas play.
+    What gan.noise draws depends on the sample only. But all threads of a CPU share torch's global random state, and
+    draw from it in any order. A run that uses it cannot be repeated exactly. See threads.py for how the replicas play.
     """
 
     name = "dp"

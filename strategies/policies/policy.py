@@ -1,4 +1,4 @@
-"""Policy: how one player lives on the devices. This class is also the policy of a single device."""
+"""Policy: how one player is trained on the devices. This class is also the policy for a single device."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +21,7 @@ from strategies.options.recompute import Recompute
 from strategies.reduction import Reduction
 from strategies.sharding.storage import Storage
 
-# Optimizers that treat each element by itself, so that a step on pieces of weights is a step on the weights.
+# Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
 ELEMENTWISE = {
     getattr(optim, name)
     for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
@@ -30,7 +30,7 @@ ELEMENTWISE = {
 
 @dataclass(frozen=True)
 class World:
-    """The ranks a player lives among; `local` of them are on this node."""
+    """This rank's place among all ranks: their number `size`, its own `rank` and `device`, and the ranks per node."""
 
     size: int
     rank: int
@@ -41,15 +41,15 @@ class World:
 class Policy:
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
-    `storage` knows where the weights lie and which part of them this rank owns. `reduction` makes of the gradients
-    their mean over the ranks. `adopt` makes both, once. Then every phase calls, in this order: `begin`, `hold` around
-    all that follows, and for a learner `arm` before each backward, `finish` after the last one, `update`.
+    `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
+    over the ranks. `adopt` makes both, once. Then every phase calls, in this order: `begin`; `hold` around all that
+    follows; and for a learner `arm` before each backward, `finish` after the last one, `update`.
     """
 
     name = "single"
     max_ranks: int | None = 1
-    takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it knows, of strategies/choice.py
-    package: str | None = None  # what must be installed for it; an extra of that name installs it
+    takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see strategies/choice.py
+    package: str | None = None  # a package that it needs; the extra of this name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
         self.player = player
@@ -72,7 +72,7 @@ class Policy:
     # ---- once ----
 
     def adopt(self, training: bool) -> None:
-        """Take the player in. Its weights are on the device, and equal on all ranks."""
+        """Prepare the player. Its weights are already on the device, and equal on all ranks."""
         if {"compile", "recompute"} <= self.options.keys():
             raise UserError(
                 f"player '{self.player.name}': options compile and recompute exclude each other, for torch.compile "
@@ -95,7 +95,7 @@ class Policy:
             self.compiled = Compiled(self.player, self.world.device, self.storage.unshard)
 
     def make_storage(self) -> Storage:
-        """Where the weights lie in training."""
+        """Where the weights are stored in training."""
         return Storage(self.weights)
 
     def make_reduction(self) -> Reduction:
@@ -103,7 +103,10 @@ class Policy:
         return Reduction(self.storage, self.world.device)
 
     def _make_optimizer(self) -> Optimizer:
-        """Made for the whole weights, since a recipe may group them by shape; then it steps on what this rank owns."""
+        """Make the optimizer for the whole weights, as the author's function may group them by shape.
+
+        If the storage is sharded, then let it step on the pieces that this rank owns.
+        """
         optimizer = self.player.optimizer(list(self.weights.values()))
         names = {id(weight): name for name, weight in self.weights.items()}
         self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
@@ -123,11 +126,11 @@ class Policy:
 
     @cached_property
     def group(self) -> Any:
-        """A process group of the player's own: two players' collectives may meet in another order on another rank."""
+        """A process group of the player's own, because ranks may run two players' collectives in different orders."""
         return dist.new_group()
 
     def release(self) -> None:
-        """Let the player go: its parameters are as its author left them. Communicates nothing: a rank may be lost."""
+        """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
         self.learn(True)
         self.reduction.drop()
         self.reduction.release()
@@ -149,7 +152,7 @@ class Policy:
             self.compiled.use(not phase.second_order)
 
     def learn(self, learning: bool) -> None:
-        """Whether the player's weights require gradients."""
+        """Make the player's weights require gradients, or not."""
         if learning == self.learning:
             return
         self.learning = learning
@@ -157,19 +160,19 @@ class Policy:
             weight.requires_grad_(learning)
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """Around a phase, also one in which the player does not learn: weights are there when they are read."""
+        """A context around each phase. Inside, weights are whole when they are read, also if the player does not learn."""
         return nullcontext()
 
     def check_code(self) -> int | None:
-        """A number that must be the same on all ranks after a phase; None where nothing can differ."""
+        """A number that must be the same on all ranks after a phase; None if nothing can differ."""
         return None
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
-        """Get ready for the backward of this loss, the phase's last one or one of its micro-batches before."""
+        """Prepare for the backward of this loss. `last`: it is the backward of the phase's last micro-batch."""
         return self.reduction.arm(loss, last)
 
     def finish(self, scale: float) -> Tensor:
-        """Complete the gradients after the last backward; returns each one's norm, the same on all ranks."""
+        """Complete the gradients after the last backward. Returns the norm of each, the same on all ranks."""
         return self.reduction.finish(scale)
 
     def update(self, norm: Tensor) -> None:
@@ -192,12 +195,12 @@ class Policy:
 
     @property
     def owned(self) -> dict[str, nn.Parameter]:
-        """What this rank's optimizer and average work on, by the weights' names."""
+        """The parameters that this rank's optimizer and average work on, by the weights' names."""
         return self.storage.owned
 
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:
-        """The author's parameters are whole for a while, on all ranks. After an error no rank is waited for."""
+        """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank."""
         before = self.storage.unsharded
         self.storage.unshard(exact)
         yield
@@ -208,7 +211,7 @@ class Policy:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The player with its averaged weights, where it keeps an average. After an error no rank is waited for."""
+        """Inside the `with`, the player has its averaged weights, if any. After an error it waits for no rank."""
         if self.ema is None:
             with self.gathered(exact=False):
                 yield

@@ -1,7 +1,7 @@
 """A replica: a copy of the game for another device of the same process.
 
-Made by copy.deepcopy. torch's replicate will not do: it refuses CPU tensors, gives its replicas no parameters(), and
-leaves lists and attributes pointing at the networks of the first device.
+It is made by copy.deepcopy. torch's replicate cannot be used: it refuses CPU tensors, its replicas have no
+parameters(), and their lists and attributes still refer to the networks of the first device.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,13 +26,14 @@ class Replica:
     """One device's game. Replica 0 is the author's own game, on the first device.
 
     [Note: what a replica copies]
-    A replica is to its thread what a game is to a rank of ddp: nothing that a step can change is shared. So the whole
-    game is deep-copied. The copy makes its own phases, so that a lambda in configure_phases uses the copy's networks.
-    The trainer, its strategy and its loggers are not copied. deepcopy does not copy functions: one that is kept in the
-    game and holds something of it, for example a lambda as a hook, is refused by name. So is a lock or an open file.
+    As under ddp each rank has its own game, here each thread has its own: nothing that a step can change is shared. So
+    the whole game is deep-copied. The copy makes its own phases, so that a lambda in configure_phases uses the copy's
+    networks. The trainer, its strategy and its loggers are not copied. deepcopy does not copy functions. So a function
+    that is kept in the game and holds an object of it, for example a lambda as a hook, is refused by name. So is a lock
+    or an open file.
 
     Before each step a replica copies the author's weights and buffers, by their names, and what was assigned to the
-    author's game between steps. What a step itself assigns stays with its replica.
+    author's game between steps. What a replica assigns during a step stays in that replica.
     """
 
     def __init__(self, game: GanModule, device: torch.device, number: int, first: torch.device) -> None:
@@ -56,26 +57,26 @@ class Replica:
     # ---- the author's objects and this replica's own ----
 
     def of(self, weight: Tensor) -> Tensor:
-        """The replica's own of one of the author's parameters."""
+        """The replica's copy of one of the author's parameters."""
         return weight if self.number == 0 else self._tensors[id(weight)][1]
 
     def own(self, module: nn.Module) -> nn.Module:
-        """The replica's own of one of the author's modules."""
+        """The replica's copy of one of the author's modules."""
         return module if self.number == 0 else self._modules[id(module)][1]
 
     def stands_for(self, module: nn.Module) -> bool:
-        """Whether this is one of the author's modules, of which the replica has its own."""
+        """Whether this is one of the author's modules, of which the replica has a copy."""
         return id(module) in self._modules
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Stands in for LightningModule.log until all replicas have logged."""
+        """Replaces LightningModule.log during a step. The values are kept until all replicas have logged."""
         self.logged.append((name, value, args, kwargs))
 
     # ---- within a step ----
 
     @torch.no_grad()
     def take(self, weights: Iterable[Tensor]) -> None:
-        """Copy the values of these weights of the author's."""
+        """Copy the values of these weights, which are the author's."""
         for weight in weights:
             _fill(self.of(weight), weight)
 
@@ -119,7 +120,7 @@ class Replica:
         self.note()
 
     def note(self) -> None:
-        """A step is over: what it has assigned to the author's game is not for this replica."""
+        """Remember the author's game as it is after a step, so that `follow` copies only what changes later."""
         for key, (original, _) in self._modules.items():
             self._seen[key] = {name: _contents(value) for name, value in vars(original).items()}
 
@@ -154,12 +155,12 @@ def _refuse_compiled(game: GanModule) -> None:
 
 
 def _fill(own: Tensor, tensor: Tensor) -> None:
-    # By `.data`, so that no graph notices: a fake that phases share stays usable, as on one device.
+    # Through `.data`, so that autograd does not count a change: a fake that phases share stays usable.
     own.data.copy_(tensor.data, non_blocking=True)
 
 
 def _contents(value: Any) -> list[Any]:
-    """A value and what is directly inside it, to see later whether it has changed."""
+    """A value and what is directly inside it. `_differ` compares two of these lists."""
     if isinstance(value, dict):
         return [value, *value, *value.values()]
     if isinstance(value, (list, set)):

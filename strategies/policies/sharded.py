@@ -15,11 +15,12 @@ from strategies.sharding.storage import Buckets, Storage
 class Sharded(Policy):
     """Optimizer and average work on this rank's pieces of the weights. See [Note: shards of elements].
 
-    Options: `offload` keeps all that this rank owns, and steps it, in the CPU's memory. `hybrid` shards within a node,
-    or among N neighbours, and keeps a copy in each of these groups: what is gathered stays within it, gradients are
-    averaged over all.
+    Options: `offload` keeps all that this rank owns in the CPU's memory, and steps it there. `hybrid` shards within a
+    node, or among N neighbours, and each of these groups has a copy. Weights are gathered within the group; gradients
+    are averaged over all ranks.
 
-    By hand, because torch's ZeroRedundancyOptimizer deals out whole weights, which leaves ranks with unequal loads.
+    It is written by hand, because torch's ZeroRedundancyOptimizer gives each rank whole weights, so that some ranks
+    hold more than others.
     """
 
     max_ranks = None
@@ -33,7 +34,7 @@ class Sharded(Policy):
 
     @cached_property
     def sharing(self) -> Sharing:
-        """Among all ranks, or (hybrid) among neighbours: those of a node if no number is given."""
+        """Share among all ranks, or (hybrid) among neighbours: the ranks of a node if no number is given."""
         size, rank, group, copies = self.world.size, self.world.rank, self.group, None
         if self.mesh is not None:
             size, rank = self.mesh["shards"].size(), self.mesh.get_local_rank("shards")
@@ -44,7 +45,7 @@ class Sharded(Policy):
 
     @cached_property
     def mesh(self) -> DeviceMesh | None:
-        """Ranks in rows that share one copy, and columns that own the same shard; None where all ranks share."""
+        """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
         if "hybrid" not in self.options:
             return None
         size, ranks = self.options["hybrid"] or self.world.local, self.world.size

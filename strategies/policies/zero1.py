@@ -10,9 +10,9 @@ from strategies.reduction import Reduction
 class Zero1(Sharded):
     """Like ddp, but each rank steps its own equal share of the elements.
 
-    Communication, in order: nothing in forward; in a phase's last backward one all-reduce a bucket of DDP's, and
-    what ddp asks about weights that the loss did not reach; in the update one all-gather of the weights, in place.
-    `averaged` gathers twice, there and back.
+    Communication, in order: nothing in forward; in a phase's last backward one all-reduce for each of DDP's buckets;
+    after it one byte for each weight whose gradient is exactly zero, as in ddp; in the update one all-gather of the
+    weights, in place. `averaged` gathers twice: the averages, and then the weights again.
 
     Held on each rank: weights and gradients whole; optimizer state and average / ranks.
     """
@@ -25,7 +25,7 @@ class Zero1(Sharded):
         return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
 
     def update(self, norm: Tensor) -> None:
-        """The optimizer steps on pieces, so they need their parts of the reduced gradients."""
+        """Give each piece its part of the reduced gradients, because the optimizer steps on pieces."""
         if self.storage.sharded:
             for bucket in self.storage.buckets:
                 for name, piece in bucket.pieces.items():

@@ -8,15 +8,15 @@ from strategies.sharding.reduce_scatter import ReduceScatter
 class Zero2(Sharded):
     """Each rank keeps and steps its own equal share of the gradients.
 
-    Communication, in order: nothing in forward; in a phase's last backward one reduce-scatter a bucket, as soon as
-    all of its gradients are there; after it one number a weight for the norms, and one byte for each weight whose
+    Communication, in order: nothing in forward; in a phase's last backward one reduce-scatter for each bucket, as soon
+    as it has all of its gradients; after it one number a weight for the norms, and one byte for each weight whose
     gradient is exactly zero, as in ddp; in the update one all-gather of the weights, in place. `averaged` gathers
-    twice, there and back.
+    twice: the averages, and then the weights again.
 
     Held on each rank: weights whole; gradients (whole while backward makes them), optimizer state and average / ranks.
 
-    By hand, because FSDP2 ties collectives to the forwards and backwards of modules. Games call networks by their own
-    methods, several times a phase, and by branches that differ from rank to rank.
+    It is written by hand, because FSDP2 ties collectives to the forwards and backwards of modules. Games call the
+    networks' own methods, several times in a phase, and in branches that differ between ranks.
     """
 
     name = "zero2"

@@ -9,28 +9,30 @@ from strategies.policies.zero2 import Zero2
 from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
-FEW = 2  # buckets for which nothing is gained by gathering one at a time
+FEW = 2  # with so few buckets, gathering them one by one saves no memory
 
 
 class Zero3(Zero2):
     """Each rank keeps its own equal share of the weights too, also those of a frozen player.
 
-    Communication, in order: when a phase's loss first reads a weight one all-gather of its bucket, while the bucket
-    that came next in the phase before is gathered ahead; when the forward that read it has ended the bucket is
-    resharded, and gathered once more when backward asks for it, then a reduce-scatter of its gradients; after the last
-    backward, only where buckets were gathered so, 16 bytes to see that all ranks did the same; norms and questions as
-    in zero2; nothing in the update. A player that no phase reads moves nothing. `averaged` gathers once.
+    Communication, in order: when a phase's loss first reads a weight, one all-gather of its bucket; at the same time
+    the bucket that came next when this phase was last played is gathered ahead; when the forward that read it has
+    ended, the bucket is resharded; when backward needs it, it is gathered again, and then its gradients are
+    reduce-scattered; after the last backward, only if buckets were gathered one by one, 16 bytes to check that all
+    ranks used the same order; norms and zero gradients as in zero2; nothing in the update. A player that no phase
+    reads moves nothing. `averaged` gathers once.
 
-    Held on each rank between phases: everything / ranks. During a phase that reads it, of a player's weights, the
-    buckets that running forwards have read and two more; and whole gradients in the buckets that backward is at.
+    Held on each rank between phases: everything / ranks. During a phase that reads the player: the weights of the
+    buckets that running forwards have read, and of two more; and whole gradients of the buckets that backward is
+    working on.
 
     [Note: whole for the phase]
-    A gradient penalty reads every weight again and again. So in a phase of second order a learner is unsharded before
-    the phase, another player when it is first read, and both stay whole until the phase ends: each weight moves once.
-    (FSDP2 fails there, pytorch #172543.) The same is done for a player of a few buckets, which would gain nothing, for
-    a compiled one, and with the option `whole`: for networks whose samples choose which layers they pass through, so
-    that ranks read different weights. Without `whole` that is an error. If one rank reads fewer weights than another,
-    they wait for each other until the process group's timeout, as under FSDP.
+    A gradient penalty reads every weight several times. So in a phase of second order a learner is unsharded before
+    the phase, and another player when it is first read. Both stay whole until the phase ends, so each weight moves
+    once. (FSDP2 fails there, pytorch #172543.) The same is done for a compiled player, for a player of a few buckets,
+    which would save no memory, and with the option `whole`. That option is for networks in which the sample decides
+    which layers run, so that ranks read different weights. Without `whole` that is an error. If one rank reads fewer
+    weights than another, they wait for each other until the process group's timeout, as under FSDP.
     """
 
     name = "zero3"

@@ -11,19 +11,20 @@ from torch import Tensor, nn
 from gan.checkpoint import Share
 from strategies.sharding.resharded_parameter import hide, show
 
-SIZE = 25 * 2**20  # bytes; what DDP takes for its buckets
-ALIGNED = 16  # bytes at which GPU kernels like a tensor to begin
+SIZE = 25 * 2**20  # bytes, as DDP's buckets
+ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
 
-UNSHARDED: "dict[int, Bucket]" = {}  # the unsharded buckets that are not kept, by the address of their memory
+UNSHARDED: "dict[int, Bucket]" = {}  # buckets that are unsharded now and will be resharded, by their memory's address
 
 
 @dataclass(frozen=True)
 class Sharing:
     """Among which ranks a player is sharded, and how.
 
-    `copies` is the group of the ranks that own the same shard, where a shard has copies (hybrid). `keep`: the whole
-    weights stay on every rank. `home` is the device of the shard, if not that of the weights; `compute_dtype` is
-    what phases compute with, if not the weights' own.
+    - `copies`: the group of the ranks that own the same shard, if shards have copies (hybrid).
+    - `keep`: the whole weights stay on every rank, also between phases.
+    - `home`: the device of the shard, if it is not that of the weights.
+    - `compute_dtype`: the dtype in which phases use the weights, if it is not their own.
     """
 
     size: int
@@ -39,14 +40,14 @@ class Bucket:
     """Some weights of one dtype, and this rank's shard of them.
 
     [Note: shards of elements]
-    The elements of the bucket are sharded, not its weights: rank r owns those from r * length on. So all ranks own
-    equally much, whatever the sizes of the weights, and no weight is cut along a dimension:
+    The bucket's elements are sharded, not its weights: rank r owns `length` elements, from r * length on. So all ranks
+    own equally much, whatever the sizes of the weights, and no weight is cut along a dimension:
 
         weights    |  conv.weight       | linear.weight   |bias|pad|
         ranks      |  0      |  1       |  2      |   3            |
 
     A rank's piece of a weight is a flat parameter over a part of the shard. The rank's optimizer gets the piece in
-    place of the weight. The author's parameter stays the same object; only the memory it shows changes.
+    place of the weight. The author's parameter stays the same object; only the memory that it uses changes.
 
     With `keep` that memory is always the whole bucket. The shard is a view of it if they have the same device and
     dtype. Without `keep` the memory exists between `unshard` and `reshard` only. Otherwise reading the parameter
@@ -95,7 +96,7 @@ class Bucket:
         return shard.pin_memory() if self.device.type == "cuda" and shard.device.type == "cpu" else shard
 
     def _range(self, name: str) -> tuple[int, int]:
-        """From where to where in the bucket this rank owns a weight; empty where it owns nothing of it."""
+        """The range of the bucket in which this rank owns elements of a weight; empty if it owns none."""
         start = self.starts[name]
         return max(start, self.first), min(start + self.weights[name].numel(), self.first + self.length)
 
@@ -115,7 +116,7 @@ class Bucket:
         return Share(own.detach(), self.weights[name].shape, low - self.starts[name])
 
     def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Tensors in the shapes of the weights, laid end to end; zeros for a weight without a tensor."""
+        """Lay tensors that have the weights' shapes end to end, with zeros for a weight without a tensor."""
         flat = torch.zeros(self.length * self.sharing.size, dtype=self.dtype, device=self.device)
         for name, tensor in tensors.items():
             start = self.starts[name]
@@ -140,7 +141,7 @@ class Bucket:
         self.work = dist.all_gather_into_tensor(self.whole, shard, group=self.sharing.group, async_op=True)
 
     def unshard(self, dtype: torch.dtype | None = None) -> None:
-        """One all-gather: the weights are what the ranks' shards are now, in `dtype`."""
+        """Make the weights whole, in `dtype`, by one all-gather of the ranks' shards."""
         if self.work is None:
             self.start_unshard(dtype)
         self.work.wait()
@@ -155,7 +156,7 @@ class Bucket:
             show(weight, self.whole[start : start + weight.numel()])
 
     def reshard(self) -> None:
-        """Keep the shard alone."""
+        """Keep only the shard. Reading a weight is an error from now on."""
         if self.whole is None:
             return
         if self.work is not None:
@@ -166,7 +167,7 @@ class Bucket:
             hide(weight, nothing)
 
     def release(self) -> None:
-        """Give every weight memory of its own again. Communicates nothing."""
+        """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN."""
         for weight in self.weights.values():
             values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
             show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
@@ -181,7 +182,7 @@ class Bucket:
     # ---- their gradients ----
 
     def reduce_scatter(self) -> "PendingReduction":
-        """Start a reduce-scatter of the mean of the gradients there are, and drop them."""
+        """Start a reduce-scatter that averages the weights' gradients, and drop them."""
         there = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
         flat = self.joined(there).div_(dist.get_world_size(self.sharing.group))
         for name in there:
@@ -189,7 +190,7 @@ class Bucket:
         return PendingReduction(self, flat)
 
     def give_gradients(self, gradients: Tensor) -> None:
-        """Give the pieces their parts of this rank's shard of gradients."""
+        """Give each piece its part of this rank's shard of the gradients."""
         gradients = gradients.to(self.shard.device)
         for name, piece in self.pieces.items():
             low, high = self._range(name)
@@ -197,11 +198,11 @@ class Bucket:
 
 
 class PendingReduction:
-    """A bucket's gradients on their way: reduced and scattered in the group, then averaged with the copies."""
+    """A running reduction of a bucket's gradients: a reduce-scatter in the group, then a mean over the copies."""
 
     def __init__(self, bucket: Bucket, flat: Tensor) -> None:
         self.copies = bucket.sharing.copies
-        self.flat: Tensor | None = flat  # the work reads it meanwhile
+        self.flat: Tensor | None = flat  # kept, because the collective reads it until it ends
         self.shard = torch.empty(bucket.length, dtype=flat.dtype, device=flat.device)
         self.work = dist.reduce_scatter_tensor(self.shard, flat, group=bucket.sharing.group, async_op=True)
 
@@ -216,7 +217,7 @@ class PendingReduction:
 
 
 def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:
-    """Weights in buckets, in their order; a bucket has one dtype."""
+    """Put weights into buckets, in their order. All weights of a bucket have the same dtype."""
     return [Bucket(part, sharing) for part in _parts(weights)]
 
 

@@ -1,4 +1,4 @@
-"""An engine of DeepSpeed as the storage of a player, and as the one that reduces its gradients."""
+"""DeepSpeed's engine, as the storage of a player and as the reduction of its gradients."""
 
 import logging
 import os
@@ -23,20 +23,22 @@ DTYPE = torch.float32  # what DeepSpeed computes with
 
 
 class Engine(Storage):
-    """DeepSpeed's engine for twins of some weights. `others` do not learn; stage 3 shards them as well.
+    """DeepSpeed's engine for twins of some weights. `others` do not learn; stage 3 shards them too.
 
     [Note: twins]
-    Called as DeepSpeed means it, an engine counts the gradients of each weight during the backward of its own loss. A
-    second engine in that loss is a KeyError, a gradient penalty an IndexError, and when the raw network is called the
-    weights are silently wrong. So the engine never sees the network. It is made for twins: parameters of its own that
-    show the same memory. Phases run on the author's network with plain autograd, micro-batches add up in its weights,
-    and then the gradients are given to the twins and reduced at once (`engine.coalesce_grad_reduction`). So whatever
-    plain torch differentiates is exact. The price: no reduction while backward still runs, as zero2 has it.
+    DeepSpeed expects that its engine wraps the network. Then it counts the gradients of each weight during the backward
+    of its own loss. A second engine in that loss is a KeyError, and a gradient penalty is an IndexError. If the network
+    inside is called directly, the weights are silently wrong. So our engine never sees the network. It is made for
+    twins: parameters of its own that use the same memory. Phases run on the author's network with plain autograd, and
+    the gradients of micro-batches add up in its weights. Then the twins get the gradients, and all of them are reduced
+    together (`engine.coalesce_grad_reduction`). So whatever plain torch can differentiate is exact. The price: unlike
+    in zero2, there is no reduction while backward still runs.
 
     [Note: pieces]
-    DeepSpeed lays the twins end to end and steps the rank's part as one long weight. Plain Adam leaves alone a weight
-    that the loss did not reach, and counts steps for each weight. So DeepSpeed gets a stand-in for an optimizer. It
-    lets the player's own optimizer step on pieces: views of that part, one for each weight, as in the zero policies.
+    DeepSpeed lays the twins end to end and steps the rank's part as one long weight. That would not equal plain Adam,
+    which does not change a weight that the loss did not reach, and counts steps for each weight. So DeepSpeed gets a
+    stand-in as its optimizer. The stand-in lets the player's own optimizer step on pieces: views of the rank's part,
+    one for each weight, as in the zero policies.
     """
 
     def __init__(
@@ -66,14 +68,14 @@ class Engine(Storage):
                 model_parameters=learning,
                 optimizer=_StandIn(learning, self._step) if learning else None,
                 config=dict(config),
-                dist_init_required=False,  # the process group is there
+                dist_init_required=False,  # the process group exists already
             )
         self.optimizer = self.engine.optimizer
         self._gather = deepspeed.zero.GatheredParameters
         self._whole, self._stale, self._reduced = True, False, False
         if self.partitioned:
             for twin in self.twins.values():
-                twin.ds_process_group = group  # another player's gathers may come in another order on another rank
+                twin.ds_process_group = group  # its own, because ranks may gather two players in different orders
         self._find_pieces()
         if self.partitioned:
             self.reshard()
@@ -82,8 +84,8 @@ class Engine(Storage):
 
     def _find_pieces(self) -> None:
         """Find the piece of each weight in the long weights that the engine steps. See [Note: pieces]."""
-        self.places: dict[str, tuple[int, int, int]] = {}  # name: which long weight, from where, how many
-        self.firsts: dict[str, int] = {}  # where in the weight that is
+        self.places: dict[str, tuple[int, int, int]] = {}  # by name: number of the long weight, offset in it, elements
+        self.firsts: dict[str, int] = {}  # by name: the first element of the weight that this rank owns
         rank, names = self.world.rank, {id(twin): name for name, twin in self.twins.items()}
         self.longs: list[Tensor] = []
         if self.partitioned and self.weights:
@@ -111,7 +113,7 @@ class Engine(Storage):
             for name, (number, offset, count) in self.places.items()
         }
         self.owned = {name: pieces[name] for name in self.weights if name in pieces}
-        # The engine has copied the weights there: check that they are where this code thinks they are.
+        # The engine has copied the weights there. Check that they are where this code expects them.
         self.misplaced = ""
         for name, piece in self.owned.items():
             first, count = self.firsts[name], self.places[name][2]
@@ -157,7 +159,7 @@ class Engine(Storage):
         if not self.partitioned:
             self._stale = True
             return
-        for name, piece in self.owned.items():  # stage 3 gathers from a shard of its own
+        for name, piece in self.owned.items():  # stage 3 gathers from another copy of the shard
             self.twins[name].ds_tensor.data[: piece.numel()].copy_(piece.detach())
         self.reshard()
 
@@ -198,7 +200,7 @@ class Engine(Storage):
     # ---- the update ----
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
-        """The engine's step: it calls `_step`, and gathers or lowers what came of it."""
+        """Let the engine step. It calls `_step`, and then updates the weights from the result."""
         self._players_optimizer = optimizer
         self.engine.step()
         self._reduced = False
@@ -211,7 +213,7 @@ class Engine(Storage):
         autograd.graph.increment_version(stepped)
 
     def _step(self) -> None:
-        """DeepSpeed may call it several times in a step; after the first time there is nothing to step on."""
+        """DeepSpeed may call it several times in a step. After the first call no gradients are left."""
         if self._players_optimizer is not None:
             self._players_optimizer.step()
         for piece in self.owned.values():
@@ -223,7 +225,7 @@ class Engine(Storage):
             piece.grad = None
 
     def drop_reduced(self) -> None:
-        """The gradients of a skipped update must leave the engine: it steps on nothing."""
+        """Remove the gradients of a skipped update from the engine, by a step without gradients."""
         if self._reduced:
             for piece in self.owned.values():
                 piece.grad = None
@@ -234,14 +236,14 @@ class Engine(Storage):
         """Average the gradients over the ranks, and give the pieces their parts."""
         for name, weight in self.weights.items():
             twin, gradient = self.twins[name], weight.grad
-            twin.data = weight.data.view(-1)  # in stage 3 it shows nothing, which can have no gradient
+            twin.data = weight.data.view(-1)  # in stage 3 it is empty, so it could not have a gradient
             twin.grad = torch.zeros_like(twin) if gradient is None else gradient.reshape(-1)
             weight.grad = None
         with self.engine.coalesce_grad_reduction():
             pass  # on leaving, the gradients of the twins are reduced
         self._reduced = True
         if self.longs[0].device != self.world.device:
-            torch.accelerator.synchronize(self.world.device)  # gradients are on their way to the CPU
+            torch.accelerator.synchronize(self.world.device)  # wait until the gradients are on the CPU
         if self.partitioned:
             for twin in self.twins.values():
                 twin.data = twin.data.new_empty(0)
@@ -258,7 +260,7 @@ class Engine(Storage):
 
 
 class EngineReduction(Reduction):
-    """The engine reduces after the last backward; norms and what was not reached as in zero2."""
+    """The engine reduces after the last backward. Norms, and weights that were not reached, are as in zero2."""
 
     def __init__(self, storage: Engine, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device)
@@ -290,7 +292,7 @@ class _Twins(nn.Module):
 
 
 class _StandIn(Optimizer):
-    """What DeepSpeed takes for the optimizer. See [Note: pieces]."""
+    """The optimizer that DeepSpeed gets. See [Note: pieces]."""
 
     def __init__(self, twins: list[nn.Parameter], step: Any) -> None:
         super().__init__(twins, {"lr": 0.0})
@@ -301,14 +303,14 @@ class _StandIn(Optimizer):
 
 
 def package(device: torch.device) -> Any:
-    """DeepSpeed, for this kind of device."""
-    logging.getLogger("DeepSpeed").addFilter(_is_error)  # it says much about itself, on every rank
+    """Import DeepSpeed for this kind of device."""
+    logging.getLogger("DeepSpeed").addFilter(_is_error)  # it would print a lot, on every rank
     with mock.patch.dict(os.environ, DS_ACCELERATOR=os.environ.get("DS_ACCELERATOR", device.type)):
         import deepspeed
         from deepspeed.accelerator import get_accelerator
         from deepspeed.ops import __compatible_ops__
 
-        # An operation for inference on CPUs. It would have to be compiled first, and is not used here.
+        # An operation for inference on CPUs. It would be compiled first, and it is not used here.
         __compatible_ops__["deepspeed_shm_comm"] = False
         _forget_old_groups(deepspeed)
         known = torch.device(get_accelerator().device_name()).type
@@ -321,7 +323,7 @@ def package(device: torch.device) -> Any:
 
 
 def _forget_old_groups(deepspeed: Any) -> None:
-    """DeepSpeed keeps the first process groups it saw. If torch has new ones, it must look for them again."""
+    """Reset DeepSpeed if torch has new process groups, because DeepSpeed keeps the first ones that it saw."""
     if getattr(deepspeed, "followed_by_phases", dist.group.WORLD) is not dist.group.WORLD:
         deepspeed.comm.comm.cdb = None
         deepspeed.utils.groups._release_process_group_references()

@@ -1,4 +1,4 @@
-"""The dict of a module's parameters, which tells when one of them is read."""
+"""A module's dict of parameters, with a callback for each read."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,7 +33,7 @@ class Parameters(dict[str, nn.Parameter | None]):
         return [weight for weight in super().values() if weight is not None]
 
     def plain(self) -> dict[str, nn.Parameter | None]:
-        """As torch has it."""
+        """A plain dict, as torch has it."""
         return dict(super().items())
 
     def __getitem__(self, name: str) -> nn.Parameter | None:
@@ -53,4 +53,4 @@ class Parameters(dict[str, nn.Parameter | None]):
         return super().items()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self.plain(),)  # a copy of a module tells nobody
+        return dict, (self.plain(),)  # a copy of a module has no callback

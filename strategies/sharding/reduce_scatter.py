@@ -1,4 +1,4 @@
-"""Gradients that are reduced and scattered bucket by bucket while backward still runs."""
+"""The reduction of zero2 and zero3: a reduce-scatter of each bucket while backward still runs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,10 +14,10 @@ from strategies.sharding.storage import Buckets
 
 
 class ReduceScatter(Reduction):
-    """A bucket is reduced as soon as all of its gradients are there; each rank keeps its shard of them.
+    """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
-    As in DDP, a weight is ready once all paths of the backward have met in it, and buckets leave in one order on all
-    ranks, the last one first. A bucket that is never ready leaves after the backward.
+    As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order
+    on all ranks, the last bucket first. A bucket that is not ready during the backward is reduced after it.
     """
 
     def __init__(self, storage: Buckets, device: torch.device, group: dist.ProcessGroup, what: str) -> None:
@@ -26,7 +26,7 @@ class ReduceScatter(Reduction):
         self.buckets, self.group, self.what = storage.learning, group, what
         self.reached: set[str] = set()
         self._stepped: Sequence[nn.Parameter] = ()
-        self._missing: list[set[str]] = []  # of each bucket: the weights whose gradients are not there yet
+        self._missing: list[set[str]] = []  # for each bucket, the weights that have no gradient yet
         self._pending: list[PendingReduction] = []
         self._reducing = False
         self.hooks = [
@@ -68,7 +68,7 @@ class ReduceScatter(Reduction):
         self._pending.append(self.buckets[self._next].reduce_scatter())
 
     def finish(self, scale: float) -> Tensor:
-        """Reduce what is left; the norms of whole weights come from those of their pieces, in one all-reduce."""
+        """Reduce the remaining buckets. One all-reduce makes the norms of whole weights from those of their pieces."""
         self._reducing = False
         while len(self._pending) < len(self.buckets):
             self._start_next()
@@ -91,7 +91,7 @@ class ReduceScatter(Reduction):
 
 
 def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """The norm of each whole weight's gradient. One all-reduce of 8 bytes a weight."""
+    """The norm of each whole weight's gradient, by one all-reduce of 8 bytes a weight."""
     numbers = {name: number for number, name in enumerate(storage.weights)}
     squares = torch.zeros(len(numbers), dtype=torch.float64, device=device)
     if storage.owned:
@@ -104,7 +104,7 @@ def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.de
 def drop_unreached(
     storage: Buckets, norms: Tensor, reached: set[str], group: dist.ProcessGroup
 ) -> Sequence[nn.Parameter]:
-    """Take the zeros from pieces of weights that no rank's loss reached; returns the weights that were reached."""
+    """Drop the zero gradients of weights that no rank's loss reached. Returns the weights that were reached."""
     names = unreached(list(storage.weights), norms, reached, group)
     for name in names & storage.owned.keys():
         storage.owned[name].grad = None

@@ -1,4 +1,4 @@
-"""A parameter whose values are not on this rank: only shards of it are. Reading it is an error that says what to do."""
+"""A parameter whose values are not on this rank, because it is sharded. Reading it is an error that says what to do."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gan.errors import UserError
 
-# What a parameter may be asked without its values: a size, a hook. Its properties, such as `.shape`, are allowed too.
+# What works without the values, such as a size or a hook. Properties, such as `.shape`, are allowed too.
 HARMLESS = {
     Tensor.__hash__,
     Tensor.__len__,
@@ -33,15 +33,15 @@ HARMLESS = {
 
 
 class ReshardedParameter(nn.Parameter):
-    """The class of an author's parameter while its values are away. The object stays the same.
+    """The class of an author's parameter while it is resharded. The object stays the same; only its class changes.
 
-    torch changes the class of its lazy parameters in the same way. Without this the parameter would compute, and be
-    saved, as the not-a-numbers that it shows meanwhile.
+    torch changes the class of its lazy parameters in the same way. While it is resharded, the parameter contains NaN.
+    Without this class, code could compute with NaN, or save it.
     """
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """torch's hook: called in place of every function that gets such a parameter."""
+        """torch calls this in place of every function that gets such a parameter."""
         if function in HARMLESS or (type(function).__name__ == "method-wrapper" and function != Tensor.data.__get__):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
@@ -57,13 +57,13 @@ class ReshardedParameter(nn.Parameter):
 
 
 def hide(weight: nn.Parameter, values: Tensor) -> None:
-    """Take the parameter's values away. `values` has one element, so that nothing of the parameter's size is kept."""
+    """Replace the parameter's values by the one element of `values`, which frees their memory."""
     weight.data = values.expand(weight.shape)
     vars(weight).setdefault("_class", type(weight))
     weight.__class__ = ReshardedParameter
 
 
 def show(weight: nn.Parameter, values: Tensor) -> None:
-    """Let the parameter have values, those of a flat piece of memory."""
+    """Let the parameter use a flat piece of memory for its values."""
     weight.__class__ = vars(weight).pop("_class", type(weight))
     weight.data = values.view(weight.shape)

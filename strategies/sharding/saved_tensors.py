@@ -1,4 +1,4 @@
-"""What autograd keeps of weights that will be resharded: the place where they are found, not the weights."""
+"""What autograd saves for backward. For a weight that will be resharded it is a place, not the weight itself."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from strategies.sharding.bucket import UNSHARDED, Bucket
 
 
 def kept_as_places() -> saved_tensors_hooks:
-    """Around a phase. Only the innermost such hooks count, so all policies use these."""
+    """A context around a phase. torch uses only the innermost hooks of this kind, so all policies use these."""
     return saved_tensors_hooks(_pack, _unpack)
 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where a weight is found that autograd needs in backward, and which version of it the forward used."""
+    """Where to find a weight that backward needs, and which version of it the forward used."""
 
     bucket: Bucket
     size: torch.Size
@@ -28,7 +28,7 @@ class WeightPlace:
 def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
     bucket = UNSHARDED.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
     if bucket is None or tensor.dtype != bucket.whole.dtype:
-        # A parameter may show other memory later.
+        # The parameter may use other memory later, so keep the memory that it uses now.
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
         return tensor, 0 if tensor.is_inference() else tensor._version
     return WeightPlace(bucket, tensor.size(), tensor.stride(), tensor.storage_offset(), bucket.version)
@@ -41,7 +41,7 @@ def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:
         tensor, then = packed
         now = 0 if tensor.is_inference() else tensor._version
     if now != then:
-        # The words of plain torch.
+        # The message is the one of plain torch.
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"a tensor of shape {list(packed.size if isinstance(packed, WeightPlace) else tensor.shape)} is at version "

@@ -1,4 +1,4 @@
-"""Where a player's weights lie on a rank, and what of them the rank owns: whole on every rank, or in shards."""
+"""How a rank stores a player's weights, whole or in shards, and which part of them it owns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,11 +9,11 @@ from torch.optim import Optimizer
 from gan.checkpoint import Share
 from strategies.sharding.bucket import Bucket, Sharing, buckets
 
-SCALARS = {"step", "mu_product"}  # what optimizers keep for a weight as one number
+SCALARS = {"step", "mu_product"}  # optimizer states that are one number for a whole weight
 
 
 class Storage:
-    """The weights whole on every rank, which owns all of them. A storage in shards overrides what differs.
+    """The weights are whole on every rank, and every rank owns all of them. Sharded storages override what differs.
 
     `weights` are the author's parameters that learn. `owned` is what this rank's optimizer and average work on.
     """
@@ -34,16 +34,16 @@ class Storage:
         return True
 
     def unshard(self, exact: bool = False) -> None:
-        """Make all weights whole and up to date; `exact`: in their own dtype, not in the one that phases compute in."""
+        """Make all weights whole and up to date. `exact`: in their own dtype, not in the one that phases compute in."""
 
     def reshard(self) -> None:
-        """Keep what a rank keeps between phases."""
+        """Free what a rank does not hold between phases."""
 
     def shards_changed(self) -> None:
-        """Whole weights are out of date, because the shards were written to. Communicates nothing."""
+        """Mark the whole weights as out of date, because the shards were written to. Communicates nothing."""
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
-        """Update what this rank owns; the weights then show it. `stepped` are the weights that have a gradient."""
+        """Step what this rank owns, and update the weights from it. `stepped` are the weights that have a gradient."""
         optimizer.step()
 
     def drop_gradients(self) -> None:
@@ -52,29 +52,30 @@ class Storage:
             weight.grad = None
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
-        """This rank's share of each parameter that is sharded, None where it owns nothing of it."""
+        """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
         return {}
 
     def share_of(self, name: str, tensor: Tensor) -> Share:
-        """A tensor with a number for each element that this rank owns of a weight, as a share of the whole tensor."""
+        """A share, made of a tensor that has one number for each element that this rank owns of a weight."""
         return Share.whole(tensor)
 
     def per_element(self, key: str) -> bool:
-        """Whether the optimizer keeps a number for each element under this key, so that it is sharded as its weight is.
+        """Whether this state of the optimizer has a number for each element of a weight, and so is sharded like it.
 
-        The shape does not tell: a weight may be a scalar, and so are its moments.
+        The shape cannot decide this: a weight may be a scalar, and then its moments are scalars too.
         """
         return self.sharded and key not in SCALARS
 
     def release(self) -> None:
-        """Leave the author's parameters whole, in memory of their own. Communicates nothing: a rank may be lost."""
+        """Give the author's parameters their own memory. Communicates nothing, because a rank may be lost."""
 
 
 class Buckets(Storage):
-    """The weights in buckets, of which this rank owns an equal shard. See [Note: shards of elements].
+    """The weights are in buckets, of which this rank owns an equal shard. See [Note: shards of elements].
 
-    With `sharing.keep` the weights stay whole on every rank, and only what the optimizer works on is sharded. Without,
-    they are whole between `unshard` and `reshard`; then `others`, parameters that do not learn, are sharded too.
+    With `sharing.keep` the weights stay whole on every rank, and only what the optimizer works on is sharded. Without
+    it, weights are whole only between `unshard` and `reshard`, and `others` (parameters that do not learn) are sharded
+    too.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Buckets(Storage):
         self.shards_changed()
         if self.sharing.keep:
             self.unshard()
-            # A graph from before must not go backward over new weights. Plain torch notices it by this number.
+            # An earlier graph must not run backward with the new weights. Plain torch finds this out by the version.
             autograd.graph.increment_version(stepped)
 
     def drop_gradients(self) -> None:

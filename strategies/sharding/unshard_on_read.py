@@ -1,4 +1,4 @@
-"""Sharded weights are unsharded when a phase reads them, whatever code reads them, and resharded after that."""
+"""Unshards weights when any code in a phase reads them, and reshards them after that."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,15 +18,15 @@ class UnshardOnRead:
     """Unshards a player's buckets in a phase: one by one as they are read, or all of them at the first read.
 
     [Note: who reads]
-    What decides is which weight is read, not which module is called: games call networks by their own methods, and
-    layers read each other's weights. `Parameters` tells when a weight is read. The innermost forward that runs then is
-    its reader, because that code may still use it later; a weight that is read outside of any forward has the phase
-    for its reader. When its last reader has ended, a bucket may be resharded. The newest such bucket stays, because
-    it is often read again.
+    A bucket is unsharded when a weight in it is read, not when a module is called. The reason: games call the networks'
+    own methods, and layers read each other's weights. `Parameters` calls us for each read. The reader of a weight is
+    the innermost forward that is running, because its code may use the weight until it ends. If no forward is running,
+    the reader is the phase. When all readers of a bucket have ended, it may be resharded. The newest such bucket stays,
+    because it is often read again.
 
-    Autograd keeps the places of such weights instead of the weights (saved_tensors.py), so that they can be resharded
-    between forward and backward, also when the backward comes in a later phase. If they have changed by then, that is
-    the same error as in plain torch.
+    For such weights autograd saves a place instead of the weight (see saved_tensors.py). So they can be resharded
+    between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
+    is that of plain torch.
     """
 
     def __init__(self, module: nn.Module, storage: Storage) -> None:
@@ -36,19 +36,19 @@ class UnshardOnRead:
             bucket.fetch = partial(self._fetch, number)
         self.playing = False
         self.piecewise = False
-        self.frames: list[set[int]] = []  # what each running forward reads; the first frame is the phase's
-        self.readers: list[int] = []  # of each bucket, how many frames read it
+        self.frames: list[set[int]] = []  # the buckets that each running forward has read; the first frame is the phase
+        self.readers: list[int] = []  # for each bucket, how many frames have read it
         self.idle: list[int] = []  # buckets without a reader, the oldest first
-        self.order: list[int] = []  # of the gathers in this phase
-        self.expected: list[int] = []  # the same, when this phase was played last
-        self.before: dict[str, list[int]] = {}  # the same, of each phase
+        self.order: list[int] = []  # the buckets that this phase has gathered, in order
+        self.expected: list[int] = []  # the order when this phase was last played
+        self.before: dict[str, list[int]] = {}  # the last order of each phase
         listen(module, self._read)
         self.hooks = [each.register_forward_pre_hook(self._enter, prepend=True) for each in module.modules()]
         self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in module.modules()]
 
     @contextmanager
     def during(self, phase: str, piecewise: bool, now: bool) -> Iterator[None]:
-        """Around a phase; `now`: unshard everything at once. After an error no rank is waited for."""
+        """A context around a phase. `now`: unshard everything at the start. After an error it waits for no rank."""
         self.piecewise, self.playing = piecewise, True
         self.order, self.expected = [], self.before.get(phase, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.buckets)
@@ -64,7 +64,7 @@ class UnshardOnRead:
         self.storage.reshard()
 
     def check_code(self) -> int | None:
-        """A number for the gathers of this phase, which must be the same on all ranks; None if all came at once."""
+        """A number made from the order of this phase's gathers, to compare between ranks; None if all came at once."""
         return zlib.crc32(repr(self.order).encode()) if self.piecewise else None
 
     def release(self) -> None:
@@ -101,7 +101,7 @@ class UnshardOnRead:
             self._fetch(number)
 
     def _fetch(self, number: int) -> None:
-        """Have a bucket unsharded, and reshard those that nobody reads any more. Also called by autograd."""
+        """Unshard a bucket, and reshard those that have no reader any more. Backward calls it too."""
         bucket = self.buckets[number]
         if number in self.idle:
             self.idle.remove(number)
@@ -125,7 +125,7 @@ class UnshardOnRead:
             self.buckets[number].start_unshard()
 
     def _look_ahead(self) -> None:
-        """While one bucket is read, gather the one that came next when the phase was played last."""
+        """While one bucket is used, start to gather the one that came next when this phase was last played."""
         done = len(self.order)
         if self.order == self.expected[:done] and len(self.expected) > done:
             following = self.expected[done]
