@@ -1,7 +1,7 @@
 """The ranks that play a phase together. Here each is a process; under dp each is a thread (see policies/dp.py)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -28,16 +28,14 @@ class Ranks:
         """Every player that can learn requires gradients, for a fake that several phases use."""
         before = {name: policy.learning for name, policy in policies.items()}
         compiled = [policy.compiled for policy in policies.values() if second_order and policy.compiled is not None]
-        used = [each.networks[0].used for each in compiled]
         for policy in policies.values():
             policy.learn(not policy.player.frozen)
-        for each in compiled:
-            each.use(False)
         try:
-            yield
+            with ExitStack() as stack:
+                for each in compiled:
+                    stack.enter_context(each.as_written())
+                yield
         finally:
-            for each, was in zip(compiled, used, strict=True):
-                each.use(was)
             for name, policy in policies.items():
                 policy.learn(before[name])
 
