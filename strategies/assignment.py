@@ -1,4 +1,4 @@
-"""Which policy each player of a game gets: as it was typed, or decided by `auto`."""
+"""Gives each player of a game its policy: the one that was typed, or one that `auto` chooses."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,7 +16,7 @@ from strategies.policies.policy import Policy, World
 
 
 def in_threads(choice: Mapping[str, Choice]) -> bool:
-    """Whether replicas in threads stand for ranks: for all players or none, as there is one backward for all."""
+    """Whether the strategy is dp. It is for all players or for none, because they share one backward."""
     policies = {POLICIES.get(each.policy) for each in choice.values()}
     if not any(policy is not None and issubclass(policy, Dp) for policy in policies):
         return False
@@ -30,7 +30,7 @@ def in_threads(choice: Mapping[str, Choice]) -> bool:
 
 
 def check_ranks(choice: Mapping[str, Choice], ranks: int) -> None:
-    """Refuse a policy that cannot have so many ranks, before any process is started."""
+    """Refuse a policy that does not support this number of ranks, before any process is started."""
     for player, each in choice.items():
         if each.policy in POLICIES and (POLICIES[each.policy].max_ranks or ranks) < ranks:
             whose = "all players" if player == "*" else f"player '{player}'"
@@ -47,7 +47,7 @@ def assign(
     precision: Precision,
     smallest: Callable[[Tensor], Tensor],
 ) -> dict[str, Policy]:
-    """A policy for each player, the same on all ranks. `smallest` gives the least of the ranks' numbers."""
+    """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers."""
     chosen = _decide(_choose(choice, players), players, world, smallest)
     policies = {
         name: POLICIES[chosen[name].policy](player, world, chosen[name].options) for name, player in players.items()
@@ -74,7 +74,7 @@ def _choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict
 def _decide(
     chosen: dict[str, Choice], players: Mapping[str, Player], world: World, smallest: Callable[[Tensor], Tensor]
 ) -> dict[str, Choice]:
-    """With a policy for each player that was left to `auto`; the first rank says in a table which and why."""
+    """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
     undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
     if not undecided:
         return chosen

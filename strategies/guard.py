@@ -1,4 +1,4 @@
-"""The guard: what happens when gradients are not finite."""
+"""The guard decides what happens when gradients are not finite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,28 +15,27 @@ PATIENCE = 10
 
 
 class Hopeless(UserError):
-    """Every rank has come to this verdict, and ends."""
+    """The run does not learn any more, so it ends. Every rank raises this together."""
 
     agreed = True
 
 
 class Guard:
-    """Counts skipped updates, says so, and ends a run that no longer learns.
+    """Counts skipped updates, warns about them, and ends a run that no longer learns.
 
-    One bad batch costs one update. A phase whose loss is not finite the first time it is played, or whose
-    learner has skipped `PATIENCE` updates in a row, will not mend. Then the run stops at the start of the next
-    step, between two steps, so that what was saved at the end of this one is whole. While a loss scale still
-    falls, nothing is decided.
+    One bad batch costs only one update. But a phase does not recover if its loss is not finite the first time it is
+    played, or if its learner has skipped `PATIENCE` updates in a row. Then the run stops at the start of the next
+    step, so that a checkpoint can be saved after this one. As long as the loss scale is still falling, the guard waits.
     """
 
     def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
-        """`gather` gives what each rank says."""
+        """`gather` returns the values of all ranks."""
         self.gather = gather
         self.in_a_row: dict[tuple[str, str], int] = {}
         self.verdict: str | None = None
 
     def saw(self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], step: int) -> None:
-        """Take note of one update; every rank sees the same `finite`."""
+        """Count one update, done or skipped. `finite` is the same on every rank."""
         key = (phase.name, learner.player.name)
         first = key not in self.in_a_row
         self.in_a_row[key] = 0 if finite else self.in_a_row.get(key, 0) + 1
@@ -64,6 +63,6 @@ class Guard:
         return self.verdict is not None
 
     def raise_if_hopeless(self) -> None:
-        """Stop, with the reason."""
+        """Stop the run with the reason."""
         if self.verdict is not None:
             raise Hopeless(self.verdict)

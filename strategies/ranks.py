@@ -1,7 +1,7 @@
 """The ranks that play a phase together. Here each is a process; under dp each is a thread (see policies/dp.py)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -13,46 +13,50 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """What a phase asks of the other ranks, apart from its policies: almost nothing where a rank is a process."""
+    """What a phase needs from the other ranks, beside what its policies communicate. ThreadRanks overrides it.
+
+    Where each rank is a process this is almost nothing, because then no other rank shares this process.
+    """
 
     def __init__(self, number: int = 0, size: int = 1) -> None:
-        self.number, self.size = number, size  # this rank's number, and how many play
+        self.number, self.size = number, size  # this rank's number, and the number of ranks
 
     def begin(self, phase: Phase, policies: Mapping[str, Policy]) -> None:
-        """Only the phase's learners require gradients."""
+        """Let only the phase's learners require gradients."""
         for policy in policies.values():
             policy.begin(phase)
 
     @contextmanager
     def all_learning(self, policies: Mapping[str, Policy], second_order: bool) -> Iterator[None]:
-        """Every player that can learn requires gradients, for a fake that several phases use."""
+        """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use.
+
+        With `second_order`, compiled players run eagerly inside.
+        """
         before = {name: policy.learning for name, policy in policies.items()}
         compiled = [policy.compiled for policy in policies.values() if second_order and policy.compiled is not None]
-        used = [each.networks[0].used for each in compiled]
         for policy in policies.values():
             policy.learn(not policy.player.frozen)
-        for each in compiled:
-            each.use(False)
         try:
-            yield
+            with ExitStack() as stack:
+                for each in compiled:
+                    stack.enter_context(each.as_written())
+                yield
         finally:
-            for each, was in zip(compiled, used, strict=True):
-                each.use(was)
             for name, policy in policies.items():
                 policy.learn(before[name])
 
     def forward(self, context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        """The precision plugin's context around a loss."""
+        """The context around a loss. `context` is the precision plugin's."""
         return context
 
     def any(self, value: bool) -> bool:
-        """Whether the value is true on a rank that shares this process."""
+        """Whether the value is true on any rank of this process."""
         return value
 
     def mean(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The mean of each loss over the ranks that share this process."""
+        """The mean of each loss over the ranks of this process."""
         return losses
 
     def once(self, items: Sequence[T], what: str) -> Iterator[T] | Sequence[T]:
-        """The items, for the one rank that handles them in this process; the other ranks wait meanwhile."""
+        """Iterate over the items on one rank of this process. Its other ranks wait until that is done."""
         return items

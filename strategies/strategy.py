@@ -1,7 +1,6 @@
 """PhaseStrategy: the methods that Lightning calls on a strategy, for a game of several players."""
 
 import os
-import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,10 +12,9 @@ import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -29,7 +27,7 @@ from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import convert_sync_batchnorm
 from strategies import private, random_state, threads
-from strategies.assignment import assign, check_ranks, in_threads
+from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
@@ -41,15 +39,13 @@ from strategies.loss_scale import LossScale
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy, World
 from strategies.policies.replica import ADVICE
-from strategies.processes.launcher import launcher
-from strategies.processes.lost_ranks import Survivor
-from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
+from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.ranks import Ranks
 from strategies.threads import ThreadRanks
 from strategies.turn import Table, play
 
 
-class PhaseStrategy(DDPStrategy):
+class PhaseStrategy(LaunchedStrategy):
     """Trains a `GanModule`, each player under a policy of its own.
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
@@ -90,22 +86,13 @@ class PhaseStrategy(DDPStrategy):
         self.check_replicas = check_replicas
         self.policies: dict[str, Policy] = {}
         self.ranks = Ranks()
-        self.guard = Guard(self._gather)
-        self.ending = Ending()
-        self.signals = Signals()
+        self.guard = Guard(self.gather_objects)
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
         self.seed = 0
         self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
-        self.survivor: Survivor | None = None
-        self.advice = ""  # the command to type after a rank was lost
 
     # ---- a step ----
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """End here if any rank got a signal. The step before is complete and logged, and callbacks have saved it."""
-        if self.ending.look():
-            raise Stopped
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
@@ -176,58 +163,18 @@ class PhaseStrategy(DDPStrategy):
                 stack.enter_context(policy.averaged())
             yield
 
-    @contextmanager
-    def all_learning(self) -> Iterator[None]:
-        """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
-        second_order = any(phase.second_order for phase in self.lightning_module.phases)
-        with self.ranks.all_learning(self.policies, second_order):
-            yield
-
-    # ---- processes ----
-
-    @property
-    def num_processes(self) -> int:
-        """Lightning's number; under dp one process for all devices."""
-        return 1 if self.threaded else super().num_processes
-
-    @property
-    def root_device(self) -> torch.device:
-        """Lightning's device; under dp the first one."""
-        return self.parallel_devices[0] if self.threaded else super().root_device
-
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Lightning's all_gather; in a step under dp, from all replicas."""
         if threads.here() is not None:
             return self.ranks.gather(tensor, sync_grads)
         return super().all_gather(tensor, group, sync_grads)
 
-    def _configure_launcher(self) -> None:
-        """Refuse impossible choices before any process is started. A single process needs no launcher."""
-        if self.threaded:
-            launched = [env for env in (TorchElasticEnvironment, SLURMEnvironment) if env.detect()]
-            others = max([self.num_nodes, *(env().world_size() for env in launched)])
-            if others > 1:
-                raise UserError(f"strategy dp is one process on one machine, and there are {others}; {ADVICE}")
-        ranks = self.num_processes * self.num_nodes
-        check_ranks(self.choice, ranks)
-        if ranks > 1:
-            self._launcher = launcher(self, self._start_method)
-
-    def setup_distributed(self) -> None:
-        """A single process needs no process group. Several are connected, so that they end together."""
-        if self.num_processes * self.num_nodes > 1:
-            super().setup_distributed()
-            if self.survivor is not None:
-                self.survivor.tie(self.cluster_environment.main_address, self.advice, self.broadcast, self._gather)
-        else:
-            self.set_world_ranks()
-
-    def _gather(self, value: Any) -> list[Any]:
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+    @contextmanager
+    def all_learning(self) -> Iterator[None]:
+        """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
+        second_order = any(phase.second_order for phase in self.lightning_module.phases)
+        with self.ranks.all_learning(self.policies, second_order):
+            yield
 
     # ---- set-up ----
 
@@ -246,10 +193,8 @@ class PhaseStrategy(DDPStrategy):
             private.broadcast_module(game)
         game.assemble()
         seed = int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32))
-        self.seed, run = self.broadcast((seed, secrets.token_hex(8)))
-        self.ending = Ending(run if self.world_size > 1 else "")
-        if training and self.world_size > 1:
-            private.end_by(trainer, self.ending.wish)
+        self.seed = self.broadcast(seed)
+        self.agree_on_ending(trainer if training else None)
         self._adopt_players(game, training)
         self.setup_precision_plugin()
 
@@ -258,7 +203,7 @@ class PhaseStrategy(DDPStrategy):
         self.policies = assign(
             self.choice, game.players, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
         )
-        self.ranks, self.guard = Ranks(self.global_rank, self.world_size), Guard(self._gather)
+        self.ranks, self.guard = Ranks(self.global_rank, self.world_size), Guard(self.gather_objects)
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
@@ -314,8 +259,7 @@ class PhaseStrategy(DDPStrategy):
         self.guard.raise_if_hopeless()
 
     def teardown(self) -> None:
-        """Restore the networks and the signal handlers to what they were before training."""
-        self.signals.give_back()
+        """Restore the networks to what they were before training."""
         if isinstance(self.ranks, ThreadRanks):
             self.ranks.close()
         self.ranks = Ranks()
@@ -379,8 +323,8 @@ class PhaseStrategy(DDPStrategy):
         """
         checkpoint |= game_state(self.lightning_module, self.policies)
         checkpoint["seed"] = self.seed
-        checkpoint["random_states"] = self._gather(self._set_aside or random_state.capture())
-        where = self._gather(os.path.abspath(filepath))[0]
+        checkpoint["random_states"] = self.gather_objects(self._set_aside or random_state.capture())
+        where = self.gather_objects(os.path.abspath(filepath))[0]
         self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -409,11 +353,8 @@ class PhaseStrategy(DDPStrategy):
         self._resumed_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """After a load, restore the random states of training. Only here, because set-up draws random numbers too.
-
-        Also handle the other signals to end (SIGTERM is Lightning's), except those that already have a handler.
-        """
-        self.signals.take(OTHERS, self.ending.wish, gently=True)
+        """After a load, restore the random states of training. Only here, because set-up draws random numbers too."""
+        super().on_train_start()
         states, self._resumed_states = self._resumed_states, None
         if states is None:
             return

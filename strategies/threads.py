@@ -28,19 +28,19 @@ _here: ContextVar[Replica | None] = ContextVar("replica", default=None)
 
 
 def here() -> Replica | None:
-    """The replica that plays in this thread, if there are replicas at all."""
+    """The replica that runs in this thread; None outside a step of dp."""
     return _here.get()
 
 
 class ThreadRanks(Ranks):
-    """The game on all devices. It plays each step on all of them at once, each in a thread of its own.
+    """The game on all devices. It plays each step on all of them at the same time, each in a thread of its own.
 
     [Note: a rank in a thread]
-    A replica is to its thread what a game is to a rank of ddp: it plays the whole step on its part of the batch, and
-    where ranks would communicate the threads meet. Its backward runs in its own thread too, not in the threads of
-    autograd, which know nothing of replicas. So batch norms and gradient penalties meet those of the other replicas
-    in one order, forward and backward. What one device does for all, such as an update, the first replica does
-    while the others wait.
+    A thread with its replica works like a rank of ddp: it plays the whole step on its part of the batch. Where ranks
+    would communicate, the threads wait for each other at a `Meeting`. The backward runs in the replica's own thread
+    too, because autograd's threads would not know which replica they work for. So the sums of batch norms, also those
+    inside gradient penalties, come in the same order on all replicas, in forward and in backward. What one device does
+    for all, such as an update, is done by the first replica while the others wait.
     """
 
     def __init__(self, game: GanModule, devices: list[torch.device], policies: Mapping[str, Policy]) -> None:
@@ -54,7 +54,7 @@ class ThreadRanks(Ranks):
 
     @property
     def number(self) -> int:
-        """Of the replica in whose thread this is asked; outside of a step that of the first."""
+        """The number of this thread's replica; 0 outside a step."""
         replica = here()
         return 0 if replica is None else replica.number
 
@@ -70,7 +70,7 @@ class ThreadRanks(Ranks):
     # ---- a step ----
 
     def step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """The author's training_step by every replica on its part of the batch; returns what the first one returns."""
+        """Run training_step on every replica, each with its part of the batch. Returns the result of the first."""
         size = rows(batch)
         if size % self.size:
             raise UserError(
@@ -96,7 +96,7 @@ class ThreadRanks(Ranks):
         return found[0]
 
     def _each(self, function: Callable[[Replica], T]) -> list[T]:
-        """Call it for each replica in its thread, all at once; the first failure is raised, with its device."""
+        """Call the function for all replicas at once, each in its thread. A failure is raised, with its device."""
         streams = [torch.accelerator.current_stream(r.device) for r in self.replicas if r.device.type != "cpu"]
         futures = [
             worker.submit(copy_context().run, self._within, replica, streams, function)
@@ -118,7 +118,7 @@ class ThreadRanks(Ranks):
         return [future.result() for future in futures]
 
     def _within(self, replica: Replica, streams: list[torch.Stream], function: Callable[[Replica], T]) -> T:
-        """In the thread of a replica, on its device. See [Note: a rank in a thread]."""
+        """Runs in the thread of a replica, on its device. See [Note: a rank in a thread]."""
         if replica.device.type != "cpu":
             for stream in streams:
                 torch.accelerator.set_stream(stream)
@@ -135,10 +135,10 @@ class ThreadRanks(Ranks):
             _here.reset(token)
         return result
 
-    # ---- what a phase asks; called by all threads ----
+    # ---- within a phase; every thread calls these ----
 
     def begin(self, phase: Phase, policies: Mapping[str, Policy]) -> None:
-        """The policies set the flags of the author's weights; the other replicas have weights of their own."""
+        """The policies set requires_grad of the author's weights. The other replicas set it for their own weights."""
         if self.number == 0:
             super().begin(phase, policies)
         else:
@@ -146,7 +146,7 @@ class ThreadRanks(Ranks):
 
     @contextmanager
     def all_learning(self, policies: Mapping[str, Policy], second_order: bool) -> Iterator[None]:
-        """As for processes, each thread for its own weights."""
+        """As in `Ranks`, but each thread does it for its own weights."""
         alike = super().all_learning if self.number == 0 else lambda policies, _: here().all_learning(policies)
         with alike(policies, second_order):
             yield
@@ -155,29 +155,29 @@ class ThreadRanks(Ranks):
         return any(self.every("the sum of losses", value))
 
     def once(self, items: Sequence[T], what: str) -> Iterator[T]:
-        """These items for the first replica, and none for the others, who wait until it is done with them."""
+        """The items for the first replica, and none for the others. They wait until the first one is done."""
         self.every(f"the start of {what}", None)
         if self.number == 0:
             yield from items
         self.every(f"the end of {what}", None)
 
     def mean(self, losses: dict[str, Tensor]) -> dict[str, Tensor]:
-        """On the first device."""
+        """The means are on the first device."""
         found = self.every(f"the losses {', '.join(losses)}", losses)
         first = self.replicas[0].device
         return {name: torch.stack([each[name].to(first) for each in found]).mean(0) for name in losses}
 
     def every(self, what: str, value: T) -> list[T]:
-        """What each replica says."""
+        """The values of all replicas. `what` names this meeting in the error if a replica comes to another one."""
         return self.meeting.all(self.number, what, value)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of everyone's tensors, the same to the last bit for all."""
+        """The sum of all replicas' tensors, the same on all replicas to the last bit."""
         values = self.every(f"the sum of tensors {list(value.shape)}", value)
         return torch.stack([each.to(value.device) for each in values]).sum(0)
 
     def gather(self, value: Tensor, sync_grads: bool) -> Tensor:
-        """Everyone's tensor, stacked, as all_gather gives those of ranks."""
+        """All replicas' tensors, stacked, as all_gather returns those of ranks."""
         if sync_grads:
             zeros, number = torch.zeros_like(value), self.number
             return ranks.sum(torch.stack([value if each == number else zeros for each in range(self.size)]))
@@ -186,8 +186,9 @@ class ThreadRanks(Ranks):
 
     @contextmanager
     def forward(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """The first replica enters the context, because a default dtype is one for all threads. Autocast is not: the
-        other threads repeat it.
+        """Only the first replica enters the context, because all threads share one default dtype.
+
+        Autocast belongs to a single thread, so the other threads enter it again.
         """
         first = self.number == 0
         with ExitStack() as stack:
@@ -200,11 +201,11 @@ class ThreadRanks(Ranks):
             yield
             self.every("a loss", None)
 
-    # ---- what a step does besides ----
+    # ---- around a step ----
 
     @contextmanager
     def _logging(self) -> Iterator[None]:
-        """What the replicas log is logged once, as their mean."""
+        """Collect what the replicas log, and log the mean once."""
         vars(self.game)["log"] = self.replicas[0].log
         try:
             yield
@@ -223,7 +224,7 @@ class ThreadRanks(Ranks):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A loss that gets past its replica at the author's own networks is stopped: their buffers would move twice."""
+        """Raise if another replica calls the author's own networks: it would update their buffers a second time."""
 
         def check(module: nn.Module, _: Any) -> None:
             replica = here()
@@ -242,14 +243,14 @@ class ThreadRanks(Ranks):
 
 
 class Meeting:
-    """Where the replicas' threads wait for each other and see what each has brought."""
+    """Where the replicas' threads wait for each other and exchange values."""
 
     def __init__(self, size: int) -> None:
         self.brought: list[tuple[str, Any]] = [("", None)] * size
         self.barrier = threading.Barrier(size)
 
     def all(self, number: int, what: str, value: Any = None) -> list[Any]:
-        """What every thread brings. All must come for the same thing: otherwise they would wait for ever."""
+        """The values of all threads. Raises if the threads come with different `what`: their losses have diverged."""
         self.brought[number] = (what, value)
         self.barrier.wait()
         brought = list(self.brought)
@@ -260,7 +261,7 @@ class Meeting:
         return [value for _, value in brought]
 
     def close(self) -> None:
-        """End all waiting: one thread will not come."""
+        """End all waiting, because one thread will not come."""
         self.barrier.abort()
 
     def open(self) -> None:
@@ -270,7 +271,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Autocast:
-    """What torch keeps of autocast for each thread by itself."""
+    """The autocast settings that torch keeps separately for each thread."""
 
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     caching: bool = True

@@ -160,7 +160,7 @@ class Policy:
             weight.requires_grad_(learning)
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """A context around each phase. Inside, weights are whole when they are read, also if the player does not learn."""
+        """A context around each phase. Inside, weights are whole when they are read, also without learning."""
         return nullcontext()
 
     def check_code(self) -> int | None:
