@@ -1,7 +1,7 @@
 """A framework to train GANs, or any game of several networks, on one device or many.
 
-A game is a `GanModule`. It names its `Player`s (networks) and its `Phase`s (turns). How players are spread over
-devices is decided by `strategies.PhaseStrategy` alone.
+A game is a `GanModule`. It names its `Player`s (networks) and its `Phase`s (turns). Only `strategies.PhaseStrategy`
+decides how players are distributed over devices.
 """
 
 from gan.module import GanModule

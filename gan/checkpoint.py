@@ -1,13 +1,13 @@
-"""Reading a checkpoint, whatever number of ranks wrote it. strategies/checkpoint/ writes it.
+"""Reads a checkpoint, whatever number of ranks wrote it. strategies/checkpoint/ writes it.
 
     step-000123.ckpt/
-        shard-00001-model-00001-of-00001.safetensors     ranges of tensors, laid flat: what the first rank wrote
-        shard-00002-model-00001-of-00001.safetensors     what the second rank wrote
+        shard-00001-model-00001-of-00001.safetensors     ranges of flat tensors, written by the first rank
+        shard-00002-model-00001-of-00001.safetensors     the same, written by the second rank
         values.pt                                        everything else, and where in the tree the tensors belong
 
-A checkpoint is a tree of dicts. While it is saved, tensors of players are `Share`s in it. When it is loaded, they are
-`SavedTensor`s, which are read later, and only as far as they are wanted. Loading never runs code: safetensors files
-hold numbers alone, and values.pt is read by a weights-only `torch.load`.
+A checkpoint is a tree of dicts. When it is saved, the players' tensors in it are `Share`s. When it is loaded, they are
+`SavedTensor`s. These are read later, and only the ranges that are needed. Loading never runs code: safetensors files
+contain only numbers, and values.pt is read by a weights-only `torch.load`.
 """
 
 import json
@@ -26,16 +26,16 @@ from gan.errors import UserError
 VALUES = "values.pt"
 PART = ".part"  # the ending of a checkpoint that is not complete
 FORMAT = 1
-STARTS, START = "DCP_SHARDING_INFO", "saved_offsets"  # torch's distributed checkpoint has chosen these names
+STARTS, START = "DCP_SHARDING_INFO", "saved_offsets"  # the names in torch's distributed checkpoint
 
-Key = tuple[str | int, ...]  # where in the tree
+Key = tuple[str | int, ...]  # the path of a value in the tree
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a tensor: a range of its elements, laid flat.
+    """One rank's part of a tensor: a range of the elements of the flat tensor.
 
-    The range begins at element `start` of a tensor that has the shape `shape`.
+    `tensor` has these elements. The range begins at element `start` of the whole tensor, which has the shape `shape`.
     """
 
     tensor: Tensor
@@ -56,18 +56,18 @@ class SavedTensor:
     """A tensor in a checkpoint, not read yet."""
 
     source: Path
-    identity: tuple[int, int]  # of the directory: another one may get its name
+    identity: tuple[int, int]  # device and inode of the directory, to notice if another one gets its name
     key: str
     shape: torch.Size
     dtype: torch.dtype
 
     def empty(self) -> Tensor:
-        """Memory to read all of it into."""
+        """Memory for the whole tensor."""
         return torch.empty(self.shape, dtype=self.dtype)
 
 
 def replaced(path: Path) -> Path:
-    """The name that a checkpoint has while a newer one takes its place. It can be loaded under this name."""
+    """The name of an older checkpoint while a newer one takes its place. It can be loaded under this name."""
     return path.with_name(f"{path.stem}.replaced{path.suffix}")
 
 
@@ -110,7 +110,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def read(wanted: Mapping[SavedTensor, Share]) -> None:
-    """Fill shares with what was saved. No more is read from the files than what is wanted."""
+    """Fill shares with the saved values. Only the ranges of these shares are read from the files."""
     assert all(saved.shape == share.shape for saved, share in wanted.items())
     for path, identity in dict.fromkeys((saved.source, saved.identity) for saved in wanted):
         with _failing(path):
@@ -123,7 +123,7 @@ def _read(path: Path, wanted: Mapping[str, Share]) -> None:
     wanted = {key: share for key, share in wanted.items() if share.tensor.numel()}
     if not wanted:
         return
-    # A tensor that is not contiguous has no flat view: it is filled by way of a copy.
+    # A tensor that is not contiguous has no flat view, so a copy of it is filled first.
     filled = {key: share.tensor.detach().contiguous() for key, share in wanted.items()}
     there = dict.fromkeys(wanted, 0)  # how many elements of each tensor the files hold
     for file in sorted(path.glob("*.safetensors")):
@@ -145,7 +145,7 @@ def _read(path: Path, wanted: Mapping[str, Share]) -> None:
 
 
 def whole(tree: Any) -> Any:
-    """The tree with every tensor read, in the memory of the CPU."""
+    """The tree with every tensor read into the memory of the CPU."""
     found: dict[SavedTensor, Share] = {}
 
     def walk(node: Any) -> Any:
@@ -166,11 +166,11 @@ def load_module_state(
     shares: Mapping[Tensor, Share | None] | None = None,
     strict: bool = True,
 ) -> None:
-    """Read a module's state. Raises a RuntimeError that says what does not fit, as torch does.
+    """Load a module's state. If it does not fit, raises a RuntimeError that says what, as torch does.
 
-    `shares` has this rank's share of each parameter that is sharded; None where the rank has nothing of it. Shares are
-    read straight into their memory, and all else goes through torch's own `load_state_dict`. A tensor that has two
-    names in the module is saved under one of them.
+    `shares` has this rank's share of each sharded parameter; None if the rank has nothing of it. Shares are read
+    directly into their memory. Everything else goes through torch's own `load_state_dict`. A tensor that has two names
+    in the module is saved under only one of them.
     """
     shares = shares or {}
     own = module.state_dict(keep_vars=True)
@@ -193,7 +193,7 @@ def load_module_state(
 
 @contextmanager
 def _failing(path: Path, *kinds: type[Exception]) -> Iterator[None]:
-    """Failures of disks and files become errors in words. Mistakes of ours stay as they are."""
+    """Turn failures of disks and files into a UserError that names the checkpoint. Our own mistakes are not changed."""
     try:
         yield
     except (OSError, SafetensorError, UserError, *kinds) as error:

@@ -77,7 +77,7 @@ class GanModule(LightningModule):
         return self._shared[key]
 
     def on_validation_model_zero_grad(self) -> None:
-        """Lightning's hook before a validation makes its loaders, which draw from training's random states."""
+        """Lightning calls this before a validation makes its loaders, which draw from training's random states."""
         if (aside := getattr(self.trainer.strategy, "set_random_states_aside", None)) is not None:
             aside()
 
@@ -101,7 +101,7 @@ class GanModule(LightningModule):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A new game with the saved hyper-parameters and `kwargs`, and with a checkpoint's weights, not their averages.
+        """Make a game from the saved hyper-parameters and `kwargs`, with a checkpoint's weights, not their averages.
 
         Lightning's own method expects a checkpoint to be one file.
         """
@@ -117,7 +117,7 @@ class GanModule(LightningModule):
         return game if map_location is None else game.to(map_location)
 
     def configure_optimizers(self) -> None:
-        """Refuse other strategies: only they ask for optimizers. Each Player names its own."""
+        """Refuse other strategies. Only they call this; PhaseStrategy takes the optimizers from the players."""
         strategy = type(self.trainer.strategy).__name__
         raise UserError(
             f"{type(self).__name__} is a GanModule and cannot train under {strategy}; type "

@@ -15,7 +15,7 @@ Losses = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Player:
-    """A network and the recipe of its training.
+    """A network, and how it is trained.
 
     - `optimizer`: a function that makes the optimizer from parameters, e.g. `partial(Adam, lr=2e-4)`. It is a
       function, because only the strategy knows which tensors a rank owns. A player without an optimizer is frozen.

@@ -1,7 +1,7 @@
 """Sums over the ranks of a run, which gradients flow through.
 
 A sum is an all-reduce of torch.distributed. Inside a `with`, something else can take its place: threads of one
-process that add up among themselves (`summed_by`), or the sums that an earlier forward met (`replaying`).
+process that add up among themselves (`summed_by`), or the recorded sums of an earlier forward (`replaying`).
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def summed_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
 
 
 def recording(sums: list[Tensor]) -> AbstractContextManager[None]:
-    """Write down every sum of a forward, in order, for `replaying`."""
+    """Record every sum of a forward, in order, for `replaying`."""
     add = _replacement.get() or _all_reduce
 
     def record(values: Tensor) -> Tensor:
@@ -66,6 +66,6 @@ def recording(sums: list[Tensor]) -> AbstractContextManager[None]:
 
 
 def replaying(sums: list[Tensor]) -> AbstractContextManager[None]:
-    """Take the recorded sums, in the same order: a forward that runs again must not ask the other ranks again."""
+    """Use the recorded sums, in the same order: a forward that runs again must not communicate again."""
     left = iter(sums)
     return summed_by(lambda values: next(left).clone()) if more_than_one() else nullcontext()

@@ -1,15 +1,16 @@
-"""A checkpoint's folder is there whole or not at all.
+"""Makes sure that a checkpoint's folder appears completely or not at all.
 
 [Note: complete or absent]
-All files are written into `last.ckpt.part` and flushed. Then the first rank renames it, once all ranks have finished.
-Nothing is loaded under the ending `.part`, so a killed process leaves no checkpoint that looks whole and is not. Where
-a `last.ckpt` is there already, that one is first renamed to `last.replaced.ckpt`, and removed at the end. A kill
-between the two renames leaves it under that name. It can be loaded, and the error of a load of `last.ckpt` names it.
-A checkpoint that is removed is first renamed to `.part`.
+All files are written into `last.ckpt.part` and flushed. When all ranks have finished, the first rank renames it. A
+folder that ends in `.part` is never loaded, so a killed process leaves no incomplete checkpoint that looks complete.
+If there is already a `last.ckpt`, it is first renamed to `last.replaced.ckpt`, and removed at the end. A kill between
+the two renames leaves it under that name. It can be loaded from there, and a failed load of `last.ckpt` names it in the
+error. To remove a checkpoint, it is first renamed to `.part`.
 
-A process that saves holds a shared lock on the folder around, which the system releases when the process ends. Before
-it writes, it asks for an exclusive lock. If it gets one, no other process is writing there: every `.part` is a
-leftover, and is removed. On a file system without locks only leftovers of the same name are removed.
+While a process saves, it holds a shared lock on the parent folder. The system releases the lock when the process ends.
+Before it writes, the process tries to get an exclusive lock. If it gets one, no other process is writing there. Then
+every `.part` is a leftover of a killed process, and is removed. On a file system without locks only a leftover of the
+same name is removed.
 """
 
 import fcntl
@@ -29,7 +30,7 @@ def part_of(path: Path) -> Path:
 
 @contextmanager
 def new_part(path: Path) -> Iterator[None]:
-    """An empty folder to write a checkpoint in. After a failure it is gone."""
+    """Make an empty folder to write a checkpoint in. After a failure it is removed."""
     part = part_of(path)
     _refuse_other(path)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +69,9 @@ def _remove_leftovers(path: Path, lock: int) -> None:
 
 
 def check_seen(part: Path) -> None:
-    """The other ranks must see the folder that the first has made."""
+    """Raise if this rank does not see the folder that the first rank has made."""
     try:
-        part.mkdir()  # asks the file server itself; a mere look may be answered from this machine's memory
+        part.mkdir()  # this reaches the file server; `exists` may be answered from this machine's cache
         part.rmdir()
     except FileExistsError:
         return
@@ -80,7 +81,7 @@ def check_seen(part: Path) -> None:
 
 
 def put(path: Path) -> None:
-    """Give the complete folder its name. See [Note: complete or absent]."""
+    """Give the complete folder its final name. See [Note: complete or absent]."""
     part, older = part_of(path), replaced(path)
     _flush(part)
     if os.path.lexists(path):
@@ -98,7 +99,7 @@ def put(path: Path) -> None:
 
 
 def remove(path: str | Path) -> None:
-    """Remove a checkpoint, or what stands in its place. Half removed it is never loaded."""
+    """Remove a checkpoint, or a file of its name. A checkpoint that is only partly removed is never loaded."""
     path = Path(path)
     if not os.path.lexists(path):
         return
@@ -130,7 +131,7 @@ def _refuse_other(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder is a checkpoint, or as much of one as there is."""
+    """Whether a folder is a checkpoint, also an incomplete one: it has no files but those of a checkpoint."""
     return path.is_dir() and all(
         entry.name == VALUES or (entry.name.startswith("shard-") and entry.suffix == ".safetensors")
         for entry in path.iterdir()

@@ -1,4 +1,4 @@
-"""What a strategy saves of a game, and takes over from a checkpoint: each rank the part that it owns."""
+"""The state of a game in a checkpoint. Each rank saves and loads the part that it owns."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,12 +25,12 @@ Policies = Mapping[str, Policy]
 def networks_state(
     game: GanModule, policies: Policies, first: bool, slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]]
 ) -> dict[str, Any]:
-    """This rank's shares of the weights, and what else the modules keep."""
+    """This rank's shares of the weights, and the other state of the modules."""
     return module_state(game, _shares(policies), first, slots)
 
 
 def game_state(game: GanModule, policies: Policies) -> dict[str, Any]:
-    """What a checkpoint holds beside weights and optimizers."""
+    """What a checkpoint holds in addition to weights and optimizers."""
     return {
         "game": type(game).__name__,
         "players": {name: training_state(policy) for name, policy in policies.items()},
@@ -40,7 +40,7 @@ def game_state(game: GanModule, policies: Policies) -> dict[str, Any]:
 def load_networks(
     game: GanModule, policies: Policies, checkpoint: Mapping[str, Any], strict: bool, ranks: Ranks
 ) -> None:
-    """Weights and averages, after a look whether they are of this game at all. Each rank reads what it owns."""
+    """Check that the checkpoint is of this game, then load weights and averages. Each rank reads what it owns."""
     name, saved = type(game).__name__, list(checkpoint.get("players", ()))
     if checkpoint.get("game") != name or saved != list(policies):
         raise UserError(
@@ -69,7 +69,7 @@ def load_networks(
 
 
 def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: Ranks) -> None:
-    """Optimizers, loss scales and counts of skipped updates."""
+    """Load optimizers, loss scales and counts of skipped updates."""
     learners = [policy for policy in policies.values() if policy.optimizer is not None]
 
     def load_optimizers() -> None:

@@ -1,4 +1,4 @@
-"""Lightning's way to checkpoints, with folders that are there whole or not at all."""
+"""The interface through which Lightning saves, loads and removes checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from strategies.checkpoint.writing import save
 
 
 class WholeCheckpointIO(CheckpointIO):
-    """Writes by all ranks together; loads without running code."""
+    """All ranks write a checkpoint together. It appears completely or not at all. Loading runs no code."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
@@ -27,9 +27,9 @@ class WholeCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """A checkpoint's tree; its tensors are read when they are wanted.
+        """A checkpoint's tree. The tensors in it are read later, when they are needed.
 
-        Its values are plain, unless the caller insists on `weights_only=False`.
+        Everything else is read by a weights-only `torch.load`, unless the caller passes `weights_only=False`.
         """
         return load(path, weights_only is not False)
 

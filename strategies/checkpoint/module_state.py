@@ -1,4 +1,4 @@
-"""A game's own state in a checkpoint: weights as shares, and what else its modules keep."""
+"""The state dict of a game in a checkpoint: weights as shares, and the other state of its modules."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,10 +15,10 @@ def module_state(
     first: bool,
     slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]] = ImagePool.get_extra_state,
 ) -> dict[str, Any]:
-    """What this rank has of a module's state dict. A tensor of two names is there under one.
+    """This rank's part of a module's state dict. A tensor that has two names is saved under the first.
 
-    `shares` has this rank's share of each parameter that is sharded. What is no parameter, such as running
-    statistics, is the first rank's. Image pools differ by rank, and each rank has its own images in it.
+    `shares` has this rank's share of each sharded parameter. Buffers, such as running statistics, are saved by the
+    first rank only. Image pools differ between ranks, so each rank saves its own images.
     """
     state: dict[str, Any] = {}
     parameters, seen = set(module.parameters()), set()

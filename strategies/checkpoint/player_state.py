@@ -1,6 +1,6 @@
-"""What a checkpoint holds of a player beside its weights: average, optimizer, loss scale.
+"""The state of a player in a checkpoint, in addition to its weights: average, optimizer, loss scale.
 
-Each rank saves and loads its shares of the tensors, under the names that plain torch gives them.
+Each rank saves and loads its shares of the tensors, under the names that plain torch uses.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from strategies.policies.policy import Policy
 
 
 def training_state(policy: Policy) -> dict[str, Any]:
-    """Everything but weights, optimizer and schedule."""
+    """The state of a player except weights, optimizer and schedule."""
     return {
         "ema": None if policy.ema is None else average_state(policy),
         "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
@@ -24,7 +24,7 @@ def training_state(policy: Policy) -> dict[str, Any]:
 
 
 def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Take over the loss scale and the count of skipped updates."""
+    """Load the loss scale and the count of skipped updates."""
     policy.skipped = state["skipped"]
     if policy.loss_scale is not None and state["loss_scale"] is not None:
         policy.loss_scale.load_state_dict(state["loss_scale"])
@@ -36,7 +36,7 @@ def average_state(policy: Policy) -> dict[str, Share]:
 
 
 def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> None:
-    """Take over saved averages, or start at the weights where none were saved."""
+    """Load the averages. If none were saved, they start at the weights."""
     if policy.ema is None:
         return
     if saved is None:
@@ -46,7 +46,7 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 
 
 def optimizer_state(policy: Policy) -> dict[str, Any]:
-    """The optimizer's state as plain torch has it, with names instead of numbers and shares instead of tensors."""
+    """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
     packed = policy.optimizer.state_dict()
     state = {}
     for number, name in enumerate(_stepped(policy)):
@@ -58,7 +58,7 @@ def optimizer_state(policy: Policy) -> dict[str, Any]:
 
 
 def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
-    """Take over this rank's part of a saved state."""
+    """Load this rank's part of a saved optimizer state."""
     if [group["params"] for group in saved["param_groups"]] != policy.groups:
         raise UserError(
             f"player '{policy.player.name}': the checkpoint's optimizer has its weights in other groups than this "
@@ -79,7 +79,7 @@ def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
 
 
 def _stepped(policy: Policy) -> list[str]:
-    """The names of what this rank's optimizer steps, in torch's numbers."""
+    """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
     names = {id(parameter): name for name, parameter in policy.owned.items()}
     return [names[id(parameter)] for group in policy.optimizer.param_groups for parameter in group["params"]]
 

@@ -1,4 +1,4 @@
-"""The ranks that save or load together: a failure of one is an error on all."""
+"""The ranks that save or load together. If one rank fails, all raise an error."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Ranks:
     size: int = 1
 
     def each(self, step: Callable[[], T]) -> list[T]:
-        """All ranks do a step and get the results of all. Where one fails, all raise, so that none waits for it."""
+        """Run a step on all ranks. Returns all results. If one rank fails, all raise, so that none waits for it."""
         result, failure, told = None, None, None
         try:
             result = step()
         except (OSError, UserError) as error:
             failure, told = error, (UserError, reason(error))
-        except Exception as error:  # noqa: BLE001 - a mistake of ours: no UserError on the other ranks either
+        except Exception as error:  # noqa: BLE001 - our own mistake, so it is no UserError on the other ranks
             failure, told = error, (RuntimeError, f"{type(error).__name__}: {error}")
         heard: list[Any] = [(result, told)]
         if self.size > 1:
@@ -39,7 +39,7 @@ class Ranks:
         return [result for result, _ in heard]
 
     def first(self, step: Callable[[], None]) -> None:
-        """The first rank does a step, for all."""
+        """Run a step on the first rank, while the others wait."""
         self.each(step if self.rank == 0 else lambda: None)
 
 

@@ -1,8 +1,8 @@
 """Writing a checkpoint: every rank writes its shares to a file of its own. For the format see gan/checkpoint.py.
 
-The files are as torch's distributed checkpoint writes them, and its reader can read them. That library does not write
-them here: to write ranges of flat tensors in bounded memory, its planner and its writer had to be replaced piece by
-piece, which took more code than this file has.
+The files have the format of torch's distributed checkpoint (DCP), and DCP can read them. But DCP does not write them.
+To write ranges of flat tensors in bounded memory, most of its planner and its writer would have to be replaced. That
+would take more code than this file has.
 """
 
 import json
@@ -23,7 +23,7 @@ from strategies.checkpoint.ranks import ALONE, Ranks
 
 
 class Offer(NamedTuple):
-    """What a rank tells the others of a share that it has."""
+    """A rank's description of a share that it has and could write, for the other ranks."""
 
     key: Key
     shape: tuple[int, ...]
@@ -33,10 +33,10 @@ class Offer(NamedTuple):
 
 
 def save(path: str | Path, tree: dict[str, Any], ranks: Ranks = ALONE) -> None:
-    """Write a checkpoint, by all ranks together: each its own shares, the first also everything else.
+    """Write a checkpoint. All ranks call it: each writes its own shares, and the first also writes everything else.
 
-    All ranks name the same path, on a file system that they share. A failure of one is an error of all, and leaves
-    what was there before.
+    All ranks pass the same path, on a file system that they share. If one rank fails, all raise, and an older
+    checkpoint at this path stays.
     """
     path = Path(path)
     try:
@@ -88,9 +88,9 @@ def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, S
 
 
 def _deal(offers: list[dict[str, Offer]]) -> list[list[str]]:
-    """What each rank writes. A share that several have goes to the one that has least to write so far.
+    """Decide which shares each rank writes. If several ranks have a share, the one with the least to write gets it.
 
-    Every rank computes the same from what all have offered.
+    Every rank computes the same result, from the offers of all ranks.
     """
     owners: dict[tuple[int, str, int, int], list[int]] = defaultdict(list)
     for rank, offered in enumerate(offers):
@@ -111,16 +111,16 @@ def _file(part: Path, rank: int) -> Path:
 
 
 def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> None:
-    """A safetensors file: the header's length in 8 bytes, the header, the numbers of all tensors.
+    """Write a safetensors file: the header's length in 8 bytes, the header, the elements of all tensors.
 
-    Tensor by tensor, so that a rank needs memory for one copy at most: safetensors' own `save_file` brings all tensors
-    of a GPU to the CPU before it writes the first.
+    It writes one tensor after the other, so a rank needs memory for the copy of one tensor only. safetensors' own
+    `save_file` copies all tensors of a GPU to the CPU before it writes the first.
     """
     if not shares:
         return
     starts = {name: {START: [share.start]} for name, share in shares.items()}
     header: dict[str, Any] = {"__metadata__": {"DCP_VERSION": "1.0", STARTS: json.dumps(starts), "format": "pt"}}
-    # Wide numbers first: then each tensor begins at a multiple of its numbers' width.
+    # Tensors with wide elements first: then each tensor begins at a multiple of its element size.
     ordered = sorted(shares.items(), key=lambda item: -item[1].tensor.itemsize)
     end = 0
     for name, share in ordered:
@@ -138,12 +138,12 @@ def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> None:
 
 
 def _kind(dtype: torch.dtype) -> str:
-    """The name that safetensors has for a dtype, from a file without numbers."""
+    """safetensors' name for a dtype, read from the header of an empty tensor."""
     return json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"]
 
 
 def _complete(path: Path, values: dict[str, Any], offers: list[dict[str, Offer]], dealt: list[list[str]]) -> None:
-    """All tensors are written: add the rest, flush, and give it its name."""
+    """After all tensors are written: write values.pt, and give the folder its final name."""
     part = part_of(path)
     for rank, names in enumerate(dealt):
         if names and not _file(part, rank).is_file():

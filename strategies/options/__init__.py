@@ -1,1 +1,1 @@
-"""What a policy can be asked for besides: torch.compile, recomputation."""
+"""The options compile and recompute, which a policy can have in addition."""

@@ -12,7 +12,7 @@ LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 class LayerGroups:
-    """A Sequential whose layers run in groups; each group, a range of positions, is a block."""
+    """A Sequential whose layers run in groups. Each group is a range of positions, and is a block."""
 
     def __init__(self, name: str, sequential: nn.Sequential, ranges: list[tuple[int, int]]) -> None:
         self.sequential, self.ranges = sequential, ranges
@@ -23,13 +23,13 @@ Block = tuple[str, nn.Module | LayerGroups]
 
 
 def find_blocks(player: Player) -> list[Block]:
-    """The blocks that the player names; else those of [Note: what is a block].
+    """The blocks that the player names. If it names none, those of [Note: what is a block].
 
     [Note: what is a block]
-    A part of the network that is made of several layers is a block; if it holds a list of such parts, each of them is
-    a block instead. Layers that stand one by one in a Sequential run in groups: of n layers with weights, about
-    sqrt(n) go into each group, which begins with one of them. A single layer is no block: backward needs its input
-    and nothing else.
+    A part of the network that consists of several layers is a block. But if the part contains a list of such parts,
+    each of these is a block instead. Single layers in a Sequential are put into groups, and each group is a block: of n
+    layers with weights, about sqrt(n) go into each group, which begins with one of them. A single layer is no block,
+    because its backward needs only its input anyway.
     """
     module = player.module
     blocks = _of_network("", module) if player.blocks is None else _named(player)
@@ -57,7 +57,7 @@ def _named(player: Player) -> list[Block]:
 
 
 def _of_network(name: str, module: nn.Module) -> list[Block]:
-    """The network itself is never one block if it has parts; one that only wraps another network is passed over."""
+    """The blocks of a whole network, which is not one block if it has parts. A mere wrapper of a network is skipped."""
     parts = [(inner, child) for inner, child in _children(name, module) if _has_layers(child)]
     if not parts or _is_sequential(module) or _holds_list(module):
         return _of_part(name, module)
@@ -87,7 +87,7 @@ def _groups(name: str, sequential: nn.Sequential) -> list[Block]:
 
 
 def _holds_list(module: nn.Module) -> bool:
-    """Whether the module is, or has somewhere inside, a list of parts with several layers."""
+    """Whether the module is, or contains somewhere, a list of parts with several layers."""
     return any(isinstance(m, LISTS) and any(_has_layers(c) for _, c in _children("", m)) for m in module.modules())
 
 

@@ -1,4 +1,4 @@
-"""The option compile: a player's forward and backward run through torch.compile."""
+"""The option compile: torch.compile for a player's forward and backward."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,29 +12,30 @@ from gan.errors import UserError
 from gan.phase import Phase, Player
 
 BACKEND = "inductor"
-RECOMPILES = 64  # limit for one function: all blocks of a class share it, and each compiles it for every role
+RECOMPILES = 64  # limit for one function. All blocks of a class share it, and each compiles it for each situation.
 
 
 class Compiled:
-    """Compiles the calls of a player's network in place, by `Module.compile`: the same object and state-dict keys.
+    """Compiles the calls of a player's network in place, with `Module.compile`: the same object and state-dict keys.
 
     The network's `forward` is compiled, wherever the network is called. Its other methods are not compiled, nor the
     modules that they call. If a network has no forward, for example a ModuleDict of two networks, each module inside
     it that has one is compiled by itself.
 
-    A compiled backward cannot be differentiated. So all players run eagerly in a phase with `second_order=True`, and
-    so does what `GanModule.shared` makes in a game with such a phase. A phase that differentiates a gradient without
-    this flag is an error that says so.
+    A compiled backward cannot be differentiated. So all players run eagerly in a phase with `second_order=True`. In a
+    game with such a phase, the function given to `GanModule.shared` runs eagerly too. If a phase differentiates a
+    gradient without this flag, an error says so.
 
     [Note: how often it compiles]
-    torch compiles a function again for each new situation: weights that require gradients or do not, gradients
-    recorded or not, training or evaluation, another batch size (twice: from the second size on it is a variable). So
-    a player is compiled in the first steps, once for every role that it has in a step, and then no more. The values
-    of weights may change, also to their averages and back, and so may their memory, as under zero3.
+    torch compiles a function again for each new situation: weights require gradients or not, gradients are recorded or
+    not, training or evaluation, another batch size (twice: from the second size on, the size is a variable). So a
+    player is compiled during the first steps, once for each situation that occurs in a step, and not after that. If
+    the values of weights change, also to their averages and back, it is not compiled again. The same holds if their
+    memory changes, as under zero3.
 
     Communicates nothing. Weights are gathered before the compiled call. A synchronised batch norm's sums over ranks
-    and the noise of `gan.noise` stay outside of the compiled graphs: each splits a graph in two. The gradients of a
-    graph arrive all at once, so their reduction overlaps with less of backward.
+    and the noise of `gan.noise` stay outside the compiled graphs: each splits a graph in two. The gradients of a graph
+    all arrive at its end, so less of their reduction overlaps with backward.
     """
 
     def __init__(self, player: Player, device: torch.device, gather: Callable[[], None]) -> None:
@@ -54,13 +55,13 @@ class Compiled:
         self.use(True)
 
     def use(self, compiled: bool) -> None:
-        """From now on the network runs compiled, or eagerly."""
+        """Let the network run compiled, or eagerly, from now on."""
         for network in self.networks:
             network.use(compiled)
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """The network runs eagerly inside."""
+        """Inside the `with`, the network runs eagerly."""
         before = self.networks[0].used
         self.use(False)
         try:
@@ -118,7 +119,7 @@ def _with_forward(module: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
-    """Around a phase in which these players run compiled: explains torch's error if the phase is of second order."""
+    """A context around a phase. It explains torch's error if the phase differentiates a gradient of these players."""
     if not compiled:
         yield
         return
@@ -136,13 +137,13 @@ def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
 
 
 def _undonated() -> AbstractContextManager[Any]:
-    """A compiled graph may run backward twice, as in plain torch. Needed when it is compiled and when it runs."""
+    """Let a compiled graph run backward twice, as in plain torch. Needed both when it is compiled and when it runs."""
     return torch._functorch.config.patch(donated_buffer=False)
 
 
 @cache
 def _trouble(backend: str, device: torch.device) -> str | None:
-    """Why torch.compile does not work on this machine, or None; tries it on a small function."""
+    """Try torch.compile on a small function. Returns why it does not work on this machine, or None if it works."""
     try:
         torch.compile(_small_function, backend=backend)(torch.ones(2, device=device))
     except (RuntimeError, OSError, ImportError) as error:

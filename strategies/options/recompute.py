@@ -1,4 +1,4 @@
-"""The option recompute (activation checkpointing): backward runs the forward of a player's blocks again."""
+"""The option recompute (activation checkpointing): backward runs the forwards of a player's blocks again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,24 +23,25 @@ from strategies.options.blocks import LayerGroups, find_blocks
 class Recompute:
     """Runs a player's blocks under torch's checkpoint, in place: the same modules, weights and state-dict keys.
 
-    Between forward and backward a block keeps its inputs and its weights only; backward runs its forward again to get
-    the rest. `find_blocks` says what a block is. A block recomputes wherever its forward is called, also from a
-    network's own method; what such a method computes itself is kept as usual. Without gradients nothing changes.
+    Between forward and backward a block keeps only its inputs and its weights. Backward runs its forward again to get
+    the rest. See [Note: what is a block] in blocks.py. A block recomputes wherever its forward is called, also from a
+    network's own method. What such a method computes itself is kept as usual. Without gradients nothing changes.
 
     Communicates nothing: in the second forward a synchronised batch norm uses the sums of the first.
 
     [Note: the second forward]
-    The second forward must see all that the first one saw, and leave no trace. torch's checkpoint restores the
-    arguments, torch's random numbers and autocast, and no more. This restores besides:
+    The second forward must have the same state as the first one, and must not change any state. torch's checkpoint
+    restores only the arguments, torch's random numbers and autocast. This class also restores:
 
-        weights      are not restored: if they have changed since, it is the error that plain torch raises
         buffers      copies from before the forward: u and v of spectral norms, running statistics
         noise        `gan.noise` draws for the same place and call again, also in a thread of autograd
-        ranks        sums over ranks are remembered, so ranks need not recompute their blocks in the same order
-        flags        training mode, requires_grad (`GanModule.shared` outlives a phase's), the default dtype
+        ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order
+        flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
+
+    Weights are not restored. If they have changed since the first forward, the error is that of plain torch.
 
     It cannot restore random numbers of Python and numpy, or a module's state that is not a buffer. A block that
-    changes something outside of itself, or overwrites its input, is refused when it does so.
+    changes a buffer outside itself, or overwrites its input, is refused when it does so.
 
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
@@ -49,7 +50,7 @@ class Recompute:
         self.player = player
         self.updates = 0  # how often the player's weights were updated
         self.undo: list[Callable[[], None]] = []
-        # It communicates inside torch, where the sums of the first forward cannot be recorded.
+        # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
         if any(isinstance(module, nn.SyncBatchNorm) for module in player.module.modules()):
             raise UserError(
                 f"player '{player.name}': recompute cannot run torch's SyncBatchNorm again; type "
@@ -107,14 +108,14 @@ class Recompute:
         return checkpoint(once, *leaves, use_reentrant=False)
 
     def release(self) -> None:
-        """Give every module the forward back that it had before."""
+        """Restore every module's own forward."""
         for undo in reversed(self.undo):
             undo()
         self.undo = []
 
 
 class ForwardState:
-    """What a forward sees besides its arguments. See [Note: the second forward]."""
+    """The state that a forward depends on, in addition to its arguments. See [Note: the second forward]."""
 
     def __init__(self, what: str, owner: Recompute, modules: list[nn.Module], weights: list[nn.Parameter]) -> None:
         self.what, self.owner, self.modules, self.weights = what, owner, modules, weights
@@ -135,7 +136,7 @@ class ForwardState:
 
     @contextmanager
     def recorded(self, inputs: list[Tensor]) -> Iterator[None]:
-        """Record what is only known during the first forward; refuse what could not be restored."""
+        """Around the first forward: record what becomes known only during it, and refuse what cannot be restored."""
         self.first = False
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
@@ -160,7 +161,7 @@ class ForwardState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """The state of the first forward; afterwards the present one again."""
+        """Around the second forward: restore the state of the first, and afterwards put the present state back."""
         if self.stamp is not None and self.stamp != self._stamp():
             raise RuntimeError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "

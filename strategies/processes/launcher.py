@@ -1,4 +1,4 @@
-"""Lightning's launchers, under which every rank trains as a `Survivor`: if one ends, the others do, and say which."""
+"""Lightning's launchers, but every rank trains inside a `Survivor`: if one rank ends, the others end and name it."""
 
 import atexit
 import os
@@ -11,26 +11,26 @@ from lightning.pytorch.strategies import DDPStrategy
 from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, set_threads
 from strategies.processes.lost_ranks import Survivor
 
-PARENT = "GAN_FIRST_PROCESS"  # tells the ranks that a process starts which one it is
+PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
 
 
 def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
-    """The one for Lightning's `start_method`."""
+    """The launcher for Lightning's `start_method`."""
     if start_method == "popen":
         return Scripts(strategy)
     return Functions(strategy, start_method=start_method)
 
 
 class Scripts(ScriptLauncher):
-    """Starts the command once more for every other device; under torchrun or srun only itself."""
+    """Starts the command again for every other device. Under torchrun or srun it starts nothing."""
 
     def __init__(self, strategy: DDPStrategy) -> None:
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
         self.strategy = strategy
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """As Lightning does, without its observer: see `Survivor`."""
+        """As Lightning does, but without Lightning's thread that watches the children. `Survivor` watches them."""
         environment = self.cluster_environment
         environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not environment.creates_processes_externally:
@@ -51,10 +51,9 @@ class Scripts(ScriptLauncher):
 
 
 class Functions(FunctionLauncher):
-    """Starts processes that call the function, as notebooks need it; who starts them names the one that failed."""
+    """Starts processes that call the function, as notebooks need it. The starting process names one that failed."""
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """As Lightning does."""
         return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
 
 

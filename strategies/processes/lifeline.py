@@ -1,12 +1,14 @@
-"""The lifeline: a connection from every rank to rank 0, by which all learn at once, and by name, that one is gone.
+"""The lifeline: a connection from every rank to rank 0. Through it all ranks learn at once which rank is lost.
 
-By hand, because torch's watchdog knows only time limits and not whom a collective waits for, and torchrun ends what
-it started itself without saying so. It costs nothing in a step: nothing is sent until a rank leaves.
+It is written by hand, for two reasons. torch's watchdog has only a time limit, and does not know for which rank a
+collective waits. And torchrun ends the processes that it started without a message. The lifeline costs nothing in a
+step, because nothing is sent until a rank leaves.
 
-See [Note: who is gone]. The kernel closes the connections of a process that ends, however it ends, and asks by itself
-after a host that has gone silent, so nothing here depends on a thread that gets its turn: a rank that computes for
-minutes, or that a debugger has stopped, is not gone. A rank that leaves says so first, with its reason if it has one;
-a connection that ends without a word is a rank that was lost.
+[Note: who is gone]
+When a process ends, in any way, the kernel closes its connections. The kernel also checks by itself whether a silent
+host still answers. So no thread has to send signs of life, and a rank that computes for minutes, or that a debugger has
+stopped, does not count as lost. A rank that leaves sends a message first, with the reason if there is one. A rank whose
+connection ends without a message is lost.
 """
 
 import contextlib
@@ -22,22 +24,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SILENCE = 20  # seconds after which a host that answers nothing is given up
+SILENCE = 20  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0
-LONGEST = 1 << 16  # bytes of a message
+LONGEST = 1 << 16  # the most bytes of a message
 GONE = "is gone without a word: killed, or out of memory?"
 
 
 @dataclass(frozen=True)
 class End:
-    """How a rank left the others before its time."""
+    """How and why a rank left training too early."""
 
     rank: int
     process: int
     host: str
     why: str
-    lost: bool = False  # it could not say so itself
-    whole: bool = False  # `why` says everything there is to say: it is a UserError's message
+    lost: bool = False  # it sent no message itself
+    whole: bool = False  # `why` is the complete message to print: that of a UserError
 
     def __str__(self) -> str:
         return self.why if self.whole else f"rank {self.rank} (process {self.process} on {self.host}) {self.why}"
@@ -45,7 +47,7 @@ class End:
 
 @dataclass(frozen=True)
 class Address:
-    """Where rank 0 listens, and what to say there."""
+    """Where rank 0 listens, and the token that a rank must send there."""
 
     hosts: tuple[str, ...]
     port: int
@@ -56,7 +58,7 @@ class Address:
 
 @dataclass(eq=False)
 class _Peer:
-    """The other end of a connection; its rank is unknown until it has said the right hello."""
+    """The other end of a connection. Its rank is unknown until it has sent the right token."""
 
     socket: socket.socket
     rank: int | None = None
@@ -67,10 +69,10 @@ class _Peer:
 
 
 class Lifeline:
-    """One rank's end. Rank 0 listens and passes on what it hears; `learned` is called with the first end, once.
+    """One rank's side of the lifeline. Rank 0 listens, and forwards the first `End` that it receives to all ranks.
 
-    Everything is sent and heard by one thread, that `listen` and `join` start and `leave` ends; `learned` has a
-    thread of its own.
+    One thread sends and receives everything. `listen` and `join` start it, and `leave` ends it. When this rank gets the
+    first `End`, `learned` is called with it, once, in a thread of its own.
     """
 
     def __init__(self, rank: int, learned: Callable[[End], None]) -> None:
@@ -88,10 +90,10 @@ class Lifeline:
         self._left = False
         _OPEN.add(self)
 
-    # ---- coming ----
+    # ---- connecting ----
 
     def listen(self, hosts: Iterable[str]) -> Address:
-        """Rank 0: wait for the others, who will look for it under these names and under its own."""
+        """For rank 0: listen for the others, which will try these host names and this host's own name."""
         self._token = secrets.token_hex(16)
         self._listener = _listener()
         self._listener.setblocking(False)
@@ -101,7 +103,7 @@ class Lifeline:
         return Address(names, self._listener.getsockname()[1], self._token, self.process, self.host)
 
     def join(self, address: Address) -> str | None:
-        """The others: reach rank 0; None, or why that cannot be."""
+        """For the other ranks: connect to rank 0. Returns None, or why it failed."""
         problems = []
         for host in address.hosts:
             try:
@@ -123,10 +125,10 @@ class Lifeline:
             return None
         return "; ".join(problems)
 
-    # ---- going ----
+    # ---- leaving ----
 
     def leave(self, end: End | None = None) -> None:
-        """Say good-bye, or why this rank goes before its time, and close everything; twice does nothing."""
+        """Send good-bye, or why this rank leaves too early, and close everything. A second call does nothing."""
         if self._left:
             return
         self._left = True
@@ -155,7 +157,7 @@ class Lifeline:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # whoever it was has thought better of it
+        except OSError:  # the other side has closed the connection already
             return
         self._add(_Peer(connection))
 
@@ -192,7 +194,7 @@ class Lifeline:
                 self._learn(end)
             elif "bye" in message:
                 self._drop(peer)
-        except (ValueError, TypeError, AttributeError):  # somebody who is not of us
+        except (ValueError, TypeError, AttributeError):  # a program that is not a rank
             self._drop(peer)
 
     def _greet(self, peer: _Peer, token: str, rank: int, process: int, host: str) -> None:
@@ -216,7 +218,7 @@ class Lifeline:
         self._learn(End(peer.rank, peer.process, peer.host, why, lost=True))
 
     def _learn(self, end: End) -> None:
-        """The first one counts: what comes after it comes of it."""
+        """Only the first end counts, because it causes the later ones."""
         if self._end is not None:
             return
         self._end = end
@@ -250,7 +252,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def _first_line(connection: socket.socket) -> bytes:
-    """One line, and nothing of what may follow."""
+    """Read one line, and nothing after it."""
     line = b""
     while not line.endswith(b"\n") and len(line) < LONGEST:
         byte = connection.recv(1)
@@ -261,28 +263,28 @@ def _first_line(connection: socket.socket) -> bytes:
 
 
 def _send(peer: _Peer, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # it has gone too: its turn comes
-        peer.socket.send(_line(message))  # smaller by far than what the kernel takes at once
+    with contextlib.suppress(OSError):  # this peer is gone too, and the thread will notice it
+        peer.socket.send(_line(message))  # much smaller than the kernel's buffer, so it is sent at once
 
 
 def _listener() -> socket.socket:
-    """On a free port, for both kinds of address where the machine has both."""
+    """A listening socket on a free port, for IPv4 and, if the machine has it, IPv6."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-        except OSError:  # compiled in, and switched off
+        except OSError:  # the system supports IPv6, but it is switched off
             pass
     return socket.create_server(("", 0), backlog=1024)
 
 
 def _watchful(connection: socket.socket) -> None:
-    """The kernel asks after the other host every few seconds, and gives up one that has been silent for long."""
+    """Let the kernel probe the other host every few seconds, and close the connection if it does not answer."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     wanted = {
         "TCP_NODELAY": 1,
         "TCP_KEEPIDLE": SILENCE // 4,
-        "TCP_KEEPALIVE": SILENCE // 4,  # what macOS calls it
+        "TCP_KEEPALIVE": SILENCE // 4,  # the same on macOS
         "TCP_KEEPINTVL": SILENCE // 4,
         "TCP_KEEPCNT": 3,
         "TCP_USER_TIMEOUT": 1000 * SILENCE,
@@ -296,7 +298,7 @@ _OPEN: "weakref.WeakSet[Lifeline]" = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """A loader's worker, forked from a rank, must not hold its connection open when the rank is killed."""
+    """Close the connections in a forked process. A loader's worker would keep them open after its rank is killed."""
     for lifeline in list(_OPEN):
         lifeline._close()
 

@@ -1,14 +1,15 @@
-"""What a rank does when another one ends before its time: it says once which and why, and ends as well.
+"""What a rank does when another rank ends unexpectedly: one message names that rank and the reason, and all end.
 
-    a rank is killed, or its host goes dark    it is named at once
-    a rank ends by an error of its own         that error is what is said: a UserError's words, any other by name
-    all ranks end by agreement                 nothing is said (the error's `agreed` is true)
+    a rank is killed, or its host is unreachable    the message names it at once
+    a rank ends with an error of its own            the message is that error: a UserError's text, or the error's name
+    all ranks raise the same error together         no message (the error's `agreed` is true)
 
-Rank 0 speaks, or rank 1 of rank 0; the others are silent for a while, in which they are ended as a rule. The main
-thread of a survivor waits in a collective for one that will not come. gloo may raise at once, NCCL as a rule does not
-return: what the main thread meets in a while is turned into the error that names the rank; after that the process is
-ended, as there is no other way out of a collective. A rank that was lost leaves no process group to go on with, so
-after LIMIT a survivor has ended whatever its program does.
+Rank 0 prints the message; about rank 0, rank 1 prints it. The other ranks wait quietly, and are usually ended
+meanwhile. The main thread of a survivor waits in a collective for the rank that will not come. gloo may raise an error
+at once; NCCL usually does not return. If the main thread raises within some seconds, its error is replaced by one that
+names the rank. If it does not, the process is ended, because there is no other way out of a collective. Without the
+lost rank the process group cannot be used any more. So a survivor ends after LIMIT at the latest, whatever its program
+does.
 """
 
 import contextlib
@@ -29,19 +30,19 @@ from lightning.pytorch.utilities import rank_zero_warn
 from gan.errors import RankLost, UserError
 from strategies.processes.lifeline import GONE, End, Lifeline
 
-GRACE = 5.0  # seconds for the main thread to come out of training by itself, when a rank was lost
-PATIENCE = 10.0  # the same when one has failed: all may be about to raise the same error
-QUIET = 3.0  # more seconds for those that do not speak
+GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost
+PATIENCE = 10.0  # the same after a rank has raised an error: all may be about to raise the same one
+QUIET = 3.0  # additional seconds for ranks that do not print
 LIMIT = 20.0  # seconds after which a survivor of a lost rank has ended
-LOOK = 0.25  # seconds between two looks at the family, while there is no lifeline yet
-STATUS = 2  # of a command that could not do what was asked
+LOOK = 0.25  # seconds between two checks of parent and children, until the lifeline is connected
+STATUS = 2  # the exit status of a command that failed
 
 
 class Survivor:
-    """One rank among others, from its launch until it leaves training.
+    """Watches over one rank, from its launch until it leaves training.
 
-    `children` are the ranks that this process has started, by rank; they end with it. `parent` is the rank that has
-    started this one, and its process. Until the lifeline is tied, families look after each other.
+    `children` are the processes that this one has started, by rank. They end with it. `parent` is the rank that has
+    started this one, and its process id. Until the lifeline is connected, parents and children watch each other.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Survivor:
         self._known, self._tied, self._out = threading.Event(), threading.Event(), threading.Event()
         self._done = False
         self._said = False
-        self._turn = threading.Lock()  # who says it: the main thread or the one that has learned it
+        self._turn = threading.Lock()  # so that either the main thread prints the message or the thread of `learned`
         if self.children or self.parent:
             threading.Thread(target=self._look_after_family, name="lifeline-family", daemon=True).start()
 
     # ---- beginning ----
 
     def _look_after_family(self) -> None:
-        """In place of Lightning's own look at the children, which ends all with SIGKILL and names nobody."""
+        """Watch parent and children. Lightning's own check ends all ranks with SIGKILL and names none."""
         while not (self._out.is_set() or self._tied.wait(LOOK)):
             for rank, child in self.children.items():
                 if child.poll() is not None:
@@ -76,7 +77,7 @@ class Survivor:
         return None
 
     def tie(self, host: str, advice: str, broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]) -> None:
-        """Connect to rank 0, which is found at `host`; all ranks do so together, once there is a process group."""
+        """Connect to rank 0 at `host`. All ranks call it together, after the process group exists."""
         address, self.advice = broadcast((self.lifeline.listen([host]), advice) if self.rank == 0 else None)
         problems = gather(self.lifeline.join(address) if self.rank else None)
         if any(problems):
@@ -91,7 +92,7 @@ class Survivor:
     # ---- ending ----
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it: this rank's training. However it ends, the others get to know."""
+        """Call the function, which is this rank's training. The other ranks are notified of how it ends."""
         try:
             result = function(*args, **kwargs)
             self._done = True
@@ -107,7 +108,7 @@ class Survivor:
             self.lifeline.leave()
 
     def _named(self, error: BaseException) -> RankLost | None:
-        """The error that names the rank through which this one came; None if this one is this rank's own."""
+        """The error that names the rank that caused this error; None if the error is this rank's own."""
         if getattr(error, "agreed", False):
             return None
         follows = any(map(_of_a_collective, _chain(error)))
@@ -119,7 +120,7 @@ class Survivor:
                 self._out.set()
             self.lifeline.leave(self._own_end(error))
             return None
-        with self._turn:  # from here on the main thread speaks
+        with self._turn:  # from here on only the main thread prints
             self._out.set()
             if end.lost and self._speaks(end):
                 self._say(end)
@@ -139,7 +140,10 @@ class Survivor:
         return End(self.rank, os.getpid(), socket.gethostname(), why, whole=whole)
 
     def learned(self, end: End) -> None:
-        """In a thread of its own: say it, give the main thread its time, and end the process if that is too long."""
+        """Called in a thread of its own when a rank has ended.
+
+        Prints the message, waits for the main thread to leave training, and ends the process if that takes too long.
+        """
         since = time.monotonic()
         if self._known.is_set():
             return
@@ -169,8 +173,8 @@ class Survivor:
     def _say(self, end: End) -> None:
         if not self._said:
             self._said = True
-            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
-                print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the bar
+            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+                print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the progress bar
 
     def _words(self, end: End) -> str:
         if not self._speaks(end):
@@ -180,7 +184,7 @@ class Survivor:
         return f"{end}\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
 
     def end_children(self, end: End | None = None) -> None:
-        """The ranks that this process has started end with it; one that has failed may say what it has met with."""
+        """Kill the ranks that this process has started. If one of them failed itself, it gets time to print its error."""
         if end is not None and end.rank in self.children and not (end.lost or end.whole):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.children[end.rank].wait(GRACE)
@@ -188,8 +192,8 @@ class Survivor:
             child.kill()
 
     def at_exit(self) -> None:
-        """After an error of this rank's own, those it has started end too, by themselves or not."""
-        until = time.monotonic() + QUIET / 2  # they are still quiet then
+        """After an error of this rank, wait for the ranks that it started, and kill those that do not end."""
+        until = time.monotonic() + QUIET / 2  # before they print anything
         if self.failed:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 for child in self.children.values():
@@ -197,7 +201,7 @@ class Survivor:
             self.end_children()
 
     def _finish(self) -> None:
-        """There is no way out of a collective but this."""
+        """End this process and its children at once: there is no other way out of a collective."""
         self.end_children()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -205,7 +209,7 @@ class Survivor:
 
 
 def _how(child: subprocess.Popen) -> str:
-    """In what way a child has ended."""
+    """How a child process has ended, as text."""
     if child.returncode >= 0:
         return f"ended with status {child.returncode} before training began; see what it said"
     why = ": from outside, or out of memory?" if child.returncode == -signal.SIGKILL else ""
@@ -213,7 +217,7 @@ def _how(child: subprocess.Popen) -> str:
 
 
 def _of_a_collective(error: BaseException) -> bool:
-    """Whether torch says that a connection of the process group has broken."""
+    """Whether this is torch's error for a broken connection of the process group."""
     words = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
@@ -221,7 +225,7 @@ def _of_a_collective(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those in whose handling it was raised."""
+    """An error, its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

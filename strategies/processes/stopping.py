@@ -1,4 +1,4 @@
-"""Ending: ranks that are told to end do so after the same step."""
+"""Signals to end: all ranks end after the same step."""
 
 import signal
 import threading
@@ -10,16 +10,16 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from strategies.private import default_store
 
-# A terminal that is closed, and what clusters send before a time limit, tell a run to end as SIGTERM does.
+# Like SIGTERM, these ask a run to end. A closed terminal sends SIGHUP; clusters send the others before a time limit.
 OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS = (signal.SIGTERM, *OTHERS)
 
 
 class Signals:
-    """Handlers of signals that are put back as they were.
+    """Sets signal handlers, and puts the earlier ones back.
 
-    One of `OTHERS` that is ignored stays so: nohup wants a run to go on. Where `gently`, so does one that has a
-    handler, such as Lightning's on SLURM.
+    A signal of `OTHERS` that the process ignores is left alone, because under nohup a run must continue. With `gently`,
+    a signal that already has a handler is left alone too, for example Lightning's on SLURM.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Signals:
     def take(
         self, numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], gently: bool = False
     ) -> None:
-        """Handle them from now on; only the main thread can."""
+        """Handle these signals from now on. Does nothing outside the main thread, which alone can set handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in numbers:
@@ -38,33 +38,34 @@ class Signals:
             self.before[number] = signal.signal(number, handler)
 
     def give_back(self) -> None:
-        """As they were."""
+        """Put the earlier handlers back."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before = {}
 
 
 class Stopped(SIGTERMException):
-    """The run was told to end and does so between two steps, on all ranks: not a failure."""
+    """The run ends between two steps, on all ranks, because of a signal. This is not a failure."""
 
     agreed = True
 
 
 class Ending:
-    """Whether the run shall end here, between two steps; the same answer on all ranks.
+    """Decides, between two steps, whether the run ends here. The answer is the same on all ranks.
 
-    By hand, because Lightning asks in a collective before every step, for which each rank waits once more for the
-    slowest and a GPU for its queue; and a signal's handler of its own starts another in the midst of whatever goes on.
+    It is written by hand. Lightning runs a collective before every step, in which each rank waits for the slowest one,
+    and a GPU for its queue. And Lightning's signal handler starts another collective, at any moment.
 
     [Note: the same step]
-    `wish` only takes note, on any rank at any time. At its next look that rank writes how many phases it has played
-    into the store through which the ranks have found each other; every rank ends where it has played more. None can
-    miss it: no phase ends on any rank before it has begun on all, as its gradients are reduced, and the next one began
-    after that was written. So a look is one question to rank 0's host, which waits for no other rank.
+    `wish` only sets a flag, on any rank at any time. At its next `look` this rank writes into torch's store how many
+    phases it has played. Every rank ends when it looks after having played more phases than that. No rank can miss the
+    number. A phase reduces gradients, so it ends on no rank before it has begun on all. The writing rank begins its
+    next phase after it has written, so every other rank that has played this phase finds the number. So a look is one
+    query to rank 0's host, and waits for no other rank.
     """
 
     def __init__(self, run: str = "") -> None:
-        """For one process; for several, which know this run by a name of its own."""
+        """`run` is a name for this run, the same on all ranks; empty if there is only one process."""
         self.key = f"end of {run}"
         self.store = default_store() if run else None
         self.played = 0  # phases
@@ -73,11 +74,11 @@ class Ending:
         self._looked = 0
 
     def wish(self, *_: Any) -> None:
-        """Also as a signal's handler: end soon."""
+        """Ask the run to end soon. It can be used as a signal handler."""
         self.wished = True
 
     def look(self) -> bool:
-        """Whether to end here. Looks once between two steps, whoever asks."""
+        """Whether to end here. It queries the store only once between two steps, also if it is called several times."""
         if self._looked != self.played:
             self._looked = self.played
             self.due = self.wished if self.store is None else self._written()
