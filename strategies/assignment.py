@@ -55,7 +55,7 @@ def assign(
     for name, policy in policies.items():
         if "bf16" in policy.options and precision.precision != "bf16-mixed":
             raise UserError(
-                f"player '{name}': option bf16 shows layers weights in bfloat16, which need autocast beside them; "
+                f"player '{name}': with option bf16 layers compute with bfloat16 weights, which needs autocast; "
                 f"type --precision bf16-mixed, or leave bf16 out"
             )
     return policies

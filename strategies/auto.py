@@ -1,4 +1,4 @@
-"""auto: a policy for each player, from the memory it would need on a rank and the memory there is."""
+"""auto: chooses a policy for each player, from the memory it would need on a rank and the memory that is available."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,10 +13,10 @@ from strategies.policies.policy import ELEMENTWISE, Policy
 from strategies.sharding import bucket
 
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known yet
-WHOLE_BUCKETS = 6  # that zero2 has of gradients, or zero3 of weights, at the same time
+WHOLE_BUCKETS = 6  # how many whole buckets zero2 (of gradients) or zero3 (of weights) holds at the same time
 
-# From the least communication to the least memory. Whether each rank holds all weights, all gradients, and all of
-# optimizer state and average: 1 all, 0 its shard, None nothing on the device.
+# From the least communication to the least memory. The three numbers are for the weights, for the gradients, and for
+# optimizer state with average. Each rank holds on its device: 1 all, 0 its shard, None nothing.
 LEVELS = {
     "ddp": (1, 1, 1),
     "zero1": (1, 1, 0),
@@ -28,7 +28,7 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of a player: weights, gradients, and optimizer state with average."""
+    """A player's bytes: weights, gradients, and optimizer state with average."""
 
     weights: int
     gradients: int
@@ -37,13 +37,13 @@ class Size:
 
     @property
     def levels(self) -> list[str]:
-        """The policies that make a difference for this player."""
+        """The levels that this player can have and that differ for it, from the least communication on."""
         if not self.shardable:
             return ["ddp"]
         return list(LEVELS) if self.gradients else ["ddp", "zero3", "zero3+offload"]
 
     def on_a_rank(self, level: str, ranks: int) -> int:
-        """Bytes on the device of each of so many ranks; a policy that is not in LEVELS counts as ddp."""
+        """Bytes on the device of one rank, if there are `ranks`. A policy that is not in LEVELS counts as ddp."""
         weights, gradients, state = LEVELS.get(level, LEVELS["ddp"])
         held = self.weights if weights else 0 if state is None else -(-self.weights // ranks)
         held += self.gradients if gradients else -(-self.gradients // ranks)
@@ -55,7 +55,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Decision:
-    """The policy chosen for a player."""
+    """The policy that is chosen for a player."""
 
     player: str
     level: str
@@ -80,7 +80,7 @@ class Decision:
 
 
 def size_of(player: Player) -> Size:
-    """A player's bytes; one step of its optimizer on a small weight shows how much state it keeps."""
+    """A player's bytes. One step of its optimizer on a small weight shows how much state it keeps."""
     parameters = list(player.module.parameters())
     learning = [] if player.frozen else [p for p in parameters if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in learning)
@@ -106,21 +106,22 @@ def _kept(player: Player) -> tuple[type | None, float]:
 
 
 class Auto(Policy):
-    """Stands for a policy that is chosen when the players are known; passes on the options that all policies take."""
+    """A placeholder until the players are known and a policy is chosen. It takes the options that all policies take."""
 
     name = "auto"
     max_ranks = None
 
 
 def decide(players: Mapping[str, Size], taken: int, free: float, ranks: int) -> list[Decision]:
-    """The least communication that fits: while it does not fit, the player that saves most takes its next policy.
+    """Choose the policies that fit with the least communication.
 
-    `taken` are the bytes of the players whose policy the user has chosen.
+    All players begin with ddp. While they do not fit, the player that saves most memory takes its next policy. `taken`
+    is the number of bytes of the players whose policy the user has chosen.
     """
     decisions = {name: Decision(name, "ddp", size, ranks) for name, size in players.items()}
     while taken + sum(each.bytes for each in decisions.values()) > free * USABLE and ranks > 1:
         steps = [
-            ("offload" not in each.next.level, each.bytes - each.next.bytes, name)  # slow, so last of all
+            ("offload" not in each.next.level, each.bytes - each.next.bytes, name)  # offload is slow, so it comes last
             for name, each in decisions.items()
             if each.next is not None
         ]
@@ -132,7 +133,7 @@ def decide(players: Mapping[str, Size], taken: int, free: float, ranks: int) -> 
 
 
 def memory(device: torch.device, local: int) -> float:
-    """Free bytes for a rank: of its GPU, counting torch's unused cache, or its part of this machine's memory."""
+    """Free bytes for a rank: on its GPU, with torch's unused cache, or on CPU its part of this machine's memory."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,7 +1,7 @@
-"""What this package uses of Lightning and torch under private names, each in one place.
+"""All private names of Lightning and torch that this package uses.
 
-Checked against Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. tests/unit/strategies/test_private.py says which name
-a newer version has lost.
+They were checked with Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. If a newer version lacks a name,
+tests/unit/strategies/test_private.py says which.
 """
 
 import os
@@ -23,7 +23,7 @@ BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def logs_are_due(trainer: Trainer) -> bool:
-    """Whether a logger takes this step's numbers."""
+    """Whether the loggers get this step's numbers."""
     return trainer._logger_connector.should_update_logs
 
 
@@ -35,13 +35,13 @@ def count_step(trainer: Trainer) -> None:
 
 
 def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:
-    """Have SIGTERM call `wish`, in place of Lightning's two collectives that ask whether one came."""
+    """Let SIGTERM call `wish`. This replaces the two collectives by which Lightning finds out about a SIGTERM."""
     trainer._signal_connector._sigterm_notifier_fn = wish
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def default_store() -> Any:
-    """The store through which the ranks have found each other."""
+    """torch's store, through which the ranks found each other. Rank 0's host serves it."""
     return dist.distributed_c10d._get_default_store()
 
 

@@ -159,7 +159,7 @@ def machine(settings: Namespace) -> Computer:
         world = int(os.environ["WORLD_SIZE"])
         if settings.devices not in ("auto", launched):
             raise UserError(
-                f"torchrun started {launched} ranks here and --devices says {settings.devices}; leave it out"
+                f"torchrun started {launched} ranks here and --devices says {settings.devices}; leave --devices out"
             )
         return Computer(accelerator, launched, world // launched)
     devices = settings.devices
@@ -198,7 +198,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     say(f"everything goes to {where.path}/")
     step = None if checkpoint is None else folder.step_of(checkpoint)
     if step is not None and (latest := max(where.steps(), default=step)) > step:
-        say(f"what it has of later steps stays; --resume {where.path} would go on from step {latest}")
+        say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
 
 
 def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: float) -> None:

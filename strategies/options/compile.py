@@ -130,8 +130,8 @@ def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
         if "does not currently support double backward" in str(error):
             raise UserError(
                 f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
-                f"({', '.join(compiled)}); say Phase('{phase.name}', ..., second_order=True), and in this phase they "
-                f"run as they are written"
+                f"({', '.join(compiled)}); type Phase('{phase.name}', ..., second_order=True), and in this phase they "
+                f"run without torch.compile"
             ) from error
         raise
 

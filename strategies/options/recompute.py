@@ -54,7 +54,7 @@ class Recompute:
         if any(isinstance(module, nn.SyncBatchNorm) for module in player.module.modules()):
             raise UserError(
                 f"player '{player.name}': recompute cannot run torch's SyncBatchNorm again; type "
-                f"Trainer(sync_batchnorm=True), which makes of every batch norm one that it can"
+                f"Trainer(sync_batchnorm=True), which replaces every batch norm by one that it can"
             )
         names = []
         for name, block in find_blocks(player):

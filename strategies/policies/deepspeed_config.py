@@ -67,7 +67,7 @@ def settings(player: Player, policy: str, stage: int, options: Mapping[str, Any]
     wrong = [each.format(policy=policy) for each in wrong]
     if wrong:
         raise UserError(
-            f"player '{player.name}': {policy}+config:{path} says what is not its to say; take out {'; '.join(wrong)}"
+            f"player '{player.name}': {policy}+config:{path} sets what it must not set; take out {'; '.join(wrong)}"
         )
     ours = {
         "stage": stage,

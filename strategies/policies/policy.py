@@ -116,7 +116,7 @@ class Policy:
             known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
             raise UserError(
                 f"player '{self.player.name}': policy '{self.name}' cuts weights into pieces, and "
-                f"{type(optimizer).__name__} on pieces is not known to be what it is on whole weights; "
+                f"{type(optimizer).__name__} may not give the same result on pieces as on whole weights; "
                 f"type --strategy {self.player.name}=ddp,*={self.name}, or use one of {known}"
             )
         owned = self.storage.owned

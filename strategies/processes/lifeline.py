@@ -115,7 +115,7 @@ class Lifeline:
                 hello = {"token": address.token, "rank": self.rank, "process": self.process, "host": self.host}
                 connection.sendall(_line(hello))
                 if _first_line(connection) != _line({"welcome": self.rank}):
-                    raise OSError("somebody else answers there")
+                    raise OSError("another program answers there")
             except OSError as error:
                 problems.append(f"{host} port {address.port}: {error}")
                 connection.close()
@@ -257,7 +257,7 @@ def _first_line(connection: socket.socket) -> bytes:
     while not line.endswith(b"\n") and len(line) < LONGEST:
         byte = connection.recv(1)
         if not byte:
-            raise OSError("it hung up")
+            raise OSError("it closed the connection")
         line += byte
     return line
 

@@ -84,8 +84,8 @@ class Survivor:
             self.lifeline.leave()
             rank, problem = next((rank, problem) for rank, problem in enumerate(problems) if problem)
             rank_zero_warn(
-                f"rank {rank} cannot reach rank 0 ({problem}), so if a rank is lost the others will notice after "
-                f"torch's time limit only; let the hosts connect to each other on all ports"
+                f"rank {rank} cannot reach rank 0 ({problem}), so if a rank is lost the others will notice only "
+                f"after torch's time limit; allow the hosts to connect to each other on all ports"
             )
         self._tied.set()
 
@@ -184,7 +184,7 @@ class Survivor:
         return f"{end}\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
 
     def end_children(self, end: End | None = None) -> None:
-        """Kill the ranks that this process has started. If one of them failed itself, it gets time to print its error."""
+        """Kill the ranks that this process started. If one of them failed itself, it gets time to print its error."""
         if end is not None and end.rank in self.children and not (end.lost or end.whole):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.children[end.rank].wait(GRACE)
