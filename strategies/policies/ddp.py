@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.policies.policy import Policy
-from strategies.reduction import Reduction, unreached
+from strategies.sharding.reduction import Reduction, unreached
 from strategies.sharding.storage import Storage
 
 

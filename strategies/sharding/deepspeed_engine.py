@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from gan.errors import UserError
-from strategies.reduction import Reduction
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
+from strategies.sharding.reduction import Reduction
 from strategies.sharding.resharded_parameter import hide, show
 from strategies.sharding.storage import Storage
 

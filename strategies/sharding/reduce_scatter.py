@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.errors import UserError
-from strategies.reduction import Reduction, unreached
 from strategies.sharding.bucket import PendingReduction
+from strategies.sharding.reduction import Reduction, unreached
 from strategies.sharding.storage import Buckets
 
 
