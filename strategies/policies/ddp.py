@@ -86,10 +86,12 @@ class DdpReduction(Reduction):
         self.reached.clear()
 
     def release(self) -> None:
-        """Dropping the reducer takes its own hooks off."""
+        """Dropping the reducer takes its own hooks off. A process group that is kept keeps its threads."""
         for hook in self.hooks:
             hook.remove()
-        self.hooks, self.reducer = [], None
+        self.hooks, self.group = [], None
+        if self.reducer is not None:
+            self.reducer.process_group = self.reducer = None
 
 
 class _Reach(torch.autograd.Function):

@@ -192,7 +192,7 @@ class Engine(Storage):
             show(weight, values.to(self.world.device, DTYPE, copy=True))
         self._whole = True
         self.engine.destroy()
-        self.engine = self.optimizer = None
+        self.engine = self.optimizer = self.group = None
         self.twins, self.longs = {}, []
 
     # ---- the update ----
@@ -268,6 +268,9 @@ class EngineReduction(Reduction):
     @property
     def stepped(self) -> Sequence[nn.Parameter]:
         return self._stepped
+
+    def release(self) -> None:
+        self.group = None
 
     def finish(self, scale: float) -> Tensor:
         reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}

@@ -87,7 +87,7 @@ class ReduceScatter(Reduction):
     def release(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.hooks = []
+        self.hooks, self.group = [], None
 
 
 def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.device) -> Tensor:

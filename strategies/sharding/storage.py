@@ -141,5 +141,7 @@ class Buckets(Storage):
         return replace(bucket.share_of(name), tensor=tensor)
 
     def release(self) -> None:
+        self.sharing = replace(self.sharing, group=None, copies=None)  # a group that is kept keeps its threads
         for bucket in self.buckets:
             bucket.release()
+            bucket.sharing = self.sharing
