@@ -1,4 +1,4 @@
-"""auto: chooses a policy for each player, from the memory it would need on a rank and the memory that is available."""
+"""auto: chooses a policy for each player, from the memory it would need on a rank and the memory available."""
 
 import math
 from collections.abc import Iterable, Mapping

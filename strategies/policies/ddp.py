@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.policies.policy import Policy
-from strategies.reduction import Reduction, unreached
+from strategies.sharding.reduction import Reduction, unreached
 from strategies.sharding.storage import Storage
 
 
@@ -86,10 +86,12 @@ class DdpReduction(Reduction):
         self.reached.clear()
 
     def release(self) -> None:
-        """Remove our hooks. The reducer removes its own when it is deleted."""
+        """Remove our hooks. The reducer and the group are dropped: a reference would keep hooks and threads."""
         for hook in self.hooks:
             hook.remove()
-        self.hooks, self.reducer = [], None
+        self.hooks, self.group = [], None
+        if self.reducer is not None:
+            self.reducer.process_group = self.reducer = None
 
 
 class _Reach(torch.autograd.Function):

@@ -10,9 +10,9 @@ from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy, World
-from strategies.reduction import Reduction
 from strategies.sharding import deepspeed_engine
 from strategies.sharding.deepspeed_engine import Engine, EngineReduction
+from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
 

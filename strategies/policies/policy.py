@@ -18,7 +18,7 @@ from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
-from strategies.reduction import Reduction
+from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 
 # Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.

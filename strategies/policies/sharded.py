@@ -60,7 +60,7 @@ class Sharded(Policy):
 
     def release(self) -> None:
         super().release()
-        if self.__dict__.get("mesh") is not None:
-            for group in self.mesh.get_all_groups():
+        self.__dict__.pop("sharing", None)
+        if (mesh := self.__dict__.pop("mesh", None)) is not None:
+            for group in mesh.get_all_groups():
                 dist.destroy_process_group(group)
-            del self.mesh

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
-from strategies.reduction import Reduction
+from strategies.sharding.reduction import Reduction
 
 
 class Zero1(Sharded):

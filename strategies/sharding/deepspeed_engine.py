@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from gan.errors import UserError
-from strategies.reduction import Reduction
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
+from strategies.sharding.reduction import Reduction
 from strategies.sharding.resharded_parameter import hide, show
 from strategies.sharding.storage import Storage
 
@@ -194,7 +194,7 @@ class Engine(Storage):
             show(weight, values.to(self.world.device, DTYPE, copy=True))
         self._whole = True
         self.engine.destroy()
-        self.engine = self.optimizer = None
+        self.engine = self.optimizer = self.group = None
         self.twins, self.longs = {}, []
 
     # ---- the update ----
@@ -270,6 +270,9 @@ class EngineReduction(Reduction):
     @property
     def stepped(self) -> Sequence[nn.Parameter]:
         return self._stepped
+
+    def release(self) -> None:
+        self.group = None
 
     def finish(self, scale: float) -> Tensor:
         reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.errors import UserError
-from strategies.reduction import Reduction, unreached
 from strategies.sharding.bucket import PendingReduction
+from strategies.sharding.reduction import Reduction, unreached
 from strategies.sharding.storage import Buckets
 
 
@@ -87,7 +87,7 @@ class ReduceScatter(Reduction):
     def release(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.hooks = []
+        self.hooks, self.group = [], None
 
 
 def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.device) -> Tensor:

@@ -142,5 +142,7 @@ class Buckets(Storage):
         return replace(bucket.share_of(name), tensor=tensor)
 
     def release(self) -> None:
+        self.sharing = replace(self.sharing, group=None, copies=None)  # a reference would keep the group's threads
         for bucket in self.buckets:
             bucket.release()
+            bucket.sharing = self.sharing

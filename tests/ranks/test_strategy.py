@@ -1,6 +1,7 @@
 """PhaseStrategy as a Lightning strategy: its users' own Trainer, callbacks, checkpoints and limits."""
 
 import contextlib
+import gc
 import os
 import warnings
 from functools import partial
@@ -20,7 +21,7 @@ from gan import GanModule, Phase, Player
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import BatchNorms, Every, Plain, TwoPhases
-from tests.support.parity import Whole, distance, snapshot, trainer, vectors
+from tests.support.parity import Whole, distance, snapshot, train, trainer, vectors
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 
@@ -417,3 +418,27 @@ def test_a_network_that_is_no_player_stays_as_it_is():
     fit(game, 2)
     assert torch.equal(game.features.weight.double(), before[0].double())
     assert not torch.equal(game.net.weight.double(), before[1].double())
+
+
+# ---- what a training leaves behind ----
+
+
+def threads_left(policy, world):
+    """How many threads of process groups a second training adds to those that the first one left."""
+    gc.disable()
+    try:
+        counts = []
+        for _ in range(2):
+            train(Plain, policy=policy, world=world, steps=1)
+            counts.append(len(os.listdir("/proc/self/task")))
+    finally:
+        gc.enable()
+    return counts[1] - counts[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "world"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 2), ("zero3+hybrid:2", 4)]
+)
+def test_the_process_groups_of_a_training_end_with_it(policy, world, ranks):
+    """Each has threads, which wait for ranks that have left, and take turns at it without end."""
+    assert ranks(world).run(threads_left, policy, world) == [0] * world

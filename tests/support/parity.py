@@ -17,7 +17,7 @@ from gan.checkpoint import Share
 from strategies import PhaseStrategy
 from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies.ddp import Ddp
-from strategies.reduction import Reduction
+from strategies.sharding.reduction import Reduction
 from strategies.strategy import POLICIES
 
 STEPS = 10
