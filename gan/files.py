@@ -10,9 +10,9 @@ from pathlib import Path
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a temporary file beside `path` to write to; it becomes `path` when the block ends without an error.
 
-    So whoever opens `path`, also after a crash, sees either the old content or the new one. The temporary file is
-    made at once: where nothing can be written, the error comes before the work. Its name ends in `.part`, and has the
-    process's number in it, so that two processes may write the same file. After an error it is removed.
+    So a reader of `path` sees either the old content or the new one, also after a crash. The temporary file is made at
+    once: if nothing can be written, the error comes before the work. Its name ends in `.part` and contains the process
+    id, so that two processes may write the same file. After an error it is removed.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -1,7 +1,7 @@
 """The loss scale of one player, for the precision 16-mixed.
 
-By hand, because torch's GradScaler belongs to one backward, and here one backward can serve several players, each
-with a scale of its own. The guard looks for gradients that are not finite, as every precision needs it.
+It is written by hand, because torch's GradScaler belongs to one backward. Here one backward can serve several players,
+each with a scale of its own. `turn.play` looks for gradients that are not finite, because every precision needs that.
 """
 
 from dataclasses import asdict, dataclass
