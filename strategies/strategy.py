@@ -32,7 +32,7 @@ from strategies.auto import Auto
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.ranks import Ranks as SavingRanks
+from strategies.checkpoint.ranks import SavingRanks
 from strategies.choice import choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
@@ -42,7 +42,7 @@ from strategies.policies.replica import ADVICE
 from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.ranks import Ranks
 from strategies.threads import ThreadRanks
-from strategies.turn import Table, play
+from strategies.turn import PhaseContext, play
 
 
 class PhaseStrategy(LaunchedStrategy):
@@ -110,8 +110,8 @@ class PhaseStrategy(LaunchedStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
         step = self.lightning_module.step
-        table = Table(self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step)
-        self.losses.update(play(phase, batch, table))
+        context = PhaseContext(self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step)
+        self.losses.update(play(phase, batch, context))
         self.ending.played += 1
         if self.check_replicas:
             self._compare_replicas(phase)

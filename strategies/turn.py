@@ -22,7 +22,7 @@ from strategies.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Table:
+class PhaseContext:
     """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise."""
 
     policies: Mapping[str, Policy]
@@ -33,9 +33,9 @@ class Table:
     step: int
 
 
-def play(phase: Phase, batch: Any, table: Table) -> dict[str, Tensor]:
+def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     """Losses, gradients, one update of each learner. Returns the losses and the norms of gradients, by name."""
-    policies, ranks = table.policies, table.ranks
+    policies, ranks = context.policies, context.ranks
     learners = [policies[name] for name in phase.learners]
     found: dict[str, Tensor] = {}
 
@@ -55,7 +55,7 @@ def play(phase: Phase, batch: Any, table: Table) -> dict[str, Tensor]:
         parts = split_batch(batch, phase.micro_batches, phase.name)
         means: dict[str, Tensor] = {}
         for index, part in enumerate(parts):
-            losses = _losses(phase, part, index, table)
+            losses = _losses(phase, part, index, context)
             total = _sum(losses.values(), scale / len(parts))
             for name, loss in losses.items():
                 mean = loss.detach() / len(parts) if len(parts) > 1 else loss.detach()
@@ -81,20 +81,20 @@ def play(phase: Phase, batch: Any, table: Table) -> dict[str, Tensor]:
                 learner.update(norm)
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)
-            table.guard.saw(phase, learner, finite, means, table.step)
+            context.guard.saw(phase, learner, finite, means, context.step)
             learner.drop_gradients()
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in means.items()}
 
 
-def _losses(phase: Phase, part: Any, index: int, table: Table) -> dict[str, Tensor]:
+def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
     size = rows(part)
-    first = (table.ranks.number * phase.micro_batches + index) * size
-    total = table.ranks.size * phase.micro_batches * size
-    place = noise.Place((table.seed, table.step, phase.name), first, size, total)
-    with noise.at(place), table.ranks.forward(table.precision.forward_context()):
+    first = (context.ranks.number * phase.micro_batches + index) * size
+    total = context.ranks.size * phase.micro_batches * size
+    place = noise.Place((context.seed, context.step, phase.name), first, size, total)
+    with noise.at(place), context.ranks.forward(context.precision.forward_context()):
         losses: Losses = phase.loss(part)
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
     if not isinstance(named, Mapping) or not named:

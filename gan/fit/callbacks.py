@@ -14,9 +14,10 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 from tqdm import tqdm
 
-from gan.fit import metrics as record
-from gan.fit.folder import RunFolder, write
-from gan.painting import grids as pictures
+from gan.files import whole_file
+from gan.fit import metrics
+from gan.fit.folder import RunFolder
+from gan.painting import grids
 from strategies import random_state
 from strategies.micro_batches import rows
 from strategies.processes.stopping import SIGNALS, Ending, Signals
@@ -79,7 +80,7 @@ def _losses(losses: dict[str, Tensor]) -> str:
 class Pictures(Callback):
     """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them."""
 
-    def __init__(self, folder: RunFolder, log: record.Record, every: int) -> None:
+    def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:
         self.folder, self.record, self.every = folder, log, every
         self.batch: Any = None
 
@@ -122,11 +123,11 @@ class Pictures(Callback):
 
     def _save(self, trainer: Trainer, columns: dict[str, Tensor], name: str) -> None:
         if trainer.is_global_zero:
-            pictures.save(pictures.grid(columns, SHOWN), self.folder.samples / name)
+            grids.save(grids.grid(columns, SHOWN), self.folder.samples / name)
 
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:
-            record.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
+            metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
 
 
 class Score(Callback):
@@ -158,7 +159,7 @@ class Score(Callback):
         self.first, self.last = dict(state["first"]), dict(state["last"])
 
 
-class Written(Callback):
+class WriteSettings(Callback):
     """Writes the run's files of settings when training begins: `texts` gives the text of each file.
 
     It must not write earlier. If a resumed run were refused after that, the new settings would stay in its folder.
@@ -172,7 +173,9 @@ class Written(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write them. Lightning lets no rank come here before all ranks have loaded the checkpoint."""
         if trainer.is_global_zero:
-            write(self.texts)
+            for path, text in self.texts.items():
+                with whole_file(path) as part:
+                    part.write_text(text)
 
 
 class Keep(Callback):

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.fit import folder, options
-from gan.fit.callbacks import Bar, Keep, Pictures, Score, Written
+from gan.fit.callbacks import Bar, Keep, Pictures, Score, WriteSettings
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
@@ -80,7 +80,8 @@ def _fit(argv: list[str] | None) -> None:
         checkpoint = None
     texts = {where.settings: options.dump(settings, settings.run), where.game: summary}
     if first and resumed is None:
-        folder.write(texts)
+        for path, text in texts.items():
+            path.write_text(text)  # nobody else knows this folder yet
     if settings.dry_run:
         ends = f"saved in {where.path}" if resumed is None else f"a dry run: {where.path} stays as it is"
         say(*texts.values(), ends)
@@ -124,7 +125,7 @@ def train(
             Pictures(where, log, every),
             score,
             Keep(where, settings.save_every or every),
-            Written(texts),
+            WriteSettings(texts),
         ],
         deterministic="warn" if settings.debug else None,
         detect_anomaly=settings.debug,

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,14 +88,6 @@ def create(out: Path, name: str) -> RunFolder:
             return folder
     except OSError as error:
         raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
-
-
-def write(texts: Mapping[Path, str]) -> None:
-    """Write files, each completely or not at all: other processes may read them while a resumed run replaces them."""
-    for path, text in texts.items():
-        part = path.with_suffix(".part")
-        part.write_text(text)
-        part.replace(path)
 
 
 def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:

@@ -77,11 +77,6 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     return settings, resumed
 
 
-def save(settings: Namespace, run: str, path: Path) -> None:
-    """Write all settings to a file that `--config` can read."""
-    folder.write({path: dump(settings, run)})
-
-
 def dump(settings: Namespace, run: str) -> str:
     """All settings as YAML, without those that belong to a single call of the command."""
     kept = {name: _plain(value) for name, value in settings.as_dict().items() if name not in PASSING}
@@ -89,7 +84,7 @@ def dump(settings: Namespace, run: str) -> str:
 
 
 def load(path: Path, **overrides: Any) -> Namespace:
-    """Read settings that `save` wrote, with `overrides` in their place. Refuses settings that this version lacks."""
+    """Read settings as `dump` writes them, with `overrides` in their place. Refuses what this version does not know."""
     run = _run_in(path)
     if run is None:
         raise UserError(f"cannot read settings from '{path}': it names no run")

@@ -16,7 +16,7 @@ from strategies.checkpoint.player_state import (
     load_training_state,
     training_state,
 )
-from strategies.checkpoint.ranks import Ranks
+from strategies.checkpoint.ranks import SavingRanks
 from strategies.policies.policy import Policy
 
 Policies = Mapping[str, Policy]
@@ -38,7 +38,7 @@ def game_state(game: GanModule, policies: Policies) -> dict[str, Any]:
 
 
 def load_networks(
-    game: GanModule, policies: Policies, checkpoint: Mapping[str, Any], strict: bool, ranks: Ranks
+    game: GanModule, policies: Policies, checkpoint: Mapping[str, Any], strict: bool, ranks: SavingRanks
 ) -> None:
     """Check that the checkpoint is of this game, then load weights and averages. Each rank reads what it owns."""
     name, saved = type(game).__name__, list(checkpoint.get("players", ()))
@@ -68,7 +68,7 @@ def load_networks(
     ranks.each(load_averages)
 
 
-def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: Ranks) -> None:
+def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: SavingRanks) -> None:
     """Load optimizers, loss scales and counts of skipped updates."""
     learners = [policy for policy in policies.values() if policy.optimizer is not None]
 

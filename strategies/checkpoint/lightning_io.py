@@ -8,14 +8,14 @@ from lightning.fabric.plugins import CheckpointIO
 from gan.checkpoint import load
 from gan.errors import UserError
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.ranks import ALONE, Ranks
+from strategies.checkpoint.ranks import ALONE, SavingRanks
 from strategies.checkpoint.writing import save
 
 
 class WholeCheckpointIO(CheckpointIO):
     """All ranks write a checkpoint together. It appears completely or not at all. Loading runs no code."""
 
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: SavingRanks = ALONE) -> None:
         self.ranks = ranks
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:

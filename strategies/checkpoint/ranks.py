@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class SavingRanks:
     rank: int = 0
     size: int = 1
 
@@ -43,4 +43,4 @@ class Ranks:
         self.each(step if self.rank == 0 else lambda: None)
 
 
-ALONE = Ranks()
+ALONE = SavingRanks()

@@ -19,7 +19,7 @@ import torch
 from gan.checkpoint import FORMAT, START, STARTS, VALUES, Key, Share, reason
 from gan.errors import UserError
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
-from strategies.checkpoint.ranks import ALONE, Ranks
+from strategies.checkpoint.ranks import ALONE, SavingRanks
 
 
 class Offer(NamedTuple):
@@ -32,7 +32,7 @@ class Offer(NamedTuple):
     count: int
 
 
-def save(path: str | Path, tree: dict[str, Any], ranks: Ranks = ALONE) -> None:
+def save(path: str | Path, tree: dict[str, Any], ranks: SavingRanks = ALONE) -> None:
     """Write a checkpoint. All ranks call it: each writes its own shares, and the first also writes everything else.
 
     All ranks pass the same path, on a file system that they share. If one rank fails, all raise, and an older
@@ -49,7 +49,7 @@ def save(path: str | Path, tree: dict[str, Any], ranks: Ranks = ALONE) -> None:
         raise UserError(f"cannot write checkpoint {path}: {error}") from error
 
 
-def _save(path: Path, tree: dict[str, Any], ranks: Ranks, stack: ExitStack) -> None:
+def _save(path: Path, tree: dict[str, Any], ranks: SavingRanks, stack: ExitStack) -> None:
     part = part_of(path)
     values, shares = _split(tree)
 

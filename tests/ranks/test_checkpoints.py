@@ -28,7 +28,7 @@ from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.ranks import ALONE, Ranks
+from strategies.checkpoint.ranks import ALONE, SavingRanks
 from strategies.checkpoint.writing import save
 from tests.ranks.test_zero import Lopsided
 from tests.support.parity import share, trainer, vectors
@@ -111,7 +111,7 @@ def save_shares(path):
     tree["all"] |= {f"more {n}": Share.whole(torch.full((1000,), float(n))) for n in range(8)}
     if first < last:
         tree["dealt"] = {"out": Share(WHOLE[first:last], WHOLE.shape, first)}
-    save(path, tree, Ranks(rank, size))
+    save(path, tree, SavingRanks(rank, size))
 
 
 def read_shares(path):
@@ -357,13 +357,13 @@ def test_a_folder_of_other_things_is_neither_replaced_nor_removed(tmp_path):
 def failing(path, who, what):
     """What the ranks say when one of them cannot write."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    save(path, numbered(1), Ranks(rank, size))
+    save(path, numbered(1), SavingRanks(rank, size))
     error = {"disk": OSError(errno.ENOSPC, "No space left on device"), "ours": ZeroDivisionError("a mistake")}
     where = (writing, "_write_file") if what != "values" else (torch, "save")
     cause = error.get(what, pickle.PicklingError("cannot pickle this"))
     with mock.patch.object(*where, side_effect=cause if rank == who else getattr(*where), autospec=True):
         try:
-            save(path, numbered(2), Ranks(rank, size))
+            save(path, numbered(2), SavingRanks(rank, size))
         except Exception as failure:  # noqa: BLE001 - whatever it is
             return (
                 type(failure).__name__,
@@ -395,7 +395,7 @@ def test_values_that_cannot_be_written_keep_no_rank_waiting(ranks, tmp_path):
 
 def on_disks_of_their_own(folder):
     try:
-        save(folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), Ranks(dist.get_rank(), 2))
+        save(folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), SavingRanks(dist.get_rank(), 2))
     except UserError as error:
         return str(error)
     return None
@@ -411,7 +411,7 @@ def test_a_disk_that_the_machines_do_not_share_is_refused(ranks, tmp_path):
 
 def dies_while_saving(path, who):
     rank = dist.get_rank()
-    save(path, numbered(1), Ranks(rank, 2))
+    save(path, numbered(1), SavingRanks(rank, 2))
     real = writing._write_file
 
     def die(*rest):
@@ -420,7 +420,7 @@ def dies_while_saving(path, who):
         return real(*rest)
 
     with mock.patch.object(writing, "_write_file", die):
-        save(path, numbered(2), Ranks(rank, 2))
+        save(path, numbered(2), SavingRanks(rank, 2))
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -510,6 +510,6 @@ def test_the_control_gathering_is_seen(ranks, tmp_path):
 
 
 def test_one_process_needs_no_process_group(tmp_path):
-    assert Ranks(0, 1) == ALONE and not dist.is_initialized()
+    assert SavingRanks(0, 1) == ALONE and not dist.is_initialized()
     save(tmp_path / "x.ckpt", numbered(5))
     assert number_of(tmp_path / "x.ckpt") == 5

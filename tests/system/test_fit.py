@@ -21,7 +21,7 @@ from PIL import Image
 from datasets import Faces, FolderPairs
 from gan.errors import UserError
 from gan.fit import command as fit
-from gan.fit import metrics as record
+from gan.fit import metrics
 from gan.fit.callbacks import Bar
 from gan.runs import RUNS, build
 from strategies import PhaseStrategy
@@ -121,7 +121,7 @@ def test_every_game_resumes_bit_for_bit_after_a_signal(name, step, number, monke
     assert command, said
     assert fit.main(command[1].split()) == 0
     same(final(f"runs/001-{name}"), final(f"unbroken/001-{name}"))
-    assert record.read(Path(f"runs/001-{name}/metrics.csv")) == record.read(Path(f"unbroken/001-{name}/metrics.csv"))
+    assert metrics.read(Path(f"runs/001-{name}/metrics.csv")) == metrics.read(Path(f"unbroken/001-{name}/metrics.csv"))
     assert "at the start" in capsys.readouterr().out
 
 
@@ -173,7 +173,7 @@ def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, cap
     assert settings["batch_size"] == 4
     assert "resume" not in settings
     assert "discriminator: teaches discriminator" in (run / "game.txt").read_text()
-    rows = record.read(run / "metrics.csv")
+    rows = metrics.read(run / "metrics.csv")
     assert {"generator/pixels", "discriminator/hinge", "generator/encoder_grad_norm"} <= rows[3].keys()
     assert [step for step, row in rows.items() if "val/transfer_error" in row] == [0, 1, 3]
     pictures = sorted(path.name for path in (run / "samples").iterdir())
@@ -192,7 +192,7 @@ def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, cap
 
 def test_the_last_step_is_scored_and_drawn_wherever_it_falls(here):
     assert fit.main(options("r3gan-faces", max_steps=5, sample_every=3)) == 0
-    rows = record.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")
+    rows = metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")
     assert [step for step, row in rows.items() if "val/distance" in row] == [0, 2, 4]
     assert (here / "runs" / "001-r3gan-faces" / "samples" / "step-000005.png").is_file()
 
@@ -217,7 +217,7 @@ def test_auto_without_a_run_starts_one_and_then_trains_it_on(here, capsys):
     assert "no run with a checkpoint in 'runs' yet; starting a new one" in capsys.readouterr().out
     assert fit.main(["--resume", "auto", "--max-steps", "4"]) == 0
     assert "4 steps of 4 samples, from runs/001-r3gan-faces/checkpoints/step-000002.ckpt" in capsys.readouterr().out
-    assert list(record.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2, 3]
+    assert list(metrics.read(here / "runs" / "001-r3gan-faces" / "metrics.csv")) == [0, 1, 2, 3]
     assert not (here / "runs" / "002-r3gan-faces").exists()
 
 
@@ -393,7 +393,7 @@ def on_folder(**more):
 
 def test_a_folder_of_pairs_trains(pairs, here):
     assert fit.main(on_folder()) == 0
-    rows = record.read(here / "runs" / "001-sean-folder" / "metrics.csv")
+    rows = metrics.read(here / "runs" / "001-sean-folder" / "metrics.csv")
     assert rows[1]["val/transfer_error"] > 0
     with Image.open(here / "runs" / "001-sean-folder" / "samples" / "step-000002.png") as image:
         assert image.height < 3 * (128 + 10)  # two held-out pictures, two rows
@@ -410,11 +410,11 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     settings = yaml.safe_load((run / "settings.yaml").read_text())
     wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, data="mine", generator_rate=1e-4)
     assert {key: settings[key] for key in wanted} == wanted
-    rows = record.read(run / "metrics.csv")
+    rows = metrics.read(run / "metrics.csv")
     assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
     assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
     assert "4 steps of 4 samples, from runs/001-sean-folder/checkpoints/step-000003.ckpt" in capsys.readouterr().out
-    assert list(record.read(run / "metrics.csv")) == [0, 1, 2, 3]
+    assert list(metrics.read(run / "metrics.csv")) == [0, 1, 2, 3]
 
 
 def test_weights_that_are_not_to_be_had_are_asked_for_by_name(pairs, here, monkeypatch, capsys):
@@ -532,7 +532,7 @@ def test_two_processes_need_no_launcher_and_stop_together(send, number, workers,
     process = start(*options("pix2pix-faces", **settings), "--strategy", "ddp", cwd=here)
     metrics = here / "runs" / "001-pix2pix-faces" / "metrics.csv"
     deadline = time.monotonic() + 90
-    while not (metrics.exists() and len(record.read(metrics)) > 5) and time.monotonic() < deadline:
+    while not (metrics.exists() and len(metrics.read(metrics)) > 5) and time.monotonic() < deadline:
         time.sleep(0.2)
     family = children(process.pid)
     assert len(family) > workers

@@ -3,14 +3,14 @@
 import numpy as np
 from PIL import Image
 
-from gan.fit import metrics as record
+from gan.fit import metrics
 from gan.fit.folder import RunFolder
 
 
 def write(folder, rows):
-    log = record.Record(folder)
-    for step, metrics in rows:
-        log.log_metrics({**metrics, "epoch": 0}, step)
+    log = metrics.Record(folder)
+    for step, row in rows:
+        log.log_metrics({**row, "epoch": 0}, step)
     log.finalize("success")
     return log
 
@@ -19,7 +19,7 @@ def test_a_row_a_step_and_new_columns_keep_old_rows(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, [(0, {"d/loss": 1.5}), (10, {"d/loss": 1.25}), (10, {"val/score": 0.5}), (20, {"g/loss": -2.0})])
     assert folder.metrics.read_text() == ("step,d/loss,val/score,g/loss\n0,1.5,,\n10,1.25,0.5,\n20,,,-2\n")
-    assert record.read(folder.metrics) == {
+    assert metrics.read(folder.metrics) == {
         0: {"d/loss": 1.5},
         10: {"d/loss": 1.25, "val/score": 0.5},
         20: {"g/loss": -2},
@@ -27,17 +27,17 @@ def test_a_row_a_step_and_new_columns_keep_old_rows(tmp_path):
 
 
 def test_rows_are_on_disk_while_the_run_goes_on(tmp_path):
-    log = record.Record(RunFolder(tmp_path))
+    log = metrics.Record(RunFolder(tmp_path))
     for step in range(5):
         log.log_metrics({"x": step}, step)
-    assert list(record.read(tmp_path / "metrics.csv")) == [0, 1, 2, 3]
+    assert list(metrics.read(tmp_path / "metrics.csv")) == [0, 1, 2, 3]
 
 
 def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, [(step, {"x": step}) for step in range(0, 50, 10)])
     write(folder, [(30, {"x": 300}), (40, {"x": 400}), (50, {"y": 1})])
-    rows = record.read(folder.metrics)
+    rows = metrics.read(folder.metrics)
     assert [row.get("x") for row in rows.values()] == [0, 10, 20, 300, 400, None]
     assert rows[50] == {"y": 1}
 
@@ -47,7 +47,7 @@ def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
         step: {"d/real": 1 / (step + 1), "d/fake": 2.0, "g/d_grad_norm": 3.0, "val/error": float(np.exp(-step))}
         for step in range(100)
     }
-    record.draw_curves(rows, tmp_path / "curves.png", "a run")
+    metrics.draw_curves(rows, tmp_path / "curves.png", "a run")
     with Image.open(tmp_path / "curves.png") as image:
         picture = np.asarray(image.convert("RGB"))
         assert image.width > image.height
@@ -61,26 +61,26 @@ def test_panels_are_the_phases_then_scores_then_gradient_norms():
         1: {"val/error": 1.0, "generator/encoder_grad_norm": 4.0, "generator/hinge": 2.0, "skipped": 0.0},
         0: {"generator/hinge": 3.0, "discriminator/hinge": 5.0},
     }
-    panels = record.panels(rows)
+    panels = metrics.panels(rows)
     assert list(panels) == ["discriminator", "generator", "other", "held-out scores", "gradient norms"]
     assert panels["generator"] == {"hinge": [(0, 3.0), (1, 2.0)]}
     assert panels["gradient norms"] == {"generator: encoder": [(1, 4.0)]}
-    assert record.panels({}) == {}
+    assert metrics.panels({}) == {}
 
 
 def test_a_panel_is_drawn_by_itself_as_lines_too(tmp_path):
-    record.draw_panels({"losses": {"hinge": [(0, 1.0), (1, 2.0)]}}, tmp_path / "losses.svg")
+    metrics.draw_panels({"losses": {"hinge": [(0, 1.0), (1, 2.0)]}}, tmp_path / "losses.svg")
     assert "<svg" in (tmp_path / "losses.svg").read_text()
 
 
 def test_curves_survive_nothing_and_infinities(tmp_path):
-    record.draw_curves({}, tmp_path / "none.png", "empty")
+    metrics.draw_curves({}, tmp_path / "none.png", "empty")
     assert not (tmp_path / "none.png").exists()
-    record.draw_curves({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}}, tmp_path / "bad.png", "bad")
+    metrics.draw_curves({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}}, tmp_path / "bad.png", "bad")
     assert (tmp_path / "bad.png").exists()
 
 
 def test_smoothing_is_a_running_mean():
     values = np.arange(100.0)
-    assert record._smooth(values)[10] == np.mean(values[6:11])
-    assert record._smooth(np.array([4.0]))[0] == 4
+    assert metrics._smooth(values)[10] == np.mean(values[6:11])
+    assert metrics._smooth(np.array([4.0]))[0] == 4

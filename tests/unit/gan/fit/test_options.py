@@ -1,10 +1,13 @@
 """Options: hyphens, settings of the run, and what overrides what."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
 from gan.errors import UserError
 from gan.fit import folder, options
+from gan.fit.callbacks import WriteSettings
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +20,7 @@ def saved(here, *arguments):
     """A run with those settings and a checkpoint."""
     settings, _ = options.parse(list(arguments))
     run = folder.create(here / "runs", settings.run)
-    options.save(settings, settings.run, run.settings)
+    run.settings.write_text(options.dump(settings, settings.run))
     run.checkpoints.mkdir()
     (run.checkpoints / "step-000001.ckpt").mkdir()
     return run
@@ -74,12 +77,14 @@ def test_auto_looks_for_the_run_that_was_named(here):
     assert options.parse(["--resume", "auto", "--run", "sean-faces"])[1] is None
 
 
-def test_who_reads_settings_while_they_are_saved_anew_reads_them_whole(here):
-    """As the other ranks of a run that is resumed do."""
+def test_a_reader_of_settings_that_are_written_again_reads_them_whole(here):
+    """The other ranks of a resumed run read them."""
     run = saved(here, "--run", "r3gan-faces", "--latent", "7")
     settings, before = options.parse(["--resume", str(run.path), "--max-steps", "99"])[0], run.settings.read_text()
     with run.settings.open() as reading:
-        options.save(settings, settings.run, run.settings)
+        texts = {run.settings: options.dump(settings, settings.run)}
+        WriteSettings(texts).on_train_start(SimpleNamespace(is_global_zero=True), None)
+        assert run.settings.read_text() == texts[run.settings]
         assert before and reading.read() == before
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples", "settings.yaml"]
 

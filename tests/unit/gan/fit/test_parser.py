@@ -85,7 +85,7 @@ def test_what_to_resume_is_not_taken_from_a_file(here):
 def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):
     run = folder.create(here / "a =", "r3gan-faces")
     settings, _ = options.parse(["--run", "r3gan-faces"])
-    options.save(settings, settings.run, run.settings)
+    run.settings.write_text(options.dump(settings, settings.run))
     run.checkpoint(1).mkdir(parents=True)
     for argument in (["--resume", str(run.path)], [f"--resume={run.path}"]):
         assert options.parse(argument)[1] == (run, run.checkpoint(1))
