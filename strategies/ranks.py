@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gan.phase import Phase
 from strategies.policies.policy import Policy
+from strategies.policies.replica import Replica
 
 T = TypeVar("T")
 
@@ -20,6 +21,11 @@ class Ranks:
 
     def __init__(self, number: int = 0, size: int = 1) -> None:
         self.number, self.size = number, size  # this rank's number, and the number of ranks
+
+    @property
+    def other_replicas(self) -> Sequence[Replica]:
+        """The replicas in this process beside the author's game."""
+        return ()
 
     def begin(self, phase: Phase, policies: Mapping[str, Policy]) -> None:
         """Let only the phase's learners require gradients."""

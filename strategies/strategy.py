@@ -20,32 +20,26 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 
-from gan import noise
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from gan.pool import ImagePool
 from nets.norm import convert_sync_batchnorm
-from strategies import private, random_state, threads
+from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
-from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
-from strategies.checkpoint.lightning_io import WholeCheckpointIO
-from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.ranks import SavingRanks
+from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policies import POLICIES
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import World
 from strategies.policies.replica import ADVICE
-from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.ranks import Ranks
 from strategies.threads import ThreadRanks
 from strategies.turn import PhaseContext, play
 
 
-class PhaseStrategy(LaunchedStrategy):
+class PhaseStrategy(SavingStrategy):
     """Trains a `GanModule`, each player under a policy of its own.
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
@@ -69,7 +63,7 @@ class PhaseStrategy(LaunchedStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
-        _refuse_other(checkpoint_io)
+        refuse_other(checkpoint_io)
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -84,13 +78,8 @@ class PhaseStrategy(LaunchedStrategy):
         if self.threaded and self.cluster_environment is None:
             self.cluster_environment = LightningEnvironment()
         self.check_replicas = check_replicas
-        self.policies: dict[str, Policy] = {}
-        self.ranks = Ranks()
         self.guard = Guard(self.gather_objects)
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
-        self.seed = 0
-        self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
-        self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
 
     # ---- a step ----
 
@@ -284,85 +273,6 @@ class PhaseStrategy(LaunchedStrategy):
         with self.averaged():
             return super().predict_step(*args, **kwargs)
 
-    def set_random_states_aside(self) -> None:
-        """Save training's random states before the loaders of a validation draw random numbers."""
-        self._set_aside = random_state.capture()
-
-    def on_validation_start(self) -> None:
-        """Save them here too, for a validation that was not started by training."""
-        self._set_aside = self._set_aside or random_state.capture()
-
-    def on_validation_end(self) -> None:
-        """Restore training's random states, as if validation had drawn nothing."""
-        random_state.restore(self._set_aside)
-        self._set_aside = None
-
-    # ---- checkpoints ----
-
-    @property
-    def checkpoint_io(self) -> WholeCheckpointIO:
-        """Always ours: no other one can write shares."""
-        return WholeCheckpointIO(self._saving_ranks())
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: Any) -> None:
-        _refuse_other(io)
-
-    def _saving_ranks(self) -> SavingRanks:
-        return SavingRanks(self.global_rank, self.world_size)
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """True, because averages exist only after the policies have adopted the players in `setup`."""
-        return True
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Lightning's checkpoint, with the players' averages and scales and every rank's random states.
-
-        Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
-        """
-        checkpoint |= game_state(self.lightning_module, self.policies)
-        checkpoint["seed"] = self.seed
-        checkpoint["random_states"] = self.gather_objects(self._set_aside or random_state.capture())
-        where = self.gather_objects(os.path.abspath(filepath))[0]
-        self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """This rank's shares of the weights, and the other state of the modules."""
-        return networks_state(self.lightning_module, self.policies, self.is_global_zero, self._slots)
-
-    def _slots(self, pool: ImagePool) -> dict[int, dict[int, Tensor]]:
-        """The images of this rank's places in the global batch; under dp those of all replicas."""
-        replicas = self.ranks.replicas[1:] if isinstance(self.ranks, ThreadRanks) else []
-        pools = [pool, *(replica.own(pool) for replica in replicas)]
-        return {place: images for each in pools for place, images in each.get_extra_state().items()}
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """This rank's shares of a player's optimizer state."""
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        return optimizer_state(next(each for each in self.policies.values() if each.optimizer is optimizer))
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Weights and averages."""
-        load_networks(self.lightning_module, self.policies, checkpoint, strict, self._saving_ranks())
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Everything else that training needs to resume."""
-        load_training(self.policies, checkpoint, self._saving_ranks())
-        self.seed = checkpoint["seed"]
-        self._resumed_states = checkpoint["random_states"]
-
-    def on_train_start(self) -> None:
-        """After a load, restore the random states of training. Only here, because set-up draws random numbers too."""
-        super().on_train_start()
-        states, self._resumed_states = self._resumed_states, None
-        if states is None:
-            return
-        if len(states) == self.world_size:
-            random_state.restore(states[self.global_rank])
-        else:
-            random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
-
 
 def _game(module: LightningModule) -> GanModule:
     if not isinstance(module, GanModule):
@@ -376,11 +286,3 @@ def _game(module: LightningModule) -> GanModule:
 def _needs_loss_scale(precision: Precision) -> bool:
     """Whether small gradients would become zero without a loss scale."""
     return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
-
-
-def _refuse_other(io: Any) -> None:
-    if io is not None and not isinstance(io, WholeCheckpointIO):
-        raise UserError(
-            f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
-            f"itself; leave {type(io).__name__} out"
-        )

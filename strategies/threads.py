@@ -62,6 +62,10 @@ class ThreadRanks(Ranks):
     def size(self) -> int:
         return len(self.replicas)
 
+    @property
+    def other_replicas(self) -> Sequence[Replica]:
+        return self.replicas[1:]
+
     def close(self) -> None:
         """End the threads."""
         for worker in self.workers:

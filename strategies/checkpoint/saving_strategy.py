@@ -1,0 +1,118 @@
+"""What Lightning asks of a strategy about checkpoints, and about random states that must not be disturbed."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gan import noise
+from gan.errors import UserError
+from gan.pool import ImagePool
+from strategies import random_state
+from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
+from strategies.checkpoint.lightning_io import WholeCheckpointIO
+from strategies.checkpoint.player_state import optimizer_state
+from strategies.checkpoint.ranks import SavingRanks
+from strategies.policies.policy import Policy
+from strategies.processes.launched_strategy import LaunchedStrategy
+from strategies.ranks import Ranks
+
+
+class SavingStrategy(LaunchedStrategy):
+    """Saves and loads what the policies own, and the random states of all ranks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.policies: dict[str, Policy] = {}
+        self.ranks = Ranks()
+        self.seed = 0
+        self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
+        self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
+
+    @property
+    def checkpoint_io(self) -> WholeCheckpointIO:
+        """Always ours: no other one can write shares."""
+        return WholeCheckpointIO(self._saving_ranks())
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        refuse_other(io)
+
+    def _saving_ranks(self) -> SavingRanks:
+        return SavingRanks(self.global_rank, self.world_size)
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """True, because averages exist only after the policies have adopted the players in `setup`."""
+        return True
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Lightning's checkpoint, with the players' averages and scales and every rank's random states.
+
+        Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
+        """
+        checkpoint |= game_state(self.lightning_module, self.policies)
+        checkpoint["seed"] = self.seed
+        checkpoint["random_states"] = self.gather_objects(self._set_aside or random_state.capture())
+        where = self.gather_objects(os.path.abspath(filepath))[0]
+        self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """This rank's shares of the weights, and the other state of the modules."""
+        return networks_state(self.lightning_module, self.policies, self.is_global_zero, self._slots)
+
+    def _slots(self, pool: ImagePool) -> dict[int, dict[int, Tensor]]:
+        """The images of this rank's places in the global batch; under dp those of all replicas."""
+        pools = [pool, *(replica.own(pool) for replica in self.ranks.other_replicas)]
+        return {place: images for each in pools for place, images in each.get_extra_state().items()}
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """This rank's shares of a player's optimizer state."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        return optimizer_state(next(each for each in self.policies.values() if each.optimizer is optimizer))
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Weights and averages."""
+        load_networks(self.lightning_module, self.policies, checkpoint, strict, self._saving_ranks())
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Everything else that training needs to resume."""
+        load_training(self.policies, checkpoint, self._saving_ranks())
+        self.seed = checkpoint["seed"]
+        self._resumed_states = checkpoint["random_states"]
+
+    def on_train_start(self) -> None:
+        """After a load, restore the random states of training. Only here, because set-up draws random numbers too."""
+        super().on_train_start()
+        states, self._resumed_states = self._resumed_states, None
+        if states is None:
+            return
+        if len(states) == self.world_size:
+            random_state.restore(states[self.global_rank])
+        else:
+            random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
+
+    # ---- a validation disturbs no training ----
+
+    def set_random_states_aside(self) -> None:
+        """Save training's random states before the loaders of a validation draw random numbers."""
+        self._set_aside = random_state.capture()
+
+    def on_validation_start(self) -> None:
+        """Save them here too, for a validation that was not started by training."""
+        self._set_aside = self._set_aside or random_state.capture()
+
+    def on_validation_end(self) -> None:
+        """Restore training's random states, as if validation had drawn nothing."""
+        random_state.restore(self._set_aside)
+        self._set_aside = None
+
+
+def refuse_other(io: Any) -> None:
+    """Refuse a CheckpointIO that is not ours."""
+    if io is not None and not isinstance(io, WholeCheckpointIO):
+        raise UserError(
+            f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
+            f"itself; leave {type(io).__name__} out"
+        )
