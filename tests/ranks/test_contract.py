@@ -183,6 +183,14 @@ def test_it_goes_on_from_ddps_checkpoint(policy, world, play, alone, ddps):
     equals(play(trained, policy, world, resume=ddps), alone)
 
 
+@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])
+def test_it_goes_on_from_its_own_checkpoint_bit_for_bit(policy, world, play, tmp_path):
+    path = str(tmp_path / "half.ckpt")
+    unbroken = play(trained, policy, world, save=path)
+    for one, other in zip(play(trained, policy, world, resume=path), unbroken, strict=True):
+        assert distance(one, other) == 0
+
+
 MORE = {  # and the ranks that each is tried on
     **dict.fromkeys(MIXES, 2),
     **dict.fromkeys([f"zero{stage}+offload" for stage in (1, 2, 3)], 4),
@@ -220,6 +228,13 @@ def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_
         before, path = path, str(tmp_path / f"{step}.ckpt")
         arrived = travel(ranks, policy, step, save=path, resume=before)
     assert distance(arrived, unbroken) < EXACT
+
+
+@pytest.mark.parametrize("policies", needing([("zero3", "zero2"), ("deepspeed2", "deepspeed3")]))
+def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(policies, saved, unbroken, ranks, tmp_path):
+    one, other = policies
+    damaged = without_optimizers(saved(one), tmp_path / "damaged.ckpt")
+    assert distance(travel(ranks, other, 6, resume=damaged), unbroken) > BROKEN
 
 
 # ---- bytes ----

@@ -35,9 +35,9 @@ from nets.vgg import Vgg19
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests.support import narrow_vgg
-from tests.support.parity import BATCH, distance, share, snapshot, train, trainer
+from tests.support.parity import BATCH, distance, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
-from tests.support.watch import WatchedStrategy
+from tests.support.watch import moved, sizes_of
 
 LABELS, SIZE = 4, 16
 
@@ -154,15 +154,6 @@ def test_without_synchronisation_training_differs(name, ranks, alone):
     assert min(distance(alone[name], one) for one in apart) > 1e-6
 
 
-def _moved(game, world: int, steps: int) -> tuple[list[tuple[int, str, list]], dict[str, int]]:
-    """The collectives of every phase on this rank, and the bytes of each player's weights."""
-    rank, strategy, module = torch.distributed.get_rank(), WatchedStrategy("ddp"), game()
-    data = DataLoader([share(pictures(step), rank, world) for step in range(steps)], batch_size=None)
-    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
-    sizes = {name: 8 * sum(p.numel() for p in player.module.parameters()) for name, player in module.players.items()}
-    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces], sizes
-
-
 @pytest.mark.parametrize(
     ("name", "learners", "asked"),
     [
@@ -183,8 +174,8 @@ def _moved(game, world: int, steps: int) -> tuple[list[tuple[int, str, list]], d
 )
 def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
     """Once each, and a byte for each weight out of its reach."""
-    moved, sizes = ranks(2).run(_moved, GAMES[name], 2, 14)[0]
-    last = {phase: collectives for _, phase, collectives in moved}  # where the reducers have agreed on their order
+    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 14, pictures)[0], sizes_of(GAMES[name])
+    last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
     for phase, names in learners.items():
         expected = sorted(sizes[learner] for learner in names) + ([asked[phase]] if phase in asked else [])
         assert sorted(size for _, size in last[phase]) == sorted(expected)
@@ -409,6 +400,7 @@ def test_the_rates_hold_for_fifty_epochs_and_fall_in_fifty():
     for epoch in range(101):
         published = 1.0 if epoch < 50 else 1.0 - (epoch - 50) / 50
         assert half_then_down(100 * batches, epoch * batches) == pytest.approx(published)
+    assert half_then_down(8, 9) == 0.0
 
 
 def test_edges_come_after_the_labels_planes_and_the_encoder_does_not_see_them(monkeypatch):
@@ -515,7 +507,3 @@ def test_the_distance_sees_a_shift_and_not_the_order():
     assert wasserstein(one, one.flip(0)) == 0
     other = projections(torch.rand(64, 3, 16, 16, generator=generator))
     assert wasserstein(one, other + 1) > 5 * wasserstein(one, other) > 0
-
-
-def test_linear_decay_holds_and_then_falls_to_zero():
-    assert [half_then_down(8, update) for update in (0, 4, 5, 6, 8, 9)] == [1.0, 1.0, 0.75, 0.5, 0.0, 0.0]

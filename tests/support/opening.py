@@ -26,13 +26,19 @@ def sean_run(out: Path) -> Path:
     return train(out, "sean-faces", faces=16, held_out=4, **WIDTHS)
 
 
+def drawn(root: Path, count: int, size: int) -> Path:
+    """A folder of pictures and label maps."""
+    faces = Faces(count, size=size)
+    for part, draw in (("images", faces.draw), ("labels", faces.label)):
+        (root / part).mkdir(parents=True)
+        for number in range(count):
+            draw(number).save(root / part / f"{number}.png")
+    return root
+
+
 def folder_run(root: Path) -> Path:
     """SEAN on a folder of pictures, with a perceptual loss whose weights were removed after training."""
-    data, faces = root / "data", Faces(8, size=32)
-    for part, draw in (("images", faces.draw), ("labels", faces.label)):
-        (data / part).mkdir(parents=True)
-        for number in range(8):
-            draw(number).save(data / part / f"{number}.png")
+    data = drawn(root / "data", 8, 32)
     vgg = Path(narrow_vgg.save(root / "vgg.pth"))
     run = train(root / "runs", "sean-folder", data=data, perceptual=vgg, held_out=2, **SMALL)
     vgg.unlink()

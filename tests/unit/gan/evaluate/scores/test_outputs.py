@@ -65,22 +65,17 @@ def test_the_noise_of_a_sample_does_not_depend_on_its_batch():
     torch.testing.assert_close(both.before[1:], second.before)
 
 
-def test_spade_paints():
-    _, batch, made = made_of("spade-faces", hidden=8)
+@pytest.mark.parametrize(("name", "settings"), [("spade-faces", dict(hidden=8)), ("pix2pix-faces", {})])
+def test_spade_and_pix2pix_paint(name, settings):
+    _, batch, made = made_of(name, **settings)
     (painted,) = made.values()
     assert painted.paired and torch.equal(painted.truth, batch["image"]) and torch.equal(painted.label, batch["label"])
+    assert painted.pictures.shape == batch["image"].shape
 
 
 def test_sean_without_drawn_truth_has_no_transfers():
     drop = ("truth", "style_image", "style_label", "region", "region_truth")
     assert list(made_of("sean-faces", drop, hidden=8, style=8)[2]) == ["reconstruction"]
-
-
-def test_pix2pix_paints():
-    _, batch, made = made_of("pix2pix-faces")
-    (painted,) = made.values()
-    assert painted.paired and torch.equal(painted.truth, batch["image"]) and torch.equal(painted.label, batch["label"])
-    assert painted.pictures.shape == batch["image"].shape
 
 
 def test_cyclegan_translates_both_ways():
