@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Adam
-from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
-from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, share, train, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, parts, train, trainer, vectors
 from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
 
 
@@ -148,9 +147,7 @@ def test_reduction_starts_before_backward_has_ended(policy, collective, ranks):
 def gradients_after(world):
     """Which weights of SometimesReached were updated how often."""
     module, strategy = SometimesReached(), WatchedStrategy("ddp")
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    data = DataLoader([share(vectors(step), rank, world) for step in range(STEPS)], batch_size=None)
-    trainer(strategy, world, STEPS).fit(module, data)
+    trainer(strategy, world, STEPS).fit(module, parts(STEPS, world))
     state = strategy.policies["discriminator"].optimizer.state_dict()["state"]
     return {number: int(entry["step"]) for number, entry in state.items()}
 

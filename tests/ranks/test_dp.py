@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning import Callback
 from torch import nn
-from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase
 from gan.errors import UserError
@@ -20,6 +19,7 @@ from strategies.policies.dp import Dp
 from strategies.policies.replica import Replica
 from strategies.strategy import POLICIES
 from strategies.threads import Meeting
+from tests.ranks.test_contract import Saves
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_zero import Lopsided
 from tests.support.hard_games import HARD, BatchNorms, Plain
@@ -328,23 +328,14 @@ def test_the_first_device_holds_two_and_a_half_times_as_much_as_the_others():
 def test_a_checkpoint_holds_the_image_pools_of_all_replicas(tmp_path):
     saved = {}
     for policy, devices in (("single", 1), ("dp", 4)):
-        made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saving(tmp_path / f"{policy}.ckpt")])
+        made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saves(tmp_path / f"{policy}.ckpt")])
         with mock.patch.dict("os.environ", PL_GLOBAL_SEED="11"):
-            made.fit(GAMES["cyclegan"](), DataLoader([pictures(step) for step in range(3)], batch_size=None))
+            made.fit(GAMES["cyclegan"](), parts(3, batches=pictures))
         state = read_checkpoint(tmp_path / f"{policy}.ckpt")["state_dict"]
         saved[policy] = state["past_a._extra_state"]
     assert set(saved["dp"]) == set(saved["single"]) == set(range(BATCH))
     for place, slots in saved["single"].items():
         torch.testing.assert_close(saved["dp"][place], slots, rtol=0, atol=EXACT)
-
-
-class Saving(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 3:
-            trainer.save_checkpoint(self.path)
 
 
 # ---- errors ----

@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning import seed_everything
 from torch import nn
-from torch.utils.data import DataLoader
 
 from gan import GanModule, noise
 from gan.errors import UserError
@@ -35,7 +34,7 @@ from nets.vgg import Vgg19
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests.support import narrow_vgg
-from tests.support.parity import BATCH, distance, snapshot, train, trainer
+from tests.support.parity import BATCH, distance, parts, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 from tests.support.watch import moved, sizes_of
 
@@ -184,13 +183,8 @@ def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, le
 
 def _score(game, world: int) -> float:
     """The validation score of an untrained game on two batches."""
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    size = BATCH // world
-    batches = [{k: v[rank * size : (rank + 1) * size] for k, v in pictures(step).items()} for step in range(2)]
-    module = game()
-    (result,) = trainer(PhaseStrategy("ddp"), world, 1).validate(
-        module, DataLoader(batches, batch_size=None), verbose=False
-    )
+    made = trainer(PhaseStrategy("ddp"), world, 1)
+    (result,) = made.validate(game(), parts(2, world, pictures), verbose=False)
     return result["val/distance"]
 
 
@@ -203,20 +197,11 @@ def test_the_distance_of_fakes_is_the_same_on_two_ranks(name, ranks):
 # ---- one step, a score, a grid ----
 
 
-def fitted(game, steps: int = 1, **kwargs) -> GanModule:
-    batches = [pictures(step) for step in range(steps)]
-    module = game()
-    trainer(PhaseStrategy("ddp"), 1, steps, **kwargs).fit(
-        module, DataLoader(batches, batch_size=None), DataLoader(batches[:1], batch_size=None)
-    )
-    return module
-
-
 @pytest.mark.parametrize("name", GAMES)
 def test_every_player_learns_and_the_score_is_logged(name):
     before = GAMES[name]().state_dict()
     module = GAMES[name]()
-    batches = DataLoader([pictures(0)], batch_size=None)
+    batches = parts(1, batches=pictures)
     run = trainer(PhaseStrategy("ddp"), 1, 1)
     run.fit(module, batches, batches)
     scores = {key: value for key, value in run.callback_metrics.items() if key.startswith("val/")}
@@ -382,7 +367,7 @@ def test_the_discriminator_gets_a_fresh_fake_or_the_generators_own(game, forward
 
     monkeypatch.setattr(made.generator, "forward", paint)
     monkeypatch.setattr(made, "compare", lambda mask, fake, real: judged.append(fake) or compare(mask, fake, real))
-    trainer(PhaseStrategy("ddp"), 1, 2).fit(made, DataLoader([pictures(k) for k in range(2)], batch_size=None))
+    trainer(PhaseStrategy("ddp"), 1, 2).fit(made, parts(2, batches=pictures))
     assert len(painted) == 2 * forwards
     assert len(judged) == 4
     assert not judged[1].requires_grad
@@ -432,7 +417,7 @@ def test_a_checkpoint_has_no_vgg_in_it_and_goes_on_all_the_same(tmp_path):
         module, strategy = sean(), PhaseStrategy("ddp")
         engine = trainer(strategy, 1, steps)
         seed_everything(11, verbose=False)
-        engine.fit(module, DataLoader([pictures(0)], batch_size=None), ckpt_path=ckpt_path)
+        engine.fit(module, parts(1, batches=pictures), ckpt_path=ckpt_path)
         engine.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return snapshot(module, strategy)
 
@@ -449,7 +434,7 @@ def test_pix2pix_paints_once_a_step_and_uses_it_twice(monkeypatch):
     game, painted = pix2pix(), []
     forward = game.generator.forward
     monkeypatch.setattr(game.generator, "forward", lambda mask: painted.append(forward(mask)) or painted[-1])
-    trainer(PhaseStrategy("ddp"), 1, 3).fit(game, DataLoader([pictures(k) for k in range(3)], batch_size=None))
+    trainer(PhaseStrategy("ddp"), 1, 3).fit(game, parts(3, batches=pictures))
     assert len(painted) == 3
 
 
@@ -473,14 +458,14 @@ def test_pix2pix_in_micro_batches_has_a_fake_each():
         strategy = PhaseStrategy("ddp")
         run = trainer(strategy, 1, 3)
         seed_everything(0, verbose=False)
-        run.fit(game, DataLoader([pictures(k) for k in range(3)], batch_size=None))
+        run.fit(game, parts(3, batches=pictures))
         found.append(snapshot(game, strategy))
     assert distance(*found) < 1e-10
 
 
 def test_cyclegan_shows_past_fakes_to_the_discriminators():
     game = cyclegan()
-    trainer(PhaseStrategy("ddp"), 1, 4).fit(game, DataLoader([pictures(k) for k in range(4)], batch_size=None))
+    trainer(PhaseStrategy("ddp"), 1, 4).fit(game, parts(4, batches=pictures))
     assert {len(slots) for slots in game.past_b.slots.values()} == {2}
     assert set(game.past_a.slots) == set(range(BATCH))
 
@@ -488,7 +473,7 @@ def test_cyclegan_shows_past_fakes_to_the_discriminators():
 def test_r3gan_averages_its_generator_only():
     game = r3gan()
     strategy = PhaseStrategy("ddp")
-    trainer(strategy, 1, 2).fit(game, DataLoader([pictures(k) for k in range(2)], batch_size=None))
+    trainer(strategy, 1, 2).fit(game, parts(2, batches=pictures))
     assert strategy.policies["generator"].ema is not None
     assert strategy.policies["discriminator"].ema is None
 

@@ -267,13 +267,27 @@ def test_a_graph_older_than_its_weights_is_the_error_of_plain_torch():
 # ---- what cannot be restored is refused ----
 
 
-class Overwriting(nn.Module):
+class Two(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
 
+
+class Overwriting(Two):
     def forward(self, x):
         return self.second(torch.relu_(x) + self.first(x))
+
+
+class Asking(Two):
+    def forward(self, x, layer):
+        return self.second(torch.tanh(layer(self.first(x))))
+
+
+class Overwritten(Two):
+    """A part whose output the next layer overwrites."""
+
+    def forward(self, x):
+        return x + self.second(torch.tanh(self.first(x)))
 
 
 def test_a_block_that_overwrites_its_input_is_refused():
@@ -291,15 +305,6 @@ class Outside(nn.Module):
 
     def forward(self, x):
         return self.block(x, self.layer)
-
-
-class Asking(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x, layer):
-        return self.second(torch.tanh(layer(self.first(x))))
 
 
 def test_a_block_that_changes_buffers_outside_of_it_is_refused():
@@ -374,17 +379,6 @@ def test_groups_and_blocks_of_a_row_compute_what_the_row_computes():
     x = torch.randn(8, 6, dtype=torch.float64)
     for found, expected in zip(slopes(made, x, 0), slopes(net, x, 0), strict=True):
         assert all(map(torch.equal, found, expected))
-
-
-class Overwritten(nn.Module):
-    """A part whose output the next layer overwrites."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.second(torch.tanh(self.first(x)))
 
 
 def test_a_player_may_name_its_blocks():

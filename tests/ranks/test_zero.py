@@ -12,7 +12,6 @@ from lightning import Callback
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Adam
-from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from gan.errors import UserError
@@ -32,12 +31,10 @@ from tests.support.parity import (
     in_buckets,
     parts,
     refused,
-    share,
     single,
     snapshot,
     train,
     trainer,
-    vectors,
     weights,
 )
 from tests.support.saved import read_checkpoint
@@ -127,52 +124,37 @@ class Lopsided(GanModule):
         )
 
 
+def stored(tensors):
+    """Bytes by storages, so that two views of one memory count once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 class Weighing(Callback):
-    """Bytes that a rank holds, by storages, so that two views of one memory count once."""
+    """Bytes that a rank holds: of gradients when the optimizer steps, of the rest after the step."""
+
+    def on_train_start(self, trainer, _):
+        self.policy, self.held = trainer.strategy.policies["net"], {"gradients": 0}
+        self.policy.optimizer.register_step_pre_hook(self.weigh_gradients)
+
+    def weigh_gradients(self, *_):
+        weights = [*self.policy.weights.values(), *self.policy.owned.values()]
+        found = stored(weight.grad for weight in weights if weight.grad is not None)
+        self.held["gradients"] = max(self.held["gradients"], found)
 
     def on_train_batch_end(self, trainer, game, *_):
-        policy = trainer.strategy.policies["net"]
-        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in game.net.parameters()}
-        if policy.name == "zero3":
-            storages = {
-                bucket.shard.untyped_storage().data_ptr(): bucket.shard.nbytes for bucket in policy.storage.buckets
-            }
+        weights, states = list(game.net.parameters()), self.policy.optimizer.state.values()
+        if self.policy.name == "zero3":
+            weights = [bucket.shard for bucket in self.policy.storage.buckets]
             assert all(p.untyped_storage().nbytes() <= 8 for p in game.parameters())
-        moments = [t.nbytes for state in policy.optimizer.state.values() for t in state.values() if t.ndim]
-        self.held = {
-            "weights": sum(storages.values()),
-            "moments": sum(moments),
-            "average": sum(average.nbytes for average in policy.ema.average),
-            "gradients": max(trainer.strategy.seen),
-        }
-
-
-class Watching(PhaseStrategy):
-    """Notes the bytes of gradients as they are when the optimizer steps."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.seen = []
-
-    def _adopt_players(self, game, training):
-        super()._adopt_players(game, training)
-        policy = self.policies["net"]
-
-        def weigh(*_):
-            held = {}
-            for weight in [*policy.weights.values(), *policy.owned.values()]:
-                if weight.grad is not None:
-                    storage = weight.grad.untyped_storage()
-                    held[storage.data_ptr()] = storage.nbytes()
-            self.seen.append(sum(held.values()))
-
-        policy.optimizer.register_step_pre_hook(weigh)
+        self.held["weights"] = stored(weights)
+        self.held["moments"] = sum(t.nbytes for state in states for t in state.values() if t.ndim)
+        self.held["average"] = sum(average.nbytes for average in self.policy.ema.average)
 
 
 def held(policy, world):
     game, weighing = Lopsided(), Weighing()
-    data = DataLoader([share(vectors(0), dist.get_rank(), world)] * 2, batch_size=None)
-    trainer(Watching(policy), world, 2, callbacks=[weighing]).fit(game, data)
+    trainer(PhaseStrategy(policy), world, 2, callbacks=[weighing]).fit(game, parts(2, world))
     return weighing.held, 8 * sum(p.numel() for p in game.net.parameters())
 
 
