@@ -1,10 +1,13 @@
 """Tiny trained runs, to open in tests."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
 
 from datasets import Faces
+from gan import GanModule
 from gan.fit import command as fit
 from tests.support import narrow_vgg
 
@@ -12,12 +15,16 @@ WIDTHS = dict(size=32, width=4, hidden=8, style=8)
 SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # settings of a run on files
 
 
+def typed(settings: dict[str, Any]) -> list[str]:
+    """Settings as they are typed."""
+    return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
 def train(out: Path, name: str, **settings) -> Path:
     """A run's folder after two steps on one device."""
     steps = {"max-steps": 2, "save-every": 2, "log-every": 1}
     settings = {"devices": 1, "accelerator": "cpu", "batch-size": 4, **steps, **settings}
-    options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-    assert fit.main(["--run", name, "--out", str(out), *options]) == 0
+    assert fit.main(["--run", name, "--out", str(out), *typed(settings)]) == 0
     return max(out.glob(f"*-{name}"))
 
 
@@ -43,6 +50,14 @@ def folder_run(root: Path) -> Path:
     run = train(root / "runs", "sean-folder", data=data, perceptual=vgg, held_out=2, **SMALL)
     vgg.unlink()
     return run
+
+
+@torch.no_grad()
+def set_grain(game: GanModule, scale: float) -> None:
+    """How much of the noise is seen in what SEAN's generator paints."""
+    for name, weight in game.named_parameters():
+        if name.endswith("noise_scale"):
+            weight.fill_(scale)
 
 
 def rewrite(folder: Path, **changes) -> None:

@@ -41,8 +41,7 @@ SMALL = dict(faces=12, held_out=4, batch_size=4)
 
 
 def options(name, **more):
-    settings = {"run": name, "devices": 1, "log-every": 1, **SMALL, **TINY[name], **more}
-    return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    return opening.typed({"run": name, "devices": 1, "log-every": 1, **SMALL, **TINY[name], **more})
 
 
 @pytest.fixture(autouse=True)
@@ -375,7 +374,7 @@ FOLDER = dict(
 
 
 def on_folder(**more):
-    return [part for key, value in {**FOLDER, **more}.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    return opening.typed({**FOLDER, **more})
 
 
 def test_a_folder_of_pairs_trains(pairs, here):
