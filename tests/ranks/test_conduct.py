@@ -47,8 +47,6 @@ def fitted(policy, world, game, batches, steps, **settings):
 
 
 class Validated(Plain):
-    """Looks at its weights while it validates."""
-
     def validation_step(self, batch, batch_idx):
         self.generator(batch["x"][:, :4])
         self.seen = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}

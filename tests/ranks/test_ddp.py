@@ -112,8 +112,6 @@ def test_a_phase_with_two_learners_moves_both_and_asks_once_for_what_was_not_rea
 
 
 class Wide(GanModule):
-    """Enough layers for several buckets."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh())])

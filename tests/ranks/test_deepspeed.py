@@ -123,15 +123,10 @@ class Stale(DeepSpeed3):
         return storage
 
 
-def train_without(broken, game):
-    POLICIES[broken.name] = broken
-    return train_doubled(game, broken.name, 2)
-
-
 @installed
 @pytest.mark.parametrize(("broken", "name"), [(Unreduced, "Plain"), (Zeroed, "TwoPhases"), (Stale, "Plain")])
 def test_the_control_without_one_part_differs(name, broken, ranks, hard_alone):
-    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], hard_alone(name)) > BROKEN
+    assert distance(ranks(2).run(train_doubled, HARD[name], broken, 2)[0], hard_alone(name)) > BROKEN
 
 
 # ---- shared graphs, and what is left behind ----
@@ -299,8 +294,6 @@ def test_deepspeed_is_another_word_for_deepspeed2():
 
 
 class ThreeMoments(Plain):
-    """An optimizer that keeps three tensors a weight."""
-
     def configure_players(self):
         for player in super().configure_players():
             yield replace(player, optimizer=partial(Adam, lr=1e-2, amsgrad=True))

@@ -84,8 +84,6 @@ def test_the_control_with_batch_norm_of_each_replica_differs_and_says_so(hard_al
 
 
 class Seen(Plain):
-    """Notes who plays."""
-
     seen: ClassVar[list] = []
 
     def judge(self, batch):
@@ -187,8 +185,6 @@ class Stashing(Plain):
 
 
 class Hooked(Plain):
-    """Features that a hook collects in a list."""
-
     def __init__(self):
         super().__init__()
         self.features = []
@@ -230,8 +226,6 @@ class Gathering(Plain):
 
 
 class Lambdas(Plain):
-    """Losses that are no methods."""
-
     def configure_phases(self):
         discriminator, half = self.discriminator, 0.5
         judge = partial(self.judge)

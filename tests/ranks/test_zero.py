@@ -20,7 +20,6 @@ from strategies.policies.zero1 import Zero1
 from strategies.policies.zero2 import Zero2
 from strategies.policies.zero3 import Zero3
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
-from strategies.strategy import POLICIES
 from tests.support.composite import Composite
 from tests.support.hard_games import HARD, Plain
 from tests.support.journey import OURS
@@ -92,15 +91,10 @@ class Stale(Zero3):
         return storage
 
 
-def train_without(broken, game):
-    POLICIES[broken.name] = broken
-    return train(game, policy=broken.name, world=2)
-
-
 @pytest.mark.parametrize("broken", [Unreduced, Unspread, Stale])
 @pytest.mark.parametrize("name", ["Plain", "TwoPhases"])
 def test_the_control_without_one_collective_differs(name, broken, ranks, hard_alone):
-    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], hard_alone(name)) > BROKEN
+    assert distance(ranks(2).run(train, HARD[name], policy=broken, world=2)[0], hard_alone(name)) > BROKEN
 
 
 # ---- what a rank holds ----
@@ -352,8 +346,6 @@ def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
 
 
 class Chosen(Deep):
-    """Ranks read the same layers in another order."""
-
     def loss(self, batch):
         x = nn.functional.pad(batch["x"], (0, 356))
         order = (0, 1, 2, 3) if dist.get_rank() == 0 else (1, 0, 2, 3)
@@ -378,8 +370,6 @@ def test_ranks_that_read_other_weights_are_told(ranks):
 
 
 class Failing(Deep):
-    """Fails in the middle of a forward."""
-
     def loss(self, batch):
         super().loss(batch)
         raise ValueError("in the middle")

@@ -22,7 +22,6 @@ def put(path, values, mode=None, **options):
 
 
 def pairs(root, *names, suffix="png"):
-    """Pairs of a picture and a label map."""
     for name in names:
         put(root / "images" / f"{name}.{suffix}", colours())
         put(root / "labels" / f"{name}.png", labels())

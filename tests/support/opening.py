@@ -16,7 +16,6 @@ SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # settings of a run on files
 
 
 def typed(settings: dict[str, Any]) -> list[str]:
-    """Settings as they are typed."""
     return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
 
 
@@ -34,7 +33,6 @@ def sean_run(out: Path) -> Path:
 
 
 def drawn(root: Path, count: int, size: int) -> Path:
-    """A folder of pictures and label maps."""
     faces = Faces(count, size=size)
     for part, draw in (("images", faces.draw), ("labels", faces.label)):
         (root / part).mkdir(parents=True)

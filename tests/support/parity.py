@@ -34,7 +34,6 @@ def vectors(step: int) -> dict[str, Tensor]:
 
 
 def single(step: int) -> dict[str, Tensor]:
-    """The same in single precision."""
     return {name: value.float() for name, value in vectors(step).items()}
 
 
@@ -101,8 +100,11 @@ def train(
     steps: int = STEPS,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Train and return weights, averages and optimizer states, keyed by name."""
-    POLICIES["deaf"] = Deaf
+    """Train and return weights, averages and optimizer states, keyed by name. A control's policy is a class."""
+    for control in (Deaf, policy):
+        if isinstance(control, type):
+            POLICIES[control.name] = control
+    policy = policy.name if isinstance(policy, type) else policy
     module, strategy = game(), PhaseStrategy(policy)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
         trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, parts(steps, world, batches))

@@ -28,7 +28,6 @@ class Trace(TorchDispatchMode):
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
-        """Name and bytes of each collective."""
         return [(name.split(".")[1], size) for name, size in self.operations if name.startswith("c10d")]
 
 

@@ -18,7 +18,6 @@ STORED = [name for name in LAYOUTS if name != "celebamask"]  # whose label maps 
 
 @pytest.fixture(params=LAYOUTS)
 def written(request, tmp_path):
-    """A good data set in each layout."""
     return LAYOUTS[request.param](tmp_path / "set")
 
 

@@ -29,7 +29,6 @@ def painter(opened):
 
 @pytest.fixture
 def copied(sean_run, tmp_path):
-    """A painter of a copy of the run."""
     return Painter(open_run(str(shutil.copytree(sean_run, tmp_path / "001-copy"))))
 
 
