@@ -21,7 +21,7 @@ from strategies.options import compile as compiled
 from strategies.options.compile import Compiled
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
-from tests.support.parity import EXACT, distance, parts, train, trainer, vectors, weights
+from tests.support.parity import EXACT, distance, equals, parts, train, trainer, vectors
 from tests.support.watch import moved
 
 CPU = torch.device("cpu")
@@ -59,9 +59,7 @@ def test_one_device_trains_the_same(name, hard_alone):
     ],
 )
 def test_parity(policy, name, ranks, hard_alone):
-    results = ranks(2).run(without_cpp, train, HARD[name], policy=f"{policy}+compile", world=2)
-    assert distance(results[0], hard_alone(name)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
+    equals(ranks(2).run(without_cpp, train, HARD[name], policy=f"{policy}+compile", world=2), hard_alone(name))
 
 
 def test_parity_of_a_real_game():

@@ -27,7 +27,7 @@ from tests.support.composite import MIXES, Composite, Sized
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
-from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
+from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, equals, snapshot, trainer
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
@@ -147,13 +147,6 @@ def trained(policy: str, world: int, save: str | None = None, resume: str | None
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     return trained("single", 1)
-
-
-def equals(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    """The first rank has what one device has, and the others have the first one's weights to the last bit."""
-    assert distance(found[0], expected) < EXACT
-    for other in found[1:]:
-        assert distance(weights(other), weights(found[0])) == 0
 
 
 # ---- the same training, saved and resumed ----

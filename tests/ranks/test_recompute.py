@@ -26,7 +26,7 @@ from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
 from tests.ranks.test_games import GAMES, LABELS, pictures, sean
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
-from tests.support.parity import BROKEN, EXACT, distance, parts, train, trainer, weights
+from tests.support.parity import BROKEN, distance, equals, parts, train, trainer
 from tests.support.watch import moved
 
 WITHOUT_BLOCKS = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
@@ -58,17 +58,14 @@ HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Tea
     ],
 )
 def test_parity(policy, name, ranks, hard_alone):
-    results = ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2)
-    assert distance(results[0], hard_alone(name)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
+    equals(ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2), hard_alone(name))
 
 
 @pytest.mark.parametrize(("name", "policy"), [("sean", "zero3"), ("stylegan", "zero2"), ("dmd2", "ddp")])
 def test_parity_of_real_games(name, policy, ranks):
     """Two steps: every phase is due in the first."""
     results = ranks(2).run(train, GAMES[name], pictures, recomputing(policy, name), 2, 2)
-    assert distance(results[0], train(GAMES[name], pictures, "single", steps=2)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
+    equals(results, train(GAMES[name], pictures, "single", steps=2))
 
 
 class Noisy(Plain):

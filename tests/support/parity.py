@@ -161,6 +161,13 @@ def weights(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name.startswith("weight ")}
 
 
+def equals(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """Assert that the first rank has what one device has, and the others the first one's weights to the last bit."""
+    assert distance(found[0], expected) < EXACT
+    for other in found[1:]:
+        assert distance(weights(other), weights(found[0])) == 0
+
+
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """The largest difference between two trainings; infinite where they hold other tensors, or what is no number."""
     if one.keys() != other.keys():
