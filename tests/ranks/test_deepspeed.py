@@ -24,6 +24,7 @@ from strategies.strategy import POLICIES
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD, Plain, Teacher
 from tests.support.parity import BROKEN, EXACT, distance, equals, parts, refused, single, train, trainer, weights
+from tests.support.watch import moved
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
 STAGES = ["deepspeed1", "deepspeed2", "deepspeed3"]
@@ -117,6 +118,23 @@ class Stale(DeepSpeed3):
 @pytest.mark.parametrize(("broken", "name"), [(Unreduced, "Plain"), (Zeroed, "TwoPhases"), (Stale, "Plain")])
 def test_the_control_without_one_part_differs(name, broken, ranks, hard_alone):
     assert distance(ranks(2).run(train_doubled, HARD[name], broken, 2)[0], hard_alone(name)) > BROKEN
+
+
+@installed
+@pytest.mark.parametrize("policy", STAGES)
+def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, ranks):
+    """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
+    for _, phase, collectives in ranks(2).run(moved, Plain, policy, 2, 3, single, precision="32-true")[0][-2:]:
+        other = "discriminator" if phase == "generator" else "generator"
+        own = [weight.numel() for weight in getattr(Plain(), phase).parameters()]
+        exact, norms = ("allreduce_", 4 * sum(own)), ("allreduce_", 8 * len(own))
+        if policy == "deepspeed3":  # aligns each weight by itself, and always takes the norm again
+            shares = [4 * -(-number // 2) for number in own]
+            others = [4 * -(-weight.numel() // 2) for weight in getattr(Plain(), other).parameters()]
+            gathered = [("_allgather_base_", 3 * share) for share in (*shares, *others)]
+            assert collectives == [*gathered, ("_reduce_scatter_base_", 3 * sum(shares)), norms, ("allreduce_", 8)]
+        else:
+            assert collectives == [exact, norms, ("_allgather_base_", 4 * (sum(own) + -sum(own) % 4) * 3 // 2)]
 
 
 # ---- shared graphs, and what is left behind ----

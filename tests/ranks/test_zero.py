@@ -21,7 +21,7 @@ from strategies.policies.zero2 import Zero2
 from strategies.policies.zero3 import Zero3
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
 from tests.support.composite import Composite
-from tests.support.hard_games import HARD, Plain
+from tests.support.hard_games import HARD, Micro4, Penalty, Plain
 from tests.support.journey import OURS
 from tests.support.parity import (
     BROKEN,
@@ -190,6 +190,26 @@ def test_hybrid_shares_within_its_groups(ranks):
         ("allreduce_", whole // 2),  # with the copy in the other group
         ("allreduce_", norms),
     ]
+
+
+@pytest.mark.parametrize("game", [Micro4, Penalty])
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3"])
+def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, game, ranks):
+    """Bytes of what a collective reads and fills: a whole, and a share of it. Each phase reads the other player too."""
+    module = game()
+    for step, phase, collectives in ranks(2).run(moved, game, policy, 2, 4)[0]:
+        if step == 1:
+            continue  # DDP's reducer agrees once on the order of its buckets
+        learner, other = getattr(module, phase), module.generator if phase == "discriminator" else module.discriminator
+        both, read = (buckets_of(each, 2) * 3 // 2 for each in (learner, other))
+        exact, norms = 8 * sum(p.numel() for p in learner.parameters()), 8 * len(list(learner.parameters()))
+        gather, reduce, sum_ = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+        expected = {
+            "zero1": [(sum_, exact), (gather, both)],
+            "zero2": [(reduce, both), (sum_, norms), (gather, both)],
+            "zero3": [(gather, both), (gather, read), (reduce, both), (sum_, norms)],
+        }
+        assert collectives == expected[policy]
 
 
 # ---- bucket by bucket ----
