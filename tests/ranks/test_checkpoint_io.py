@@ -38,8 +38,6 @@ def fit(game, steps, strategy="single", world=1, resume=None, **kwargs):
 
 
 class Scored(Plain):
-    """A score for ModelCheckpoint to choose by."""
-
     SCORES = (5.0, 1.0, 4.0, 2.0, 3.0)
 
     def training_step(self, batch):
@@ -135,8 +133,6 @@ def test_what_an_author_adds_travels_and_what_is_renamed_is_found(tmp_path):
 
 
 class Checked(Plain):
-    """Notes what it validates with."""
-
     def validation_step(self, batch, batch_idx):
         self.seen = {name: weight.detach().clone() for name, weight in self.discriminator.state_dict().items()}
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
 from strategies.policies import POLICIES
-from tests.ranks.test_contract import WORLDS, Play, loader, single
+from tests.ranks.test_contract import POLICY, WORLDS, Play, loader, single
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import Journey
@@ -47,8 +47,6 @@ def fitted(policy, world, game, batches, steps, **settings):
 
 
 class Validated(Plain):
-    """Looks at its weights while it validates."""
-
     def validation_step(self, batch, batch_idx):
         self.generator(batch["x"][:, :4])
         self.seen = {name: weight.detach().clone() for name, weight in self.generator.named_parameters()}
@@ -70,6 +68,14 @@ def test_validation_sees_whole_averages_and_disturbs_nothing(policy, world, play
     assert distance(results[0][1], trained) < EXACT
     own = {name.removeprefix("weight generator."): value for name, value in trained.items()}
     assert distance(expected, {name: own[name] for name in expected}) > BROKEN  # the weights themselves are others
+
+
+@pytest.mark.parametrize("policy", POLICY)
+def test_one_process_is_one_device(policy):
+    with mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64):
+        found = validated(policy, 1)
+    for one, other in zip(found, validated("single", 1), strict=True):
+        assert distance(one, other) == 0
 
 
 # ---- updates that cannot be made ----
@@ -117,7 +123,9 @@ def outdated(policy, world):
     return "no error"
 
 
-@pytest.mark.parametrize(("policy", "world"), EACH)
+@pytest.mark.parametrize(
+    ("policy", "world"), [*EACH, *((f"{name}+recompute", 2) for name in ("ddp", "zero1", "zero3"))]
+)
 def test_a_graph_older_than_its_weights_is_an_error_as_in_plain_torch(policy, world, play):
     for said in play(outdated, policy, world):
         assert "modified by an inplace operation" in said

@@ -27,7 +27,7 @@ from tests.support.composite import MIXES, Composite, Sized
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
-from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, snapshot, trainer, weights
+from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, equals, snapshot, trainer
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
@@ -149,13 +149,6 @@ def alone() -> dict[str, Any]:
     return trained("single", 1)
 
 
-def equals(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    """The first rank has what one device has, and the others have the first one's weights to the last bit."""
-    assert distance(found[0], expected) < EXACT
-    for other in found[1:]:
-        assert distance(weights(other), weights(found[0])) == 0
-
-
 # ---- the same training, saved and resumed ----
 
 
@@ -181,6 +174,14 @@ def ddps(ranks, tmp_path_factory) -> str:
 @pytest.mark.parametrize(("policy", "world"), WORLDS)
 def test_it_goes_on_from_ddps_checkpoint(policy, world, play, alone, ddps):
     equals(play(trained, policy, world, resume=ddps), alone)
+
+
+@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])
+def test_it_goes_on_from_its_own_checkpoint_bit_for_bit(policy, world, play, tmp_path):
+    path = str(tmp_path / "half.ckpt")
+    unbroken = play(trained, policy, world, save=path)
+    for one, other in zip(play(trained, policy, world, resume=path), unbroken, strict=True):
+        assert distance(one, other) == 0
 
 
 MORE = {  # and the ranks that each is tried on
@@ -220,6 +221,13 @@ def test_a_checkpoint_goes_from_policy_to_policy(policies, ranks, unbroken, tmp_
         before, path = path, str(tmp_path / f"{step}.ckpt")
         arrived = travel(ranks, policy, step, save=path, resume=before)
     assert distance(arrived, unbroken) < EXACT
+
+
+@pytest.mark.parametrize("policies", needing([("zero3", "zero2"), ("deepspeed2", "deepspeed3")]))
+def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(policies, saved, unbroken, ranks, tmp_path):
+    one, other = policies
+    damaged = without_optimizers(saved(one), tmp_path / "damaged.ckpt")
+    assert distance(travel(ranks, other, 6, resume=damaged), unbroken) > BROKEN
 
 
 # ---- bytes ----

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Adam
-from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
-from tests.support.parity import BROKEN, EXACT, STEPS, distance, share, train, trainer, vectors
-from tests.support.watch import WatchedStrategy
+from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, parts, train, trainer, vectors
+from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -87,29 +86,19 @@ def _recorded_noise():
 # ---- bytes ----
 
 
-def bytes_moved(game, world, steps=4):
-    """The collectives of every phase on this rank, and the bytes of each player's weights."""
-    module, strategy = game(), WatchedStrategy("ddp")
-    rank = torch.distributed.get_rank()
-    data = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
-    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
-    sizes = {name: 8 * sum(p.numel() for p in player.module.parameters()) for name, player in module.players.items()}
-    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces], sizes
-
-
 @pytest.mark.parametrize("game", [Plain, Micro2, Micro4, Teacher])
 def test_a_phase_moves_exactly_its_learners_gradients(game, ranks):
-    moved, sizes = ranks(2).run(bytes_moved, game, 2)[0]
-    assert [phase for _, phase, _ in moved] == ["discriminator", "generator"] * 4
-    for step, phase, collectives in moved:
+    found, sizes = ranks(2).run(moved, game, "ddp", 2, 4)[0], sizes_of(game)
+    assert [phase for _, phase, _ in found] == ["discriminator", "generator"] * 4
+    for step, phase, collectives in found:
         if step == 1:
             continue  # the reducer agrees once, in its second backward, on the order in which it saw gradients
         assert collectives == [("allreduce_", sizes[phase])]
 
 
 def test_a_phase_with_two_learners_moves_both_and_asks_once_for_what_was_not_reached(ranks):
-    moved, sizes = ranks(2).run(bytes_moved, TwoPhases, 2)[0]
-    for step, phase, collectives in moved:
+    sizes = sizes_of(TwoPhases)
+    for step, phase, collectives in ranks(2).run(moved, TwoPhases, "ddp", 2, 4)[0]:
         if step == 2:
             gradients = [size for name, size in collectives if size > 8 * 7]
             questions = [size for name, size in collectives if size <= 8 * 7]
@@ -123,8 +112,6 @@ def test_a_phase_with_two_learners_moves_both_and_asks_once_for_what_was_not_rea
 
 
 class Wide(GanModule):
-    """Enough layers for several buckets."""
-
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.Tanh())])
@@ -139,17 +126,13 @@ class Wide(GanModule):
         return self.net(batch["x"].repeat(1, 43)[:, :256]).square().mean()
 
 
-def operations(world, steps=3):
-    module, strategy = Wide(), WatchedStrategy("ddp")
-    rank = torch.distributed.get_rank()
-    data = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
-    trainer(strategy, world, steps).fit(module, data)
-    return [name for name, _ in strategy.traces[-1][2].operations]
-
-
-def test_reduction_starts_before_backward_has_ended(ranks):
-    names = ranks(2).run(operations, 2)[0]
-    reductions = [number for number, name in enumerate(names) if name.startswith("c10d.allreduce")]
+@pytest.mark.parametrize(
+    ("policy", "collective"),
+    [("ddp", "c10d.allreduce"), *((zero, "c10d._reduce_scatter") for zero in ("zero2", "zero3"))],
+)
+def test_reduction_starts_before_backward_has_ended(policy, collective, ranks):
+    names = ranks(2).run(in_buckets, 2 * 8 * 256 * 256, operations, Wide, policy, 2, 3)[0]
+    reductions = [number for number, name in enumerate(names) if name.startswith(collective)]
     slopes = [number for number, name in enumerate(names) if name.startswith("aten.tanh_backward")]
     assert len(reductions) > 1
     assert reductions[0] < slopes[-1]  # gradients are still computed after the first bucket has left
@@ -162,9 +145,7 @@ def test_reduction_starts_before_backward_has_ended(ranks):
 def gradients_after(world):
     """Which weights of SometimesReached were updated how often."""
     module, strategy = SometimesReached(), WatchedStrategy("ddp")
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    data = DataLoader([share(vectors(step), rank, world) for step in range(STEPS)], batch_size=None)
-    trainer(strategy, world, STEPS).fit(module, data)
+    trainer(strategy, world, STEPS).fit(module, parts(STEPS, world))
     state = strategy.policies["discriminator"].optimizer.state_dict()["state"]
     return {number: int(entry["step"]) for number, entry in state.items()}
 

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Adam
-from torch.utils.data import DataLoader
 
 from gan.errors import UserError
 from strategies import PhaseStrategy
@@ -22,14 +21,10 @@ from strategies.choice import choices
 from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
 from strategies.sharding.deepspeed_engine import package
 from strategies.strategy import POLICIES
-from tests.ranks.test_conduct import validated
-from tests.ranks.test_zero import Lopsided
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD, Plain, Teacher
-from tests.support.journey import travel
-from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
-from tests.support.saved import without_optimizers
-from tests.support.watch import WatchedStrategy
+from tests.support.parity import BROKEN, EXACT, distance, equals, parts, refused, single, train, trainer, weights
+from tests.support.watch import moved
 
 installed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install '.[deepspeed]'")
 STAGES = ["deepspeed1", "deepspeed2", "deepspeed3"]
@@ -50,18 +45,7 @@ def train_doubled(game, policy, world):
         return train(game, policy=policy, world=world)
 
 
-@pytest.mark.parametrize("policy", STAGES)
-def test_one_process_is_one_device(policy):
-    if find_spec("deepspeed") is None:
-        pytest.skip("needs DeepSpeed: pip install '.[deepspeed]'")
-    assert distance(train_single(policy), train_single("single")) == 0
-
-
 # ---- in float32, as it is ----
-
-
-def single(step):
-    return {name: value.float() for name, value in vectors(step).items()}
 
 
 def train_single(policy, game=Plain, world=1):
@@ -130,115 +114,30 @@ class Stale(DeepSpeed3):
         return storage
 
 
-def train_without(broken, game):
-    POLICIES[broken.name] = broken
-    return train_doubled(game, broken.name, 2)
-
-
 @installed
 @pytest.mark.parametrize(("broken", "name"), [(Unreduced, "Plain"), (Zeroed, "TwoPhases"), (Stale, "Plain")])
 def test_the_control_without_one_part_differs(name, broken, ranks, hard_alone):
-    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], hard_alone(name)) > BROKEN
-
-
-# ---- what is moved and held ----
-
-
-def moved(policy, game):
-    """The collectives of every phase of the third step on this rank."""
-    module, strategy = game(), WatchedStrategy(policy)
-    data = DataLoader([share(single(step), dist.get_rank(), 2) for step in range(3)], batch_size=None)
-    with quickly():
-        trainer(strategy, 2, 3, precision="32-true").fit(module, data)
-    return [(phase, trace.collectives) for step, phase, trace in strategy.traces if step == 2]
+    assert distance(ranks(2).run(train_doubled, HARD[name], broken, 2)[0], hard_alone(name)) > BROKEN
 
 
 @installed
 @pytest.mark.parametrize("policy", STAGES)
 def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, ranks):
     """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
-    for phase, collectives in ranks(2).run(moved, policy, Plain)[0]:
-        learner = [weight.numel() for weight in getattr(Plain(), phase).parameters()]
-        exact, norms = 4 * sum(learner), 8 * len(learner)
-        aligned = 4 * (sum(learner) + -sum(learner) % 4)  # DeepSpeed's; in stage 3 each weight by itself
-        if policy == "deepspeed3":
-            players = [phase, "generator" if phase == "discriminator" else "discriminator"]
-            shares = [4 * -(-w.numel() // 2) for player in players for w in getattr(Plain(), player).parameters()]
-            gathered = [("_allgather_base_", 3 * share) for share in shares]
-            reduced = 3 * sum(shares[: len(learner)])
-            assert collectives == [*gathered, ("_reduce_scatter_base_", reduced), ("allreduce_", norms), *OWN]
+    for _, phase, collectives in ranks(2).run(moved, Plain, policy, 2, 3, single, precision="32-true")[0][-2:]:
+        other = "discriminator" if phase == "generator" else "generator"
+        own = [weight.numel() for weight in getattr(Plain(), phase).parameters()]
+        exact, norms = ("allreduce_", 4 * sum(own)), ("allreduce_", 8 * len(own))
+        if policy == "deepspeed3":  # aligns each weight by itself, and always takes the norm again
+            shares = [4 * -(-number // 2) for number in own]
+            others = [4 * -(-weight.numel() // 2) for weight in getattr(Plain(), other).parameters()]
+            gathered = [("_allgather_base_", 3 * share) for share in (*shares, *others)]
+            assert collectives == [*gathered, ("_reduce_scatter_base_", 3 * sum(shares)), norms, ("allreduce_", 8)]
         else:
-            spread = ("_allgather_base_", aligned * 3 // 2)
-            assert collectives == [("allreduce_", exact), ("allreduce_", norms), spread]
+            assert collectives == [exact, norms, ("_allgather_base_", 4 * (sum(own) + -sum(own) % 4) * 3 // 2)]
 
 
-OWN = [("allreduce_", 8)]  # the norm again, which DeepSpeed's stage 3 always takes
-
-
-def held(policy, world):
-    game, strategy = Lopsided(), PhaseStrategy(policy)
-    data = DataLoader([share(single(0), dist.get_rank(), world)] * 2, batch_size=None)
-    made = trainer(strategy, world, 2, precision="32-true")
-    found = {}
-
-    def look(*_):
-        each, storages = strategy.policies["net"], {}
-        for tensor in [*each.storage.longs, *game.net.parameters()]:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        found["weights"] = sum(storages.values())
-        found["moments"] = sum(t.nbytes for s in each.optimizer.state.values() for t in s.values() if t.ndim)
-        found["average"] = sum(average.nbytes for average in each.ema.average)
-        found["frozen"] = sum(p.untyped_storage().nbytes() for p in game.teacher.parameters())
-
-    made.callbacks.append(_At(look))
-    with quickly():
-        made.fit(game, data)
-    return found
-
-
-class _At:
-    """Called when a batch is over."""
-
-    def __new__(cls, look):
-        from lightning import Callback
-
-        callback = Callback()
-        callback.on_train_batch_end = look
-        return callback
-
-
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-def test_a_rank_holds_its_share(policy, ranks):
-    game = Lopsided()
-    whole = 4 * sum(p.numel() for p in game.net.parameters())
-    teacher = 4 * sum(p.numel() for p in game.teacher.parameters())
-    sharded = policy == "deepspeed3"
-    for found in ranks(4).run(held, policy, 4):
-        assert found["moments"] <= 2 * whole / 4 * 1.01
-        assert found["average"] <= whole / 4 * 1.01
-        assert found["weights"] < whole * (0.26 if sharded else 1.26)
-        assert found["frozen"] < 20 if sharded else found["frozen"] == teacher
-
-
-# ---- checkpoints that travel ----
-
-
-@installed
-def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, unbroken, ranks, tmp_path):
-    damaged = without_optimizers(saved("deepspeed2"), tmp_path / "damaged.ckpt")
-    assert distance(travel(ranks, "deepspeed3", 6, resume=damaged), unbroken) > BROKEN
-
-
-# ---- one process, shared graphs, and what is left behind ----
-
-
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-def test_one_process_validates_with_averages_too(policy):
-    with mock.patch("strategies.sharding.deepspeed_engine.DTYPE", torch.float64):
-        seen, _ = validated(policy, 1)
-    assert distance(seen, validated("single", 1)[0]) == 0
+# ---- shared graphs, and what is left behind ----
 
 
 class Convolved(Teacher):
@@ -261,39 +160,26 @@ def test_a_shared_graph_outlives_its_phase(policy, ranks):
     assert distance(results[0], train(Convolved, policy="single")) < EXACT
 
 
-def engines(policy):
-    strategy, data = PhaseStrategy(policy), DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
-    with quickly():
-        trainer(strategy, 2, 1, precision="32-true").fit(Plain(), data)
-    return [each.storage.engine for each in strategy.policies.values()]
-
-
-@installed
-@pytest.mark.parametrize("policy", STAGES)
-def test_no_engine_is_left(policy, ranks):
-    assert ranks(2).run(engines, policy) == [[None, None]] * 2
-
-
-def what_it_leaves_in_torch(policy):
-    """Names in torch that stand for something else after a run."""
+def left_behind(policy):
+    """Engines, and names in torch that stand for something else after a run."""
     places = (torch, torch.nn.functional, nn.Module, nn.Linear, torch.Tensor)
-    before = [dict(vars(place)) for place in places]
-    data = DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
+    before, strategy = [dict(vars(place)) for place in places], PhaseStrategy(policy)
     with quickly():
-        trainer(PhaseStrategy(policy), 2, 1, precision="32-true").fit(Plain(), data)
-    return [
+        trainer(strategy, 2, 1, precision="32-true").fit(Plain(), parts(1, 2, single))
+    replaced = [
         name
         for place, names in zip(places, before, strict=True)
         for name, value in vars(place).items()
         if name in names and value is not names[name]
     ]
+    return [each.storage.engine for each in strategy.policies.values()], replaced
 
 
 @installed
 @pytest.mark.parametrize("policy", STAGES)
-def test_torch_is_as_it_was(policy, ranks):
+def test_no_engine_is_left_and_torch_is_as_it_was(policy, ranks):
     """DeepSpeed by itself replaces torch's linear function for the rest of the process."""
-    assert ranks(2).run(what_it_leaves_in_torch, policy) == [[], []]
+    assert ranks(2).run(left_behind, policy) == [([None, None], [])] * 2
 
 
 # ---- its own configuration ----
@@ -314,19 +200,12 @@ def test_parity_with_a_configuration_of_its_own(policy, ranks, hard_alone, tmp_p
     }
     said = {"zero_optimization": zero, "gradient_clipping": "auto", "wall_clock_breakdown": False}
     (tmp_path / "ds.json").write_text(json.dumps(said))
-    results = ranks(2).run(train_doubled, HARD["TwoPhases"], f"{policy}+config:{tmp_path / 'ds.json'}", 2)
-    assert distance(results[0], hard_alone("TwoPhases")) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
+    policy = f"{policy}+config:{tmp_path / 'ds.json'}"
+    equals(ranks(2).run(train_doubled, HARD["TwoPhases"], policy, 2), hard_alone("TwoPhases"))
 
 
-def refused(policy, game=Plain, precision="32-true"):
-    data = DataLoader([share(single(0), dist.get_rank(), 2)], batch_size=None)
-    try:
-        with quickly():
-            trainer(PhaseStrategy(policy), 2, 1, precision=precision).fit(game(), data)
-    except UserError as error:
-        return str(error)
-    return None
+def refusals(ranks, policy, precision):
+    return ranks(2).run(refused, Plain, single, policy, 2, 1, precision=precision)
 
 
 @installed
@@ -340,7 +219,7 @@ def test_what_a_configuration_may_not_say_is_refused_at_once(ranks, tmp_path):
         "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "zero_quantized_weights": True},
     }
     (tmp_path / "ds.json").write_text(json.dumps(said))
-    for answer in ranks(2).run(refused, f"generator=deepspeed2+config:{tmp_path / 'ds.json'},*=ddp"):
+    for answer in refusals(ranks, f"generator=deepspeed2+config:{tmp_path / 'ds.json'},*=ddp", "32-true"):
         assert answer.startswith("player 'generator': deepspeed2+config:")
         for words in (
             "fp16 (type --precision 16-mixed)",
@@ -360,7 +239,7 @@ def test_what_a_configuration_may_not_say_is_refused_at_once(ranks, tmp_path):
 
 @installed
 def test_double_precision_is_refused(ranks):
-    for message in ranks(2).run(refused, "generator=deepspeed2,*=ddp", Plain, "64-true"):
+    for message in refusals(ranks, "generator=deepspeed2,*=ddp", "64-true"):
         assert message == (
             "player 'generator': strategy 'deepspeed2' computes in float32 and its weights are float64; "
             "type --precision 32-true, or --strategy generator=zero2,*=deepspeed2"
@@ -422,8 +301,6 @@ def test_deepspeed_is_another_word_for_deepspeed2():
 
 
 class ThreeMoments(Plain):
-    """An optimizer that keeps three tensors a weight."""
-
     def configure_players(self):
         for player in super().configure_players():
             yield replace(player, optimizer=partial(Adam, lr=1e-2, amsgrad=True))

@@ -1,4 +1,4 @@
-"""What is particular to DMD2; that it learns, shows, scores and is the same on all ranks: test_gan_games.py."""
+"""What is particular to DMD2; that it learns, shows, scores and is the same on all ranks: test_games.py."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from gan.games.dmd2 import Dmd2
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from strategies import PhaseStrategy
 from tests.ranks.test_games import dmd2, pictures
-from tests.support.parity import BATCH, trainer
+from tests.support.parity import BATCH, parts, trainer
 
 
 def test_three_learners_at_their_own_pace_and_a_teacher_at_none():
     game, strategy = dmd2(), PhaseStrategy("ddp")
-    trainer(strategy, 1, 7).fit(game, DataLoader([pictures(step) for step in range(7)], batch_size=None))
+    trainer(strategy, 1, 7).fit(game, parts(7, batches=pictures))
     updates = {
         name: max(int(state["step"]) for state in policy.optimizer.state_dict()["state"].values())
         for name, policy in strategy.policies.items()

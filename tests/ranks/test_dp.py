@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning import Callback
 from torch import nn
-from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase
 from gan.errors import UserError
@@ -20,36 +19,22 @@ from strategies.policies.dp import Dp
 from strategies.policies.replica import Replica
 from strategies.strategy import POLICIES
 from strategies.threads import Meeting
+from tests.ranks.test_contract import Saves
 from tests.ranks.test_games import GAMES, pictures
 from tests.ranks.test_zero import Lopsided
-from tests.support.hard_games import HARD, BatchNorms, Plain, TwoForwards
-from tests.support.journey import leg
-from tests.support.parity import BATCH, BROKEN, EXACT, distance, train, trainer, vectors
+from tests.support.hard_games import HARD, BatchNorms, Plain
+from tests.support.parity import BATCH, BROKEN, EXACT, distance, parts, train, trainer, vectors
 from tests.support.saved import read_checkpoint
-
-
-def data(steps=1):
-    return DataLoader([vectors(step) for step in range(steps)], batch_size=None)
 
 
 def fit(game, devices=2, steps=1, **kwargs):
     strategy = PhaseStrategy("dp")
     made = trainer(strategy, devices, steps, **{"sync_batchnorm": True, **kwargs})
-    made.fit(game, data(steps))
+    made.fit(game, parts(steps))
     return made
 
 
 # ---- sameness ----
-
-
-@pytest.mark.parametrize("name", ["stylegan", "wgan_gp", "cyclegan"])
-def test_parity_of_games_with_running_means_batch_norm_and_pools(name):
-    alone = train(GAMES[name], pictures, "single", steps=5)
-    assert distance(train(GAMES[name], pictures, "dp", steps=5, devices=2), alone) < EXACT
-
-
-def test_one_device_is_one_device(hard_alone):
-    assert distance(train(Plain, policy="dp", devices=1), hard_alone("Plain")) == 0
 
 
 @pytest.mark.parametrize("name", ["TwoPhases", "BatchNormPenalty"])
@@ -99,8 +84,6 @@ def test_the_control_with_batch_norm_of_each_replica_differs_and_says_so(hard_al
 
 
 class Seen(Plain):
-    """Notes who plays."""
-
     seen: ClassVar[list] = []
 
     def judge(self, batch):
@@ -126,7 +109,7 @@ def test_each_device_has_a_thread_and_networks_of_its_own():
 def test_it_says_once_what_it_costs():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(PhaseStrategy("dp"), 4, 2).fit(Plain(), data(2))
+        trainer(PhaseStrategy("dp"), 4, 2).fit(Plain(), parts(2))
     (message,) = [str(each.message) for each in caught if "strategy dp" in str(each.message)]
     for part in ("each of 4 devices", "copied", "cpu alone adds up gradients", "--strategy ddp"):
         assert part in message
@@ -202,8 +185,6 @@ class Stashing(Plain):
 
 
 class Hooked(Plain):
-    """Features that a hook collects in a list."""
-
     def __init__(self):
         super().__init__()
         self.features = []
@@ -245,8 +226,6 @@ class Gathering(Plain):
 
 
 class Lambdas(Plain):
-    """Losses that are no methods."""
-
     def configure_phases(self):
         discriminator, half = self.discriminator, 0.5
         judge = partial(self.judge)
@@ -329,7 +308,7 @@ class Weighed(Dp):
 def test_the_first_device_holds_two_and_a_half_times_as_much_as_the_others():
     game = Lopsided()
     with mock.patch.dict(POLICIES, dp=Weighed):
-        trainer(PhaseStrategy("dp"), 4, 2).fit(game, data(2))
+        trainer(PhaseStrategy("dp"), 4, 2).fit(game, parts(2))
     whole = 8 * sum(p.numel() for p in game.net.parameters())
     first, *others = Weighed.found
     assert first == {"weights": whole, "gradients": whole, "moments": 2 * whole, "average": whole}
@@ -340,36 +319,17 @@ def test_the_first_device_holds_two_and_a_half_times_as_much_as_the_others():
 # ---- checkpoints that travel ----
 
 
-def dp_leg(devices, steps, save=None, resume=None):
-    """As `leg`, of one process with replicas."""
-    return leg("dp", 1, steps, save=save, resume=resume, devices=devices)
-
-
-def test_dp_resumes_itself_bit_for_bit(tmp_path):
-    dp_leg(2, 3, save=str(tmp_path / "three.ckpt"))
-    assert distance(dp_leg(2, 6, resume=str(tmp_path / "three.ckpt")), dp_leg(2, 6)) == 0
-
-
 def test_a_checkpoint_holds_the_image_pools_of_all_replicas(tmp_path):
     saved = {}
     for policy, devices in (("single", 1), ("dp", 4)):
-        made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saving(tmp_path / f"{policy}.ckpt")])
+        made = trainer(PhaseStrategy(policy), devices, 3, callbacks=[Saves(tmp_path / f"{policy}.ckpt")])
         with mock.patch.dict("os.environ", PL_GLOBAL_SEED="11"):
-            made.fit(GAMES["cyclegan"](), DataLoader([pictures(step) for step in range(3)], batch_size=None))
+            made.fit(GAMES["cyclegan"](), parts(3, batches=pictures))
         state = read_checkpoint(tmp_path / f"{policy}.ckpt")["state_dict"]
         saved[policy] = state["past_a._extra_state"]
     assert set(saved["dp"]) == set(saved["single"]) == set(range(BATCH))
     for place, slots in saved["single"].items():
         torch.testing.assert_close(saved["dp"][place], slots, rtol=0, atol=EXACT)
-
-
-class Saving(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 3:
-            trainer.save_checkpoint(self.path)
 
 
 # ---- errors ----
@@ -418,20 +378,6 @@ class Outside(Plain):
         return OUTSIDE.discriminator(batch["x"]).square().mean()
 
 
-class LambdaHook(Plain):
-    """A hook that holds the game in a closure."""
-
-    def __init__(self):
-        super().__init__()
-        self.discriminator[1].register_forward_hook(lambda module, inputs, output: self.keep(output))
-
-
-class Locked(Plain):
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-
-
 class Scripted(Plain):
     def __init__(self):
         super().__init__()
@@ -452,8 +398,6 @@ class Compiled(Plain):
         (Named, "replica 0 is at the losses loss 0; replica 1 is at the losses loss 1; type --strategy ddp"),
         (Averaging, "averaged\\(\\) in a step: under strategy dp the first device alone has averages"),
         (Outside, "replica 1 on cpu calls a Sequential of the first device, .* as a global variable"),
-        (LambdaHook, r"cannot copy the function LambdaHook.__init__.<locals>.<lambda>, for it holds 'self'"),
-        (Locked, "cannot copy 'lock' for another device: cannot pickle .*, or type --strategy ddp"),
         (Scripted, "makes no replicas of compiled networks \\(RecursiveScriptModule\\); type --strategy ddp"),
         (Compiled, "makes no replicas of compiled networks \\(Sequential\\); type --strategy ddp"),
     ],
@@ -496,20 +440,6 @@ def test_the_trainer_sees_one_process():
     made = trainer(PhaseStrategy("dp"), 4, 1)
     assert (made.world_size, made.global_rank, made.strategy.launcher) == (1, 0, None)
     assert made.strategy.root_device == torch.device("cpu")
-
-
-def test_validation_is_of_one_device_with_averages():
-    seen = []
-
-    class Validated(TwoForwards):
-        def validation_step(self, batch, batch_idx):
-            assert threads.here() is None
-            seen.append(next(self.generator.parameters()).detach().clone())
-
-    game = Validated()
-    made = trainer(PhaseStrategy("dp"), 2, 2, num_sanity_val_steps=0, limit_val_batches=1)
-    made.fit(game, data(2), data(1))
-    assert torch.equal(seen[-1], made.strategy.policies["generator"].ema.average[0])
 
 
 # ---- the meeting ----

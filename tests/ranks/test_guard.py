@@ -5,13 +5,12 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.guard import PATIENCE
 from tests.support.hard_games import Plain
-from tests.support.parity import distance, share, snapshot, trainer, vectors
+from tests.support.parity import distance, parts, snapshot, trainer
 
 
 class Poisoned(Plain):
@@ -50,14 +49,11 @@ class SteepGradient(Plain):
         return losses
 
 
-def run(game, world=1, steps=6, resume=None, save=None):
-    strategy = PhaseStrategy("ddp" if world > 1 else "single")
-    rank = torch.distributed.get_rank() if world > 1 else 0
-    module = game()
-    loader = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
+def run(game, world=1, steps=6):
+    module, strategy = game(), PhaseStrategy("ddp" if world > 1 else "single")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(strategy, world, steps).fit(module, loader)
+        trainer(strategy, world, steps).fit(module, parts(steps, world))
     said = [str(each.message) for each in caught if "skipped the update" in str(each.message)]
     return snapshot(module, strategy), {name: policy.skipped for name, policy in strategy.policies.items()}, said
 

@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import softplus
@@ -18,7 +17,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import Adam
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
 
 from gan import Player, noise
 from gan.errors import UserError
@@ -26,11 +24,10 @@ from nets.sean.generator import SeanGenerator
 from strategies import PhaseStrategy
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.recompute import ForwardState, Recompute
-from tests.ranks.test_conduct import Outdated
 from tests.ranks.test_games import GAMES, LABELS, pictures, sean
 from tests.support.hard_games import HARD, BatchNorms, Penalty, Plain, TwoHeads, mlp
-from tests.support.parity import BROKEN, EXACT, distance, share, train, trainer, vectors, weights
-from tests.support.watch import WatchedStrategy
+from tests.support.parity import BROKEN, distance, equals, parts, train, trainer
+from tests.support.watch import moved
 
 WITHOUT_BLOCKS = {"SharedLayer": "discriminator", "TwoPhases": "discriminator", "dmd2": "teacher"}
 
@@ -61,17 +58,14 @@ HARDEST = ["Micro4", "TwoForwards", "BatchNormPenalty", "SometimesReached", "Tea
     ],
 )
 def test_parity(policy, name, ranks, hard_alone):
-    results = ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2)
-    assert distance(results[0], hard_alone(name)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
+    equals(ranks(2).run(train, HARD[name], policy=recomputing(policy, name), world=2), hard_alone(name))
 
 
 @pytest.mark.parametrize(("name", "policy"), [("sean", "zero3"), ("stylegan", "zero2"), ("dmd2", "ddp")])
 def test_parity_of_real_games(name, policy, ranks):
     """Two steps: every phase is due in the first."""
     results = ranks(2).run(train, GAMES[name], pictures, recomputing(policy, name), 2, 2)
-    assert distance(results[0], train(GAMES[name], pictures, "single", steps=2)) < EXACT
-    assert distance(weights(results[1]), weights(results[0])) == 0
+    equals(results, train(GAMES[name], pictures, "single", steps=2))
 
 
 class Noisy(Plain):
@@ -141,20 +135,16 @@ def test_what_phases_share_is_recomputed_as_it_was_computed():
         train(SharedScore, policy="single+recompute")
 
 
-def moved(policy, game, forgets=None):
-    """The collectives of the last of two steps."""
-    module, strategy = game(), WatchedStrategy(policy)
-    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
-    with nullcontext() if forgets is None else forgetting(forgets):
-        trainer(strategy, 2, 2, sync_batchnorm=True).fit(module, data)
-    return [trace.collectives for step, _, trace in strategy.traces if step == 1]
+def moved_forgetting(what, *training):
+    with forgetting(what):
+        return moved(*training)
 
 
 def test_ranks_are_asked_nothing_twice(ranks):
-    expected = ranks(2).run(moved, "ddp", BatchNorms)
-    assert ranks(2).run(moved, "ddp+recompute", BatchNorms) == expected
+    expected = ranks(2).run(moved, BatchNorms, "ddp", 2, 2)
+    assert ranks(2).run(moved, BatchNorms, "ddp+recompute", 2, 2) == expected
     # The control: batch norms that ask again.
-    assert ranks(2).run(moved, "ddp+recompute", BatchNorms, "sums") != expected
+    assert ranks(2).run(moved_forgetting, "sums", BatchNorms, "ddp+recompute", 2, 2) != expected
 
 
 # ---- one network by itself ----
@@ -271,30 +261,30 @@ def test_a_graph_older_than_its_weights_is_the_error_of_plain_torch():
         loss.backward()
 
 
-def outdated(policy):
-    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
-    try:
-        trainer(PhaseStrategy(policy), 2, 1).fit(Outdated(), data)
-    except RuntimeError as error:
-        return "modified by an inplace operation" in str(error)
-    return False
-
-
-@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero3"])
-def test_a_graph_older_than_its_update_is_an_error_under_every_policy(policy, ranks):
-    assert ranks(2).run(outdated, f"{policy}+recompute") == [True, True]
-
-
 # ---- what cannot be restored is refused ----
 
 
-class Overwriting(nn.Module):
+class Two(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
 
+
+class Overwriting(Two):
     def forward(self, x):
         return self.second(torch.relu_(x) + self.first(x))
+
+
+class Asking(Two):
+    def forward(self, x, layer):
+        return self.second(torch.tanh(layer(self.first(x))))
+
+
+class Overwritten(Two):
+    """A part whose output the next layer overwrites."""
+
+    def forward(self, x):
+        return x + self.second(torch.tanh(self.first(x)))
 
 
 def test_a_block_that_overwrites_its_input_is_refused():
@@ -312,15 +302,6 @@ class Outside(nn.Module):
 
     def forward(self, x):
         return self.block(x, self.layer)
-
-
-class Asking(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x, layer):
-        return self.second(torch.tanh(layer(self.first(x))))
 
 
 def test_a_block_that_changes_buffers_outside_of_it_is_refused():
@@ -397,17 +378,6 @@ def test_groups_and_blocks_of_a_row_compute_what_the_row_computes():
         assert all(map(torch.equal, found, expected))
 
 
-class Overwritten(nn.Module):
-    """A part whose output the next layer overwrites."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.second(torch.tanh(self.first(x)))
-
-
 def test_a_player_may_name_its_blocks():
     assert blocks(TwoHeads(), blocks=["trunk", "left"]) == ["trunk", "left"]
 
@@ -461,12 +431,9 @@ def test_modules_stay_what_they_are_and_get_their_forwards_back():
 
 
 def test_training_gives_them_back_too():
-    module = Penalty()
-    data = DataLoader([vectors(0)], batch_size=None)
-    strategy = PhaseStrategy("single+recompute")
-    seen = []
+    module, strategy, seen = Penalty(), PhaseStrategy("single+recompute"), []
     module.on_train_batch_end = lambda *_: seen.append("forward" in vars(module.discriminator))
-    trainer(strategy, 1, 1).fit(module, data)
+    trainer(strategy, 1, 1).fit(module, parts(1))
     assert seen == [True]
     assert not any("forward" in vars(m) for m in module.modules())
 

@@ -9,12 +9,11 @@ import pytest
 import torch.distributed as dist
 from lightning import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.utils.data import DataLoader
 
 from strategies import PhaseStrategy
 from strategies.processes.stopping import OTHERS, SIGNALS, Ending, Stopped
 from tests.support.hard_games import Plain
-from tests.support.parity import share, trainer, vectors
+from tests.support.parity import parts, trainer
 
 # ---- in every order of events ----
 
@@ -105,11 +104,10 @@ class Told(Callback):
 
 def end_of(who, number):
     told = Told(who, number)
-    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(30)], batch_size=None)
     made = trainer(PhaseStrategy("ddp"), 2, 30, callbacks=[told])
     before = signal.getsignal(number)
     with pytest.raises(Stopped):
-        made.fit(Plain(), data)
+        made.fit(Plain(), parts(30, 2))
     assert signal.getsignal(number) is before
     return made.global_step
 
@@ -132,7 +130,7 @@ def alone(number):
                 os.kill(os.getpid(), number)
 
     made = trainer(PhaseStrategy("single"), 1, 6, callbacks=[Alone()])
-    made.fit(Plain(), DataLoader([vectors(step) for step in range(6)], batch_size=None))
+    made.fit(Plain(), parts(6))
     return made.global_step
 
 
@@ -166,9 +164,8 @@ def collectives_between_phases():
         def on_train_batch_end(self, *_):
             counts.append(broadcast.call_count)
 
-    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(4)], batch_size=None)
     with mock.patch.object(dist, "broadcast", wraps=dist.broadcast) as broadcast:
-        trainer(strategy, 2, 4, callbacks=[Counts()]).fit(Plain(), data)
+        trainer(strategy, 2, 4, callbacks=[Counts()]).fit(Plain(), parts(4, 2))
     return counts[-1] - counts[0]
 
 

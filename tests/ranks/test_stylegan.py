@@ -1,4 +1,4 @@
-"""What is particular to StyleGAN; that it learns, shows, scores and is the same on all ranks: test_gan_games.py."""
+"""What is particular to StyleGAN; that it learns, shows, scores and is the same on all ranks: test_games.py."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from gan.games.stylegan import StyleGan, lazy_adam
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, stylegan
-from tests.support.parity import BATCH, distance, share, snapshot, train, trainer
+from tests.support.parity import BATCH, distance, parts, share, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 
 
@@ -29,7 +29,7 @@ def played(game: StyleGan, steps: int, world: int = 1, first: int = 0, **kwargs)
 
 def test_penalties_are_turns_of_their_own():
     game, strategy = stylegan(), PhaseStrategy("ddp")
-    trainer(strategy, 1, 9).fit(game, DataLoader([pictures(step) for step in range(9)], batch_size=None))
+    trainer(strategy, 1, 9).fit(game, parts(9, batches=pictures))
     updates = {
         name: max(int(state["step"]) for state in policy.optimizer.state_dict()["state"].values())
         for name, policy in strategy.policies.items()

@@ -1,17 +1,16 @@
-"""What is particular to WGAN-GP; that it learns, shows, scores and is the same on all ranks: test_gan_games.py."""
+"""What is particular to WGAN-GP; that it learns, shows, scores and is the same on all ranks: test_games.py."""
 
 import torch
-from torch.utils.data import DataLoader
 
 from gan import losses, noise
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, wgan_gp
-from tests.support.parity import BATCH, trainer
+from tests.support.parity import BATCH, parts, trainer
 
 
 def test_the_critic_learns_in_every_step_and_the_generator_in_one_of_three():
     game, strategy = wgan_gp(), PhaseStrategy("ddp")
-    trainer(strategy, 1, 7).fit(game, DataLoader([pictures(step) for step in range(7)], batch_size=None))
+    trainer(strategy, 1, 7).fit(game, parts(7, batches=pictures))
     updates = {
         name: {int(state["step"]) for state in policy.optimizer.state_dict()["state"].values()}
         for name, policy in strategy.policies.items()
@@ -64,5 +63,5 @@ def test_the_slope_comes_to_one():
 
     game.double()
     before = penalty()
-    trainer(PhaseStrategy("ddp"), 1, 40).fit(game, DataLoader([pictures(step) for step in range(40)], batch_size=None))
+    trainer(PhaseStrategy("ddp"), 1, 40).fit(game, parts(40, batches=pictures))
     assert penalty() < 0.2 * before

@@ -9,11 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Adam
-from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from gan.errors import UserError
@@ -22,55 +20,33 @@ from strategies.policies.zero1 import Zero1
 from strategies.policies.zero2 import Zero2
 from strategies.policies.zero3 import Zero3
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
-from strategies.strategy import POLICIES
-from tests.ranks.test_ddp import Wide
 from tests.support.composite import Composite
 from tests.support.hard_games import HARD, Micro4, Penalty, Plain
-from tests.support.journey import OURS, Journey, travel
-from tests.support.parity import BROKEN, EXACT, Whole, distance, share, snapshot, train, trainer, vectors, weights
-from tests.support.saved import read_checkpoint, without_optimizers
-from tests.support.watch import WatchedStrategy
-
-SHARED_OUT = ["zero1", "zero2", "zero3"]
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_one_process_is_one_device(policy, hard_alone):
-    assert distance(train(HARD["Plain"], policy=policy), hard_alone("Plain")) == 0
-
+from tests.support.journey import OURS
+from tests.support.parity import (
+    BROKEN,
+    EXACT,
+    distance,
+    equals,
+    in_buckets,
+    parts,
+    refused,
+    single,
+    snapshot,
+    train,
+    trainer,
+)
+from tests.support.saved import read_checkpoint
+from tests.support.watch import WatchedStrategy, moved, watched
 
 # ---- several buckets ----
-
-
-def in_small_buckets(policy, game, world):
-    with mock.patch("strategies.sharding.bucket.SIZE", 100):
-        return train(game, policy=policy, world=world)
 
 
 @pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3+whole", "critic=zero3+whole,*=zero3"])
 def test_parity_in_several_buckets(policy, ranks):
     """Under zero3 as for players of many buckets: gathered when they are read, let go, gathered again."""
-    results = ranks(4).run(in_small_buckets, policy, Composite, 4)
-    assert distance(results[0], train(Composite, policy="single")) < EXACT
-    for result in results[1:]:
-        assert distance(weights(result), weights(results[0])) == 0
-
-
-def operations(policy):
-    with mock.patch("strategies.sharding.bucket.SIZE", 2 * 8 * 256 * 256):
-        module, strategy = Wide(), WatchedStrategy(policy)
-        data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
-        trainer(strategy, 2, 2).fit(module, data)
-    return [name for name, _ in strategy.traces[-1][2].operations]
-
-
-@pytest.mark.parametrize("policy", ["zero2", "zero3"])
-def test_reduction_starts_before_backward_has_ended(policy, ranks):
-    names = ranks(2).run(operations, policy)[0]
-    reductions = [number for number, name in enumerate(names) if name.startswith("c10d._reduce_scatter")]
-    slopes = [number for number, name in enumerate(names) if name.startswith("aten.tanh_backward")]
-    assert len(reductions) > 1
-    assert slopes[len(slopes) // 2 - 1] < reductions[0] < slopes[-1]  # not in the first of two micro-batches
+    results = ranks(4).run(in_buckets, 100, train, Composite, policy=policy, world=4)
+    equals(results, train(Composite, policy="single"))
 
 
 # ---- controls ----
@@ -113,15 +89,10 @@ class Stale(Zero3):
         return storage
 
 
-def train_without(broken, game):
-    POLICIES[broken.name] = broken
-    return train(game, policy=broken.name, world=2)
-
-
 @pytest.mark.parametrize("broken", [Unreduced, Unspread, Stale])
 @pytest.mark.parametrize("name", ["Plain", "TwoPhases"])
 def test_the_control_without_one_collective_differs(name, broken, ranks, hard_alone):
-    assert distance(ranks(2).run(train_without, broken, HARD[name])[0], hard_alone(name)) > BROKEN
+    assert distance(ranks(2).run(train, HARD[name], policy=broken, world=2)[0], hard_alone(name)) > BROKEN
 
 
 # ---- what a rank holds ----
@@ -145,52 +116,37 @@ class Lopsided(GanModule):
         )
 
 
+def stored(tensors):
+    """Bytes by storages, so that two views of one memory count once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 class Weighing(Callback):
-    """Bytes that a rank holds, by storages, so that two views of one memory count once."""
+    """Bytes that a rank holds: of gradients when the optimizer steps, of the rest after the step."""
+
+    def on_train_start(self, trainer, _):
+        self.policy, self.held = trainer.strategy.policies["net"], {"gradients": 0}
+        self.policy.optimizer.register_step_pre_hook(self.weigh_gradients)
+
+    def weigh_gradients(self, *_):
+        weights = [*self.policy.weights.values(), *self.policy.owned.values()]
+        found = stored(weight.grad for weight in weights if weight.grad is not None)
+        self.held["gradients"] = max(self.held["gradients"], found)
 
     def on_train_batch_end(self, trainer, game, *_):
-        policy = trainer.strategy.policies["net"]
-        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in game.net.parameters()}
-        if policy.name == "zero3":
-            storages = {
-                bucket.shard.untyped_storage().data_ptr(): bucket.shard.nbytes for bucket in policy.storage.buckets
-            }
+        weights, states = list(game.net.parameters()), self.policy.optimizer.state.values()
+        if self.policy.name == "zero3":
+            weights = [bucket.shard for bucket in self.policy.storage.buckets]
             assert all(p.untyped_storage().nbytes() <= 8 for p in game.parameters())
-        moments = [t.nbytes for state in policy.optimizer.state.values() for t in state.values() if t.ndim]
-        self.held = {
-            "weights": sum(storages.values()),
-            "moments": sum(moments),
-            "average": sum(average.nbytes for average in policy.ema.average),
-            "gradients": max(trainer.strategy.seen),
-        }
-
-
-class Watching(PhaseStrategy):
-    """Notes the bytes of gradients as they are when the optimizer steps."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.seen = []
-
-    def _adopt_players(self, game, training):
-        super()._adopt_players(game, training)
-        policy = self.policies["net"]
-
-        def weigh(*_):
-            held = {}
-            for weight in [*policy.weights.values(), *policy.owned.values()]:
-                if weight.grad is not None:
-                    storage = weight.grad.untyped_storage()
-                    held[storage.data_ptr()] = storage.nbytes()
-            self.seen.append(sum(held.values()))
-
-        policy.optimizer.register_step_pre_hook(weigh)
+        self.held["weights"] = stored(weights)
+        self.held["moments"] = sum(t.nbytes for state in states for t in state.values() if t.ndim)
+        self.held["average"] = sum(average.nbytes for average in self.policy.ema.average)
 
 
 def held(policy, world):
     game, weighing = Lopsided(), Weighing()
-    data = DataLoader([share(vectors(0), dist.get_rank(), world)] * 2, batch_size=None)
-    trainer(Watching(policy), world, 2, callbacks=[weighing]).fit(game, data)
+    trainer(PhaseStrategy(policy), world, 2, callbacks=[weighing]).fit(game, parts(2, world))
     return weighing.held, 8 * sum(p.numel() for p in game.net.parameters())
 
 
@@ -213,19 +169,18 @@ def test_a_rank_holds_what_theory_says_however_the_weights_are_sized(policy, sha
             assert 0.99 < found[kind] / expected < 1.01, kind
 
 
-def moved_in_groups():
-    """The groups' bytes of each collective are those of the weights of a group of two, among four ranks."""
-    strategy = WatchedStrategy("zero3+hybrid:2")
-    data = DataLoader([share(vectors(step), dist.get_rank(), 4) for step in range(3)], batch_size=None)
-    trainer(strategy, 4, 3).fit(Plain(), data)
-    return [(phase, trace.collectives) for *_, phase, trace in strategy.traces][-1]
+def buckets_of(module, world):
+    """Bytes of a player's whole weights laid in a bucket, with what fills it up to a multiple of the ranks."""
+    count = sum(p.numel() for p in module.parameters())
+    return 8 * -(-count // world) * world
 
 
 def test_hybrid_shares_within_its_groups(ranks):
     for found, whole in ranks(4).run(held, "zero3+hybrid:2", 4):
         for kind in ("weights", "gradients", "moments", "average"):
             assert 0.99 < found[kind] / (whole / 2 * (2 if kind == "moments" else 1)) < 1.01, kind
-    _, collectives = ranks(4).run(moved_in_groups)[0]
+    # Bytes of what a collective reads and fills: those of the weights of a group of two, among four ranks.
+    *_, collectives = ranks(4).run(moved, Plain, "zero3+hybrid:2", 4, 3)[0][-1]
     whole, other = (buckets_of(getattr(Plain(), name), 2) for name in ("generator", "discriminator"))
     norms = 8 * len(list(Plain().generator.parameters()))
     assert collectives == [
@@ -235,6 +190,26 @@ def test_hybrid_shares_within_its_groups(ranks):
         ("allreduce_", whole // 2),  # with the copy in the other group
         ("allreduce_", norms),
     ]
+
+
+@pytest.mark.parametrize("game", [Micro4, Penalty])
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3"])
+def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, game, ranks):
+    """Bytes of what a collective reads and fills: a whole, and a share of it. Each phase reads the other player too."""
+    module = game()
+    for step, phase, collectives in ranks(2).run(moved, game, policy, 2, 4)[0]:
+        if step == 1:
+            continue  # DDP's reducer agrees once on the order of its buckets
+        learner, other = getattr(module, phase), module.generator if phase == "discriminator" else module.discriminator
+        both, read = (buckets_of(each, 2) * 3 // 2 for each in (learner, other))
+        exact, norms = 8 * sum(p.numel() for p in learner.parameters()), 8 * len(list(learner.parameters()))
+        gather, reduce, sum_ = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
+        expected = {
+            "zero1": [(sum_, exact), (gather, both)],
+            "zero2": [(reduce, both), (sum_, norms), (gather, both)],
+            "zero3": [(gather, both), (gather, read), (reduce, both), (sum_, norms)],
+        }
+        assert collectives == expected[policy]
 
 
 # ---- bucket by bucket ----
@@ -317,11 +292,9 @@ class Wholes:
 
 def deep(policy, game, world, steps=4):
     module, strategy, wholes = game(), WatchedStrategy(policy), Wholes()
-    rank = dist.get_rank() if world > 1 else 0
-    data = DataLoader([share(vectors(step), rank, world) for step in range(steps)], batch_size=None)
     seeded = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
     with mock.patch("strategies.sharding.bucket.SIZE", 2**20), seeded, wholes.counting():
-        trainer(strategy, world, steps, callbacks=[CountFromNow(wholes)]).fit(module, data)
+        trainer(strategy, world, steps, callbacks=[CountFromNow(wholes)]).fit(module, parts(steps, world))
     gathers = [
         [size for name, size in trace.collectives if name == "_allgather_base_"] for *_, trace in strategy.traces
     ]
@@ -378,12 +351,10 @@ def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
 
 
 def order_of_operations():
-    strategy = WatchedStrategy("zero3")
-    data = DataLoader([share(vectors(step), dist.get_rank(), 2) for step in range(2)], batch_size=None)
-    with mock.patch("strategies.sharding.bucket.SIZE", 2**20):
-        trainer(strategy, 2, 2).fit(Deep(), data)
     kept = {"c10d._allgather_base_.default": "gather", "aten.addmm.default": "layer"}
-    return [[kept[name] for name, _ in trace.operations if name in kept][:8] for *_, trace in strategy.traces]
+    with mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+        traces = watched(Deep, "zero3", 2, 2)
+    return [[kept[name] for name, _ in trace.operations if name in kept][:8] for *_, trace in traces]
 
 
 def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
@@ -393,8 +364,6 @@ def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
 
 
 class Chosen(Deep):
-    """Ranks read the same layers in another order."""
-
     def loss(self, batch):
         x = nn.functional.pad(batch["x"], (0, 356))
         order = (0, 1, 2, 3) if dist.get_rank() == 0 else (1, 0, 2, 3)
@@ -419,8 +388,6 @@ def test_ranks_that_read_other_weights_are_told(ranks):
 
 
 class Failing(Deep):
-    """Fails in the middle of a forward."""
-
     def loss(self, batch):
         super().loss(batch)
         raise ValueError("in the middle")
@@ -440,9 +407,8 @@ class Reads(Callback):
 
 def read_after_a_failure():
     reads = Reads()
-    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
     with mock.patch("strategies.sharding.bucket.SIZE", 2**20), pytest.raises(ValueError, match="in the middle"):
-        trainer(PhaseStrategy("zero3"), 2, 1, callbacks=[reads]).fit(Failing(), data)
+        trainer(PhaseStrategy("zero3"), 2, 1, callbacks=[reads]).fit(Failing(), parts(1, 2))
     return reads.started
 
 
@@ -455,7 +421,6 @@ def test_after_a_failure_reading_waits_for_nobody(ranks):
 
 def mixed(policy):
     module, strategy = Deep(), WatchedStrategy(policy)
-    data = DataLoader([share({"x": vectors(s)["x"].float()}, dist.get_rank(), 2) for s in range(4)], batch_size=None)
     kinds = set()
 
     class Kinds(Callback):
@@ -463,7 +428,7 @@ def mixed(policy):
             kinds.update(state["exp_avg"].dtype for state in strategy.policies["net"].optimizer.state.values())
 
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.sharding.bucket.SIZE", 2**20):
-        trainer(strategy, 2, 4, precision="bf16-mixed", callbacks=[Kinds()]).fit(module, data)
+        trainer(strategy, 2, 4, precision="bf16-mixed", callbacks=[Kinds()]).fit(module, parts(4, 2, single))
     moved = {size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_"}
     return snapshot(module, strategy), moved, kinds
 
@@ -497,65 +462,6 @@ def test_no_bucket_is_found_where_its_memory_was(ranks):
     assert ranks(2).run(remembered_when_resharded) == [0, 0]
 
 
-# ---- bytes ----
-
-
-def moved(policy, game, world, steps=4):
-    """The collectives of every phase on this rank."""
-    module, strategy = game(), WatchedStrategy(policy)
-    data = DataLoader([share(vectors(step), dist.get_rank(), world) for step in range(steps)], batch_size=None)
-    trainer(strategy, world, steps, sync_batchnorm=True).fit(module, data)
-    return [(step, phase, trace.collectives) for step, phase, trace in strategy.traces]
-
-
-def buckets_of(module, world):
-    """Bytes of a player's whole weights laid in a bucket, with what fills it up to a multiple of the ranks."""
-    count = sum(p.numel() for p in module.parameters())
-    return 8 * -(-count // world) * world
-
-
-@pytest.mark.parametrize("game", [Micro4, Penalty])
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, game, ranks):
-    """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
-    world = 2
-    module = game()
-    for step, phase, collectives in ranks(world).run(moved, policy, game, world)[0]:
-        if step == 1:
-            continue  # DDP's reducer agrees once on the order of its buckets
-        learner = getattr(module, phase)
-        whole, norms = buckets_of(learner, world), 8 * len(list(learner.parameters()))
-        both = whole + whole // world
-        gather, reduce, sum_ = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
-        used = [module.discriminator, module.generator]  # each phase of these games calls the other player as well
-        other = buckets_of(used[phase == "discriminator"], world)
-        exact = 8 * sum(p.numel() for p in learner.parameters())
-        assert (
-            collectives
-            == {
-                "zero1": [(sum_, exact), (gather, both)],
-                "zero2": [(reduce, both), (sum_, norms), (gather, both)],
-                "zero3": [(gather, both), (gather, other + other // world), (reduce, both), (sum_, norms)],
-            }[policy]
-        )
-
-
-class Apart(Plain):
-    """The discriminator judges the data alone: the generator plays no part in its phase."""
-
-    def judge(self, batch):
-        return self.discriminator(batch["x"]).square().mean()
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_a_player_that_a_phase_does_not_use_moves_nothing(policy, ranks):
-    world, largest = 2, buckets_of(Apart().discriminator, 2) * 3 // 2
-    for step, phase, collectives in ranks(world).run(moved, policy, Apart, world)[0]:
-        if step != 1 and phase == "discriminator":
-            sizes = [size for name, size in collectives if not name.startswith("allreduce")]
-            assert sizes == [largest] * {"zero1": 1, "zero2": 2, "zero3": 2}[policy]
-
-
 # ---- checkpoints that travel ----
 
 
@@ -577,51 +483,17 @@ def _shapes(node, place=""):
     return {place: node}
 
 
-def test_the_control_a_journey_without_its_optimizers_arrives_elsewhere(saved, unbroken, ranks, tmp_path):
-    damaged = without_optimizers(saved("zero3"), tmp_path / "damaged.ckpt")
-    assert distance(travel(ranks, "zero2", 6, resume=damaged), unbroken) > BROKEN
-
-
-def saved_in_the_middle(policy, folder):
-    """A run that is saved by a callback between two steps, and goes on; then from the file."""
-
-    def run(callbacks=(), resume=None):
-        module, strategy = Journey(), PhaseStrategy(policy)
-        made = trainer(strategy, 2, 6, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
-        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
-            made.fit(module, Whole(8, dist.get_rank(), 2), ckpt_path=resume)
-        return snapshot(module, strategy)
-
-    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=3, save_top_k=-1)
-    unbroken = run([keep])
-    return distance(run(resume=str(folder / "step=3.ckpt")), unbroken)
-
-
-@pytest.mark.parametrize("policy", SHARED_OUT)
-def test_saving_between_steps_disturbs_nothing_and_resumes_bit_for_bit(policy, ranks, tmp_path):
-    assert ranks(2).run(saved_in_the_middle, policy, tmp_path) == [0, 0]
-
-
 # ---- refusals ----
 
 
-def refused(policy, game=Plain, world=2):
-    data = DataLoader([share(vectors(0), dist.get_rank(), world)], batch_size=None)
-    try:
-        trainer(PhaseStrategy(policy), world, 1).fit(game(), data)
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):
-    for message in ranks(4).run(refused, "zero2+hybrid:3", Plain, 4):
+    for message in ranks(4).run(refused, Plain, policy="zero2+hybrid:3", world=4):
         assert "player 'generator': 4 ranks cannot be parted into groups of 3" in message
         assert "type zero2+hybrid:N with an N that divides 4" in message
 
 
 def test_bfloat16_without_autocast_is_refused(ranks):
-    for message in ranks(2).run(refused, "generator=zero3+bf16,*=ddp", Plain):
+    for message in ranks(2).run(refused, Plain, policy="generator=zero3+bf16,*=ddp", world=2):
         assert message.startswith("player 'generator': option bf16")
         assert "type --precision bf16-mixed" in message
 
@@ -653,15 +525,14 @@ class ReadsBetweenPhases(Callback):
 
 def read_between_phases(policy, folder):
     reads, game = ReadsBetweenPhases(folder), Plain()
-    data = DataLoader([share(vectors(0), dist.get_rank(), 2)], batch_size=None)
-    trainer(PhaseStrategy(policy), 2, 1, callbacks=[reads]).fit(game, data)
+    trainer(PhaseStrategy(policy), 2, 1, callbacks=[reads]).fit(game, parts(1, 2))
     return reads.refused, distance(reads.written[0], game.state_dict())
 
 
 @pytest.mark.parametrize(("policy", "refusals"), [("zero3", 4), ("zero2", 0)])
 def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ranks, tmp_path):
     """They were not-a-numbers before, also on the disk. Inside gathered() they are the weights."""
-    for refused, difference in ranks(2).run(read_between_phases, policy, tmp_path):
-        assert len(refused) == refusals
-        assert all("Read weights inside `with trainer.strategy.gathered():`" in each for each in refused)
+    for said, difference in ranks(2).run(read_between_phases, policy, tmp_path):
+        assert len(said) == refusals
+        assert all("Read weights inside `with trainer.strategy.gathered():`" in each for each in said)
         assert difference == 0

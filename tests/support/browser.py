@@ -57,7 +57,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **details)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer."""
         self._calls += 1
         message = {"id": self._calls, "method": method, "params": parameters}
         if self.session:

@@ -115,8 +115,17 @@ class Sized(GanModule):
         yield Player("idle", self.idle)
 
     def configure_phases(self) -> Iterator[Phase]:
-        yield Phase("first", lambda batch: self.second(self.first(wide(batch))).square().mean(), "first")
-        yield Phase("second", lambda batch: self.second(self.first(wide(batch)).tanh()).mean(), "second")
+        yield Phase("first", self.please, "first", second_order=True)
+        yield Phase(
+            "second", lambda batch: self.second(self.first(wide(batch)).tanh()).mean(), "second", micro_batches=4
+        )
+
+    def please(self, batch: dict[str, Tensor]) -> Tensor:
+        """With a penalty on the second player's slope, which differentiates a gradient."""
+        made = self.first(wide(batch))
+        score = self.second(made).square().mean()
+        (slope,) = torch.autograd.grad(score, made, create_graph=True)
+        return score + slope.square().mean()
 
 
 def wide(batch: dict[str, Tensor]) -> Tensor:

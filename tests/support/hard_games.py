@@ -58,20 +58,14 @@ class Plain(GanModule):
 
 
 class Every(Plain):
-    """A generator that learns every third step."""
-
     every = 3
 
 
 class Micro2(Plain):
-    """Two micro-batches a phase."""
-
     micro_batches = 2
 
 
 class Micro4(Plain):
-    """Four micro-batches a phase."""
-
     micro_batches = 4
 
 

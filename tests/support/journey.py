@@ -8,27 +8,19 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-from torch import Tensor
 
-from gan import Player, noise
+from gan import Player
 from strategies import PhaseStrategy
 from tests.support.doubled import doubled
-from tests.support.hard_games import SometimesReached, Synthesis, by_shape
+from tests.support.hard_games import OwnMethods, SometimesReached, by_shape
 from tests.support.parity import Whole, snapshot, trainer
 
 OURS = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 4, "generator=zero3,*=zero1": 2}
 LEGS = {**OURS, "deepspeed1": 2, "deepspeed2": 4, "deepspeed3": 2}  # and the ranks that each is travelled with
 
 
-class Journey(SometimesReached):
+class Journey(OwnMethods, SometimesReached):
     """Weights out of reach, frozen weights, an average, a clip, a schedule, and groups of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = Synthesis()
-
-    def fake(self, real: Tensor) -> Tensor:
-        return self.generator.synthesize(noise.randn((len(real), 4), like=real))
 
     def configure_players(self) -> Iterator[Player]:
         generator, discriminator = super().configure_players()

@@ -21,6 +21,13 @@ def put(path, values, mode=None, **options):
     return path
 
 
+def pairs(root, *names, suffix="png"):
+    for name in names:
+        put(root / "images" / f"{name}.{suffix}", colours())
+        put(root / "labels" / f"{name}.png", labels())
+    return root
+
+
 def colours(height=8, width=8, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3))
 

@@ -4,8 +4,6 @@ from torch.utils.data import Dataset
 
 
 class Numbers(Dataset):
-    """Samples that say who they are."""
-
     def __init__(self, length):
         self.length = length
 

@@ -1,10 +1,13 @@
 """Tiny trained runs, to open in tests."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
 
 from datasets import Faces
+from gan import GanModule
 from gan.fit import command as fit
 from tests.support import narrow_vgg
 
@@ -12,12 +15,15 @@ WIDTHS = dict(size=32, width=4, hidden=8, style=8)
 SMALL = dict(upsamplings=2, workers=0, **WIDTHS)  # settings of a run on files
 
 
+def typed(settings: dict[str, Any]) -> list[str]:
+    return [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+
+
 def train(out: Path, name: str, **settings) -> Path:
     """A run's folder after two steps on one device."""
     steps = {"max-steps": 2, "save-every": 2, "log-every": 1}
     settings = {"devices": 1, "accelerator": "cpu", "batch-size": 4, **steps, **settings}
-    options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-    assert fit.main(["--run", name, "--out", str(out), *options]) == 0
+    assert fit.main(["--run", name, "--out", str(out), *typed(settings)]) == 0
     return max(out.glob(f"*-{name}"))
 
 
@@ -26,17 +32,30 @@ def sean_run(out: Path) -> Path:
     return train(out, "sean-faces", faces=16, held_out=4, **WIDTHS)
 
 
+def drawn(root: Path, count: int, size: int) -> Path:
+    faces = Faces(count, size=size)
+    for part, draw in (("images", faces.draw), ("labels", faces.label)):
+        (root / part).mkdir(parents=True)
+        for number in range(count):
+            draw(number).save(root / part / f"{number}.png")
+    return root
+
+
 def folder_run(root: Path) -> Path:
     """SEAN on a folder of pictures, with a perceptual loss whose weights were removed after training."""
-    data, faces = root / "data", Faces(8, size=32)
-    for part, draw in (("images", faces.draw), ("labels", faces.label)):
-        (data / part).mkdir(parents=True)
-        for number in range(8):
-            draw(number).save(data / part / f"{number}.png")
+    data = drawn(root / "data", 8, 32)
     vgg = Path(narrow_vgg.save(root / "vgg.pth"))
     run = train(root / "runs", "sean-folder", data=data, perceptual=vgg, held_out=2, **SMALL)
     vgg.unlink()
     return run
+
+
+@torch.no_grad()
+def set_grain(game: GanModule, scale: float) -> None:
+    """How much of the noise is seen in what SEAN's generator paints."""
+    for name, weight in game.named_parameters():
+        if name.endswith("noise_scale"):
+            weight.fill_(scale)
 
 
 def rewrite(folder: Path, **changes) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from gan import GanModule
 from gan.checkpoint import Share
+from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies.ddp import Ddp
@@ -32,6 +33,10 @@ def vectors(step: int) -> dict[str, Tensor]:
     return {"x": torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)}
 
 
+def single(step: int) -> dict[str, Tensor]:
+    return {name: value.float() for name, value in vectors(step).items()}
+
+
 def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
     """A quiet CPU Trainer in float64."""
     warnings.filterwarnings("ignore", module="lightning")
@@ -45,6 +50,12 @@ def share(batch: Any, rank: int, world: int) -> Any:
     """A rank's part of a global batch."""
     size = BATCH // world
     return {name: value[rank * size : (rank + 1) * size] for name, value in batch.items()}
+
+
+def parts(steps: int, world: int = 1, batches: Callable[[int], Any] = vectors) -> DataLoader:
+    """This rank's parts of the first global batches."""
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    return DataLoader([share(batches(step), rank, world) for step in range(steps)], batch_size=None)
 
 
 class Whole:
@@ -89,14 +100,30 @@ def train(
     steps: int = STEPS,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Train and return weights, averages and optimizer states, keyed by name."""
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    POLICIES["deaf"] = Deaf
+    """Train and return weights, averages and optimizer states, keyed by name. A control's policy is a class."""
+    for control in (Deaf, policy):
+        if isinstance(control, type):
+            POLICIES[control.name] = control
+    policy = policy.name if isinstance(policy, type) else policy
     module, strategy = game(), PhaseStrategy(policy)
-    data = DataLoader([share(batches(step), rank, world) for step in range(steps)], batch_size=None)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
-        trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, data)
+        trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, parts(steps, world, batches))
     return snapshot(module, strategy)
+
+
+def refused(*args: Any, **kwargs: Any) -> str | None:
+    """The words in which `train` is refused; none where it trains."""
+    try:
+        train(*args, **kwargs)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def in_buckets(size: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call with buckets of so many bytes."""
+    with mock.patch("strategies.sharding.bucket.SIZE", size):
+        return function(*args, **kwargs)
 
 
 def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
@@ -132,6 +159,13 @@ def together(shares: dict[str, Share], world: int) -> dict[str, Tensor]:
 def weights(found: dict[str, Any]) -> dict[str, Any]:
     """What every rank has of a snapshot."""
     return {name: value for name, value in found.items() if name.startswith("weight ")}
+
+
+def equals(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """Assert that the first rank has what one device has, and the others the first one's weights to the last bit."""
+    assert distance(found[0], expected) < EXACT
+    for other in found[1:]:
+        assert distance(weights(other), weights(found[0])) == 0
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:

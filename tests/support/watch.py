@@ -1,13 +1,16 @@
 """Watching a phase from below: every collective with its bytes, among the other operations in their order."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gan import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy
+from tests.support.parity import parts, trainer, vectors
 
 
 class Trace(TorchDispatchMode):
@@ -25,7 +28,6 @@ class Trace(TorchDispatchMode):
 
     @property
     def collectives(self) -> list[tuple[str, int]]:
-        """Name and bytes of each collective."""
         return [(name.split(".")[1], size) for name, size in self.operations if name.startswith("c10d")]
 
 
@@ -40,3 +42,32 @@ class WatchedStrategy(PhaseStrategy):
         with Trace() as trace:
             super().run(phase, batch)
         self.traces.append((self.lightning_module.step, phase.name, trace))
+
+
+def watched(
+    game: Callable[[], GanModule], policy: Any, world: int, steps: int, batches: Any = vectors, **settings: Any
+) -> list[tuple[int, str, Trace]]:
+    """Step, phase and trace of every phase of a training."""
+    strategy = WatchedStrategy(policy)
+    made = trainer(strategy, world, steps, **{"sync_batchnorm": True, **settings})
+    made.fit(game(), parts(steps, world, batches))
+    return strategy.traces
+
+
+def moved(
+    game: Callable[[], GanModule], policy: Any, world: int, steps: int, *batches: Any, **settings: Any
+) -> list[Any]:
+    """Step, phase and collectives of every phase."""
+    traces = watched(game, policy, world, steps, *batches, **settings)
+    return [(step, phase, trace.collectives) for step, phase, trace in traces]
+
+
+def operations(game: Callable[[], GanModule], policy: Any, world: int, steps: int) -> list[str]:
+    """The names of all operations of the last phase."""
+    return [name for name, _ in watched(game, policy, world, steps)[-1][2].operations]
+
+
+def sizes_of(game: Callable[[], GanModule]) -> dict[str, int]:
+    """Bytes of each player's weights in float64."""
+    players = game().configure_players()
+    return {each.name: 8 * sum(weight.numel() for weight in each.module.parameters()) for each in players}

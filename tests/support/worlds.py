@@ -49,7 +49,6 @@ class Ranks:
         return [result for _, result in results]
 
     def close(self) -> None:
-        """End the processes."""
         for process in self.processes:
             process.terminate()
             process.join()

@@ -52,10 +52,7 @@ def segmenter(tmp_path_factory):
 def opened(run, held_out=5):
     """Five held-out faces, and a generator whose noise can be seen."""
     found = open_run(str(run), held_out=held_out)
-    with torch.no_grad():
-        for name, parameter in found.run.game.named_parameters():
-            if name.endswith("noise_scale"):
-                parameter.fill_(0.5)
+    opening.set_grain(found.run.game, 0.5)
     return found
 
 
@@ -126,10 +123,8 @@ def test_transfer_errors_are_those_that_validation_logs(sean_run):
     batch = default_collate([to_tensors(data[number]) for number in range(5)])
     logged = {}
     game.log = lambda name, value, **_: logged.update({name: float(value)})
+    opening.set_grain(game, 0.0)  # validation's noise is another
     with torch.no_grad():
-        for name, parameter in game.named_parameters():
-            if name.endswith("noise_scale"):
-                parameter.zero_()  # validation's noise is another
         game.validation_step(batch)
     scores = scoring.evaluate(found, scores=("transfer",))["scores"]
     for title, name in (("transfer", "transfer_error"), ("one region", "region_error"), ("one region", "region_spill")):

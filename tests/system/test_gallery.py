@@ -29,7 +29,6 @@ def made(sean_run, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A browser's page."""
     program = browser.installed()
     if program is None:
         pytest.skip("there is no Chromium here to open the page in; install Debian's package chromium")

@@ -16,7 +16,6 @@ SAMPLES = Path(__file__).resolve().parents[2] / "samples"
 
 @pytest.fixture(scope="module")
 def notebook():
-    """The notebook as it is committed."""
     return nbformat.read(SAMPLES / "inspect.ipynb", as_version=4)
 
 

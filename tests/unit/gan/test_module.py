@@ -7,7 +7,7 @@ from gan import GanModule
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain, Teacher
-from tests.support.parity import train, trainer
+from tests.support.parity import distance, parts, train, trainer
 
 
 def test_a_game_without_players_or_phases_says_what_to_write():
@@ -68,8 +68,6 @@ def test_a_shared_fake_gives_the_generator_the_gradient_of_its_own_forward():
         def fool(self, batch):
             return Teacher.fool(self, batch)
 
-    from tests.support.parity import distance
-
     assert distance(train(Once, policy="single"), train(Twice, policy="single")) < 1e-12
 
 
@@ -89,11 +87,7 @@ def test_sharing_leaves_only_the_learners_requiring_gradients():
 def test_a_frozen_player_changes_in_nothing_not_even_its_statistics():
     game = Teacher()
     before = {name: value.clone() for name, value in game.teacher.state_dict().items()}
-    from torch.utils.data import DataLoader
-
-    from tests.support.parity import vectors
-
-    trainer(PhaseStrategy("single"), 1, 3).fit(game, DataLoader([vectors(0)] * 3, batch_size=None))
+    trainer(PhaseStrategy("single"), 1, 3).fit(game, parts(3))
     assert all(
         torch.equal(value.to(before[name].dtype), before[name]) for name, value in game.teacher.state_dict().items()
     )

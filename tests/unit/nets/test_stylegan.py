@@ -60,14 +60,6 @@ def test_the_mapping_sees_the_direction_of_a_latent_only():
     assert not torch.allclose(mapping(z), mapping(-z), atol=1e-2)
 
 
-def test_latents_become_pictures_and_pictures_scores():
-    torch.manual_seed(0)
-    net = StyleGenerator(5, 6, WIDTHS, mapping=2)
-    images = net(torch.randn(3, 5))
-    assert images.shape == (3, 3, 16, 16)
-    assert StyleDiscriminator(WIDTHS)(images).shape == (3,)
-
-
 def test_styles_come_with_the_pictures_that_were_made_of_them():
     torch.manual_seed(0)
     net, z = StyleGenerator(5, 6, WIDTHS, mapping=2), torch.randn(3, 5)
@@ -76,22 +68,6 @@ def test_styles_come_with_the_pictures_that_were_made_of_them():
     torch.testing.assert_close(images, net(z))
     (slope,) = torch.autograd.grad(images.square().sum(), styles)
     assert (slope.abs().sum((0, 2)) > 0).all()  # every layer has a style that counts
-
-
-def test_the_first_pictures_and_scores_have_a_sensible_size():
-    torch.manual_seed(0)
-    images = StyleGenerator(32, 32, (64, 64, 64, 32))(torch.randn(64, 32))
-    assert 0.2 < images.std() < 5
-    scores = StyleDiscriminator((64, 64, 64, 32))(torch.randn(64, 3, 32, 32))
-    assert 0.01 < scores.std() < 5
-
-
-def test_every_weight_learns():
-    torch.manual_seed(0)
-    nets = StyleGenerator(5, 6, WIDTHS, mapping=2), StyleDiscriminator(WIDTHS)
-    for net, x in zip(nets, (torch.randn(3, 5), torch.randn(3, 3, 16, 16)), strict=True):
-        net(x).square().sum().backward()
-        assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
 
 
 def test_samples_keep_to_themselves():

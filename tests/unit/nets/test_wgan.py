@@ -9,22 +9,6 @@ from nets.wgan import DownBlock, UpBlock, WganCritic, WganGenerator
 WIDTHS = (8, 8, 4)
 
 
-def test_latents_become_pictures_and_pictures_scores():
-    torch.manual_seed(0)
-    images = WganGenerator(5, WIDTHS)(torch.randn(3, 5))
-    assert images.shape == (3, 3, 16, 16)
-    assert images.abs().max() <= 1
-    assert WganCritic(WIDTHS)(images).shape == (3,)
-
-
-def test_the_first_pictures_and_scores_have_a_sensible_size():
-    torch.manual_seed(0)
-    images = WganGenerator(32, (64, 64, 64, 32))(torch.randn(64, 32))
-    assert 0.2 < images.std() < 0.9
-    scores = WganCritic((64, 64, 64, 32))(torch.randn(64, 3, 32, 32))
-    assert 0.01 < scores.std() < 5
-
-
 def test_the_critic_has_no_norm_and_samples_keep_to_themselves():
     torch.manual_seed(0)
     net = WganCritic(WIDTHS)
@@ -44,13 +28,6 @@ def test_no_bias_stands_where_a_norm_would_cancel_it():
     biases = {name for name, _ in WganGenerator(5, WIDTHS).named_parameters() if name.endswith("bias")}
     norms = {f"blocks.{block}.norms.{norm}.bias" for block in range(2) for norm in range(2)} | {"norm.bias"}
     assert biases == norms | {"start.bias", "paint.bias"}
-
-
-def test_every_weight_learns():
-    torch.manual_seed(0)
-    for net, x in ((WganGenerator(5, WIDTHS), torch.randn(3, 5)), (WganCritic(WIDTHS), torch.randn(3, 3, 16, 16))):
-        net(x).square().sum().backward()
-        assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
 
 
 def test_blocks_double_and_halve():

@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
@@ -83,13 +82,6 @@ def test_a_face_does_not_depend_on_process_or_hash_seed():
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == digest(Faces(6))
-
-
-def test_a_face_does_not_depend_on_workers():
-    faces = Faces(6)
-    drawn = list(DataLoader(faces, batch_size=None, num_workers=2))
-    for k, item in enumerate(drawn):
-        assert torch.equal(item["image"], faces[k]["image"]) and torch.equal(item["label"], faces[k]["label"])
 
 
 def test_drawing_leaves_the_global_random_states_alone():

@@ -16,7 +16,7 @@ from datasets import FolderPairs
 from datasets.files import cache
 from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
 from gan.errors import UserError
-from tests.support.layouts import colours, labels, put
+from tests.support.layouts import colours, labels, pairs, put
 
 KEYS = ["a", "b", "ü", "d"]
 
@@ -189,10 +189,8 @@ def test_the_cache_lies_beside_the_data_or_where_it_may(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_to(tmp_path, monkeypatch):
     (tmp_path / "chosen").write_text("a file")
     monkeypatch.setenv("GAN_CACHE", str(tmp_path / "chosen"))
-    put(tmp_path / "set" / "images" / "a.png", colours())
-    put(tmp_path / "set" / "labels" / "a.png", labels())
     with pytest.raises(UserError, match=r"cannot write to .*chosen.*; set the environment variable GAN_CACHE"):
-        FolderPairs(tmp_path / "set", 4, 8)
+        FolderPairs(pairs(tmp_path / "set", "a"), 4, 8)
 
 
 def test_a_disk_that_is_full(tmp_path, monkeypatch):
@@ -238,10 +236,7 @@ def test_long_work_shows_a_bar(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def root(tmp_path):
-    for name in "abc":
-        put(tmp_path / "images" / f"{name}.png", colours())
-        put(tmp_path / "labels" / f"{name}.png", labels())
-    return tmp_path
+    return pairs(tmp_path, *"abc")
 
 
 def read(root, monkeypatch, labels=4):

@@ -16,14 +16,6 @@ def test_ids_are_the_published_ones_and_the_licence_plate_comes_last():
         assert Cityscapes.label_names[number] == name
 
 
-def test_the_licence_plate_is_minus_one_in_a_byte(tmp_path):
-    written = cityscapes(tmp_path)
-    values = read_map(written.labels[0])
-    values[2, 3] = np.array(-1).astype(np.uint8)
-    put(written.labels[0], values)
-    assert written.open()[0]["label"][2, 3] == 34
-
-
 def test_edges_are_those_of_the_instances(tmp_path):
     written = cityscapes(tmp_path)
     data = written.open()

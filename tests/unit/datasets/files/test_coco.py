@@ -16,14 +16,6 @@ def test_labels_are_the_published_numbers_less_one():
         assert CocoStuff.label_names[number] == name
 
 
-def test_void_is_the_last_label(tmp_path):
-    written = coco(tmp_path)
-    label = written.open(size=(10, 12))[0]["label"]
-    values = read_map(written.labels[0])
-    assert values[0, 0] == 255 and label[0, 0] == 182
-    assert (label.numpy()[values < 255] == values[values < 255]).all()
-
-
 def test_pictures_may_lie_where_their_archive_puts_them(tmp_path):
     written = coco(tmp_path)
     (tmp_path / "images" / "train2017").rename(tmp_path / "train2017")

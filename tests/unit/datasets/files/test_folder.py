@@ -7,15 +7,13 @@ import torch
 from datasets import FolderPairs
 from gan.errors import UserError
 from tests.support.layouts import colours, labels, prepared, put
+from tests.support.layouts import pairs as good_pairs
 
 
 @pytest.fixture
 def root(tmp_path):
     """Two good pairs."""
-    for name in ("a", "b"):
-        put(tmp_path / "images" / f"{name}.png", colours())
-        put(tmp_path / "labels" / f"{name}.png", labels())
-    return tmp_path
+    return good_pairs(tmp_path, "a", "b")
 
 
 def names(pairs):
@@ -32,18 +30,14 @@ def test_items_are_those_of_faces(root):
 
 
 def test_pairs_are_sorted_and_may_lie_in_folders(tmp_path):
-    for name in ("z/1", "b", "a/2", "a/1"):
-        put(tmp_path / "images" / f"{name}.jpg", colours())
-        put(tmp_path / "labels" / f"{name}.png", labels())
-    pairs = FolderPairs(tmp_path, 4, 8)
+    pairs = FolderPairs(good_pairs(tmp_path, "z/1", "b", "a/2", "a/1", suffix="jpg"), 4, 8)
     assert names(pairs) == ["labels/a/1", "labels/a/2", "labels/b", "labels/z/1"]
     assert pairs[3]["image"].shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "webp", "bmp", "tif"])
 def test_kinds_of_pictures(tmp_path, suffix):
-    put(tmp_path / "images" / f"ä.{suffix}", colours())
-    put(tmp_path / "labels" / "ä.png", labels())
+    good_pairs(tmp_path, "ä", suffix=suffix)
     (tmp_path / "images" / "notes.txt").write_text("not a picture")
     (tmp_path / "images" / "._ä.jpg").write_text("left by a file manager")
     assert FolderPairs(tmp_path, 4, 8)[0]["image"].shape == (3, 8, 8)
@@ -69,9 +63,7 @@ def test_a_link_to_nothing_is_named(root, tmp_path):
 
 
 def test_the_last_by_name_are_held_out(tmp_path):
-    for k in range(5):
-        put(tmp_path / "images" / f"{k}.png", colours())
-        put(tmp_path / "labels" / f"{k}.png", labels())
+    good_pairs(tmp_path, *range(5))
     train, val = (FolderPairs(tmp_path, 4, 8, split=split, held_out=2) for split in ("train", "val"))
     assert names(train) == ["labels/0", "labels/1", "labels/2"] and names(val) == ["labels/3", "labels/4"]
     assert len(list((tmp_path / "gan-cache").glob("checked-*.npz"))) == 1, "one index for both"
@@ -81,9 +73,7 @@ def test_the_last_by_name_are_held_out(tmp_path):
 
 
 def test_one_picture_cannot_be_split(tmp_path):
-    put(tmp_path / "images" / "a.png", colours())
-    put(tmp_path / "labels" / "a.png", labels())
-    assert len(FolderPairs(tmp_path, 4, 8)) == 1
+    assert len(FolderPairs(good_pairs(tmp_path, "a"), 4, 8)) == 1
     with pytest.raises(UserError, match=r"one picture .* is none to hold out; add a second"):
         FolderPairs(tmp_path, 4, 8, split="val", held_out=1)
 

@@ -18,7 +18,6 @@ STORED = [name for name in LAYOUTS if name != "celebamask"]  # whose label maps 
 
 @pytest.fixture(params=LAYOUTS)
 def written(request, tmp_path):
-    """A good data set in each layout."""
     return LAYOUTS[request.param](tmp_path / "set")
 
 
@@ -176,19 +175,14 @@ def test_a_label_of_255(stored):
     assert str(error.value) == f"{stored.labels[1]} has the label {values[-1, -1]}; {stored.allowed}"
 
 
-def test_palette_label_maps_are_read_by_number(stored):
+@pytest.mark.parametrize(("mode", "kind"), [("P", np.uint8), ("I;16", np.uint16)])
+def test_label_maps_of_a_palette_or_of_sixteen_bits_are_read_by_number(mode, kind, stored):
     expected = stored.open()[1]["label"]
-    picture = Image.fromarray(read_map(stored.labels[1]).astype(np.uint8))
-    picture.putpalette(np.random.default_rng(3).integers(0, 256, 768).astype(np.uint8).tolist())
+    picture = Image.fromarray(read_map(stored.labels[1]).astype(kind))
+    if mode == "P":
+        picture.putpalette(np.random.default_rng(3).integers(0, 256, 768).astype(np.uint8).tolist())
     put(stored.labels[1], picture)
-    assert Image.open(stored.labels[1]).mode == "P"
-    assert torch.equal(stored.open()[1]["label"], expected)
-
-
-def test_sixteen_bit_label_maps_are_read_by_number(stored):
-    expected = stored.open()[1]["label"]
-    put(stored.labels[1], Image.fromarray(read_map(stored.labels[1]).astype(np.uint16)))
-    assert Image.open(stored.labels[1]).mode == "I;16"
+    assert Image.open(stored.labels[1]).mode == mode
     assert torch.equal(stored.open()[1]["label"], expected)
 
 

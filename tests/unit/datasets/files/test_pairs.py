@@ -14,7 +14,6 @@ from tests.support.layouts import colours, folder, labels, put
 
 
 def one_pair(root, picture, label=None, **options):
-    """A folder of one pair."""
     put(root / "images" / "a.png", picture, **options)
     put(root / "labels" / "a.png", labels() if label is None else label)
     return root

@@ -16,12 +16,8 @@ from gan.fit.metrics import Record
 from strategies import PhaseStrategy
 from strategies.processes.stopping import SIGNALS, Stopped
 from tests.support.hard_games import Plain
-from tests.support.parity import distance, snapshot, trainer, vectors
+from tests.support.parity import distance, parts, snapshot, trainer, vectors
 from tests.support.saved import read_checkpoint, write_checkpoint
-
-
-def data(steps):
-    return DataLoader([vectors(step) for step in range(steps)], batch_size=None)
 
 
 def test_the_bar_names_each_phase_and_leaves_gradient_norms_out():
@@ -36,7 +32,7 @@ def test_the_bar_names_each_phase_and_leaves_gradient_norms_out():
 
 def test_the_bar_counts_steps_and_images(capsys):
     made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16)], enable_progress_bar=True)
-    made.fit(Plain(), data(5))
+    made.fit(Plain(), parts(5))
     said = capsys.readouterr().err
     assert "5/5" in said
 
@@ -62,7 +58,7 @@ class Show(Plain):
 
 class Data(LightningDataModule):
     def train_dataloader(self):
-        return data(4)
+        return parts(4)
 
     def val_dataloader(self):
         return DataLoader([{**vectors(9), "image": torch.zeros(16, 3, 4, 4)}], batch_size=None)
@@ -120,7 +116,7 @@ def kept(tmp_path, steps, at, every=3, resume=None):
     keep = Keep(RunFolder(tmp_path), every)
     made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[Signals(at), keep])
     try:
-        made.fit(Plain(), data(steps), ckpt_path=resume and str(tmp_path / "checkpoints" / resume))
+        made.fit(Plain(), parts(steps), ckpt_path=resume and str(tmp_path / "checkpoints" / resume))
     finally:
         found = sorted(path.name for path in (tmp_path / "checkpoints").glob("*"))
     return made, found

@@ -29,7 +29,6 @@ def painter(opened):
 
 @pytest.fixture
 def copied(sean_run, tmp_path):
-    """A painter of a copy of the run."""
     return Painter(open_run(str(shutil.copytree(sean_run, tmp_path / "001-copy"))))
 
 
@@ -85,9 +84,7 @@ def test_styles_are_the_encoders_and_absent_regions_have_none(painter):
 
 
 def test_paint_is_the_generators_with_noise_that_the_seed_decides(opened, painter):
-    for name, weight in painter.game.generator.named_parameters():
-        if name.endswith("noise_scale"):
-            weight.data.fill_(1.0)
+    opening.set_grain(painter.game, 1.0)
     try:
         picture = painter.picture("0")
         styles = painter.styles(picture)
@@ -98,9 +95,7 @@ def test_paint_is_the_generators_with_noise_that_the_seed_decides(opened, painte
         assert not torch.equal(Painter(opened, seed=1).paint(picture, styles), one)
         assert one.shape == (3, 32, 32) and one.abs().max() <= 1
     finally:
-        for name, weight in painter.game.generator.named_parameters():
-            if name.endswith("noise_scale"):
-                weight.data.fill_(0.0)
+        opening.set_grain(painter.game, 0.0)
 
 
 def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
-from gan import Phase, Player
+from gan import Player
 from gan.errors import UserError
 from strategies.policies.replica import Replica
 from tests.support.hard_games import Plain, TwoForwards, mlp
@@ -166,18 +166,6 @@ def test_classes_and_python_modules_are_shared():
     game.kind, game.module = Box, functools
     own = replica(game).game
     assert own.kind is Box and own.module is functools
-
-
-def test_losses_that_phases_make_of_lambdas_use_the_replicas_networks():
-    class Lambdas(Plain):
-        def configure_phases(self):
-            net = self.generator
-            yield Phase("generator", lambda batch: net, "generator")
-
-    game = Lambdas()
-    own = replica(game).game
-    assert game.phases[0].loss(None) is game.generator
-    assert own.phases[0].loss(None) is own.generator
 
 
 # ---- what cannot be copied is refused ----
@@ -366,10 +354,3 @@ def test_parity(game):
     alone = train(game, policy="single")
     for devices in (2, 4):
         assert distance(train(game, policy="dp", devices=devices), alone) < EXACT
-
-
-def test_compiled_networks_are_refused():
-    game = Plain()
-    game.generator.compile(backend="eager")
-    with pytest.raises(UserError, match="makes no replicas of compiled networks"):
-        replica(game)

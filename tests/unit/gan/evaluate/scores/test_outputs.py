@@ -9,6 +9,7 @@ from gan import GanModule, noise
 from gan.errors import UserError
 from gan.evaluate.scores.outputs import makes
 from gan.runs import build
+from tests.support import opening
 
 SMALL = dict(size=32, batch_size=2, faces=4, held_out=4, width=4)
 NUMBERS = torch.tensor([1, 2])
@@ -55,32 +56,25 @@ def test_sean_changes_the_style_of_one_region():
 
 def test_the_noise_of_a_sample_does_not_depend_on_its_batch():
     game, batch = game_and_batch("sean-faces", hidden=8, style=8)
+    opening.set_grain(game, 0.5)
     with torch.no_grad():
-        for name, parameter in game.named_parameters():
-            if name.endswith("noise_scale"):
-                parameter.fill_(0.5)
         both = makes(game, batch, NUMBERS)["one region"]
         second = makes(game, {name: value[1:] for name, value in batch.items()}, NUMBERS[1:])["one region"]
     torch.testing.assert_close(both.pictures[1:], second.pictures)
     torch.testing.assert_close(both.before[1:], second.before)
 
 
-def test_spade_paints():
-    _, batch, made = made_of("spade-faces", hidden=8)
+@pytest.mark.parametrize(("name", "settings"), [("spade-faces", dict(hidden=8)), ("pix2pix-faces", {})])
+def test_spade_and_pix2pix_paint(name, settings):
+    _, batch, made = made_of(name, **settings)
     (painted,) = made.values()
     assert painted.paired and torch.equal(painted.truth, batch["image"]) and torch.equal(painted.label, batch["label"])
+    assert painted.pictures.shape == batch["image"].shape
 
 
 def test_sean_without_drawn_truth_has_no_transfers():
     drop = ("truth", "style_image", "style_label", "region", "region_truth")
     assert list(made_of("sean-faces", drop, hidden=8, style=8)[2]) == ["reconstruction"]
-
-
-def test_pix2pix_paints():
-    _, batch, made = made_of("pix2pix-faces")
-    (painted,) = made.values()
-    assert painted.paired and torch.equal(painted.truth, batch["image"]) and torch.equal(painted.label, batch["label"])
-    assert painted.pictures.shape == batch["image"].shape
 
 
 def test_cyclegan_translates_both_ways():
