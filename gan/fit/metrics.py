@@ -67,13 +67,13 @@ class Record(Logger):
         if not self.rows:
             return  # Lightning may call it before anything was logged
         names = sorted({name for row in self.rows.values() for name in row} - set(self.columns))
-        anew = bool(names) or self._written == 0
+        rewrite = bool(names) or self._written == 0
         self.columns += names
-        if anew:
+        if rewrite:
             self._written = 0
-        with self.folder.metrics.open("w" if anew else "a", newline="") as file:
+        with self.folder.metrics.open("w" if rewrite else "a", newline="") as file:
             writer = csv.DictWriter(file, self.columns, restval="")
-            if anew:
+            if rewrite:
                 writer.writeheader()
             for step, row in list(self.rows.items())[self._written :]:
                 writer.writerow({"step": step, **{name: f"{value:.6g}" for name, value in row.items()}})
