@@ -183,7 +183,7 @@ class Unsaid(Penalised):
 
 def test_a_phase_that_does_not_say_second_order_is_told_to():
     trainer(PhaseStrategy("single"), 1, 1).fit(Unsaid(), parts(1))
-    words = r"phase 'discriminator' differentiates a gradient.*\(generator, discriminator\); say .*second_order=True"
+    words = r"phase 'discriminator' differentiates a gradient.*\(generator, discriminator\); type .*second_order=True"
     with pytest.raises(UserError, match=words):
         trainer(PhaseStrategy("single+compile"), 1, 1).fit(Unsaid(), parts(1))
 
