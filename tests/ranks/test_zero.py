@@ -494,7 +494,7 @@ def test_ranks_that_cannot_be_parted_into_groups_are_told(ranks):
 
 def test_bfloat16_without_autocast_is_refused(ranks):
     for message in ranks(2).run(refused, Plain, policy="generator=zero3+bf16,*=ddp", world=2):
-        assert message.startswith("player 'generator': option bf16")
+        assert message.startswith("player 'generator': with option bf16")
         assert "type --precision bf16-mixed" in message
 
 

@@ -502,9 +502,9 @@ def test_two_processes_need_no_launcher_and_stop_together(send, number, workers,
     """A person tells one process to end; a cluster, or Ctrl-C in a terminal, tells all and the loaders' workers too."""
     settings = dict(max_steps=100_000, devices=2, workers=workers, save_every=10_000, sample_every=10_000)
     process = start(*options("pix2pix-faces", **settings), "--strategy", "ddp", cwd=here)
-    metrics = here / "runs" / "001-pix2pix-faces" / "metrics.csv"
+    path = here / "runs" / "001-pix2pix-faces" / "metrics.csv"
     deadline = time.monotonic() + 90
-    while not (metrics.exists() and len(metrics.read(metrics)) > 5) and time.monotonic() < deadline:
+    while not (path.exists() and len(metrics.read(path)) > 5) and time.monotonic() < deadline:
         time.sleep(0.2)
     family = children(process.pid)
     assert len(family) > workers
