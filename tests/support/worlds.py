@@ -5,12 +5,15 @@ import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.multiprocessing as mp
 
 TIMEOUT = 240
+ROOT = str(Path(__file__).parents[2])
 PRELOAD = ["tests.support.preload"]  # what the process imports from which all ranks are forked
 
 
@@ -29,7 +32,9 @@ class Ranks:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
-            process.start()
+            # The first process preloads before it knows this one's sys.path, and a test may stand in another folder.
+            with mock.patch.dict(os.environ, PYTHONPATH=ROOT):
+                process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 
