@@ -32,6 +32,7 @@ from strategies.choice import choices
 from strategies.guard import Guard
 from strategies.loss_scale import LossScale
 from strategies.policies import POLICIES
+from strategies.policies.groups import Groups
 from strategies.policies.policy import World
 from strategies.policies.replica import ADVICE
 from strategies.ranks import Ranks
@@ -79,6 +80,7 @@ class PhaseStrategy(SavingStrategy):
             self.cluster_environment = LightningEnvironment()
         self.check_replicas = check_replicas
         self.guard = Guard(self.gather_objects)
+        self.groups = Groups()
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
     # ---- a step ----
@@ -188,7 +190,8 @@ class PhaseStrategy(SavingStrategy):
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
-        world = World(self.world_size, self.global_rank, self.root_device, self.num_processes)
+        self.groups = Groups(game.phases)
+        world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
         self.policies = assign(
             self.choice, game.players, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
         )
@@ -254,6 +257,7 @@ class PhaseStrategy(SavingStrategy):
         self.ranks = Ranks()
         for policy in self.policies.values():
             policy.release()
+        self.groups.release()
         super().teardown()
 
     # ---- evaluation uses averaged weights, and disturbs no training ----

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategies.policies.policy import Policy
+from strategies.sharding import bucket
 from strategies.sharding.reduction import Reduction, unreached
 from strategies.sharding.storage import Storage
 
@@ -17,13 +18,14 @@ from strategies.sharding.storage import Storage
 class Ddp(Policy):
     """Gradients are averaged by torch's own DDP reducer while backward still runs.
 
-    Communication, in order: nothing in forward; in a phase's last backward one all-reduce for each bucket, in a
-    process group of the player's own; after it, only if some gradient is exactly zero, one byte for each such
-    weight (see [Note: weights that the loss did not reach]); nothing in the update.
+    Communication, in order: nothing in forward; in a phase's last backward one all-reduce for each bucket; after it,
+    only if some gradient is exactly zero, one byte for each such weight (see [Note: weights that the loss did not
+    reach]); nothing in the update.
     """
 
     name = "ddp"
     max_ranks = None
+    communicates_only_in_its_turn = True
 
     def make_reduction(self) -> Reduction:
         if self.world.size == 1 or not self.weights:
@@ -56,6 +58,8 @@ class DdpReduction(Reduction):
                 broadcast_buffers=False,
                 init_sync=False,
                 gradient_as_bucket_view=True,
+                # By default the first bucket is small, so that it travels early. On a CPU no core is free for it.
+                bucket_cap_mb=bucket.SIZE / 2**20 if device.type == "cpu" else None,
             )
         self.reached: set[str] = set()
         self.hooks = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
+from strategies.policies.groups import Groups
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 
@@ -30,12 +31,16 @@ ELEMENTWISE = {
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place among all ranks: their number `size`, its own `rank` and `device`, and the ranks per node."""
+    """This rank's place among all ranks: their number `size`, its own `rank` and `device`, and the ranks per node.
+
+    `groups` gives players the process groups for their collectives.
+    """
 
     size: int
     rank: int
     device: torch.device
     local: int = 1
+    groups: Groups = field(default_factory=Groups)
 
 
 class Policy:
@@ -49,6 +54,7 @@ class Policy:
     name = "single"
     max_ranks: int | None = 1
     takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see strategies/choice.py
+    communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
     def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
@@ -125,9 +131,10 @@ class Policy:
         return optimizer
 
     @cached_property
-    def group(self) -> Any:
-        """A process group of the player's own, because ranks may run two players' collectives in different orders."""
-        return dist.new_group()
+    def group(self) -> dist.ProcessGroup:
+        """The process group of the player's collectives."""
+        groups = self.world.groups
+        return groups.shared(self.player.name) if self.communicates_only_in_its_turn else groups.own()
 
     def release(self) -> None:
         """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
@@ -139,9 +146,7 @@ class Policy:
             if option is not None:
                 option.release()
         self.compiled = self.recompute = None
-        if "group" in self.__dict__:
-            dist.destroy_process_group(self.group)
-            del self.group
+        self.__dict__.pop("group", None)  # a reference would keep its threads
 
     # ---- in a phase ----
 

@@ -18,6 +18,7 @@ class Zero1(Sharded):
     """
 
     name = "zero1"
+    communicates_only_in_its_turn = True
 
     def make_reduction(self) -> Reduction:
         if not self.storage.sharded:

@@ -20,6 +20,7 @@ class Zero2(Sharded):
     """
 
     name = "zero2"
+    communicates_only_in_its_turn = True
     takes = Sharded.takes | {"bf16"}
 
     def make_reduction(self) -> Reduction:

@@ -38,6 +38,7 @@ class Zero3(Zero2):
     name = "zero3"
     takes = Zero2.takes | {"whole"}
     keep = False
+    communicates_only_in_its_turn = False
 
     def __init__(self, player: Player, world: World, options: Any = None) -> None:
         super().__init__(player, world, options)

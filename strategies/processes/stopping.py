@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
@@ -57,12 +58,20 @@ class Ending:
     and a GPU for its queue. And Lightning's signal handler starts another collective, at any moment.
 
     [Note: the same step]
-    `wish` only sets a flag, on any rank at any time. At its next `look` this rank writes into torch's store how many
-    phases it has played. Every rank ends when it looks after having played more phases than that. No rank can miss the
+    `wish` only sets a flag, on any rank at any time. At its next question this rank writes into torch's store how many
+    phases it has played. Every rank ends when it asks after having played more phases than that. No rank can miss the
     number. A phase reduces gradients, so it ends on no rank before it has begun on all. The writing rank begins its
-    next phase after it has written, so every other rank that has played this phase finds the number. So a look is one
-    query to rank 0's host, and waits for no other rank.
+    next phase after it has written, so every other rank that has played this phase finds the number. So a question is
+    one query to rank 0's host, and waits for no other rank.
+
+    [Note: how often]
+    A query takes longer than the smallest step's arithmetic. So the ranks ask after every step only at first; then
+    after every few steps, about four times a second. All must ask after the same steps. So each measures its own
+    steps, and all take the number that the first of them has written into the store.
     """
+
+    MEASURED = range(8, 16)  # the looks from one to the other of which the time is taken
+    SECONDS, MOST = 0.25, 64  # between two questions; and steps
 
     def __init__(self, run: str = "") -> None:
         """`run` is a name for this run, the same on all ranks; empty if there is only one process."""
@@ -71,17 +80,24 @@ class Ending:
         self.played = 0  # phases
         self.due = False
         self.wished = False
-        self._looked = 0
+        self.stride = 1  # steps from one question to the next
+        self._looked = self._looks = 0
+        self._began = 0.0
 
     def wish(self, *_: Any) -> None:
         """Ask the run to end soon. It can be used as a signal handler."""
         self.wished = True
 
     def look(self) -> bool:
-        """Whether to end here. It queries the store only once between two steps, also if it is called several times."""
+        """Whether to end here. The answer stays the same until the next phase is played."""
         if self._looked != self.played:
             self._looked = self.played
-            self.due = self.wished if self.store is None else self._written()
+            self._looks += 1
+            if self.store is None:
+                self.due = self.wished
+            elif self._looks % self.stride == 0:
+                self.due = self._written()
+                self._measure()
         return self.due
 
     def _written(self) -> bool:
@@ -92,3 +108,12 @@ class Ending:
         else:
             return False
         return self.played > played
+
+    def _measure(self) -> None:
+        """Choose the stride, once. See [Note: how often]."""
+        if self._looks == self.MEASURED.start:
+            self._began = time.monotonic()
+        elif self._looks == self.MEASURED.stop:
+            seconds = (time.monotonic() - self._began) / len(self.MEASURED)
+            stride = max(1, min(self.MOST, int(self.SECONDS / max(seconds, 1e-6))))
+            self.stride = int(self.store.compare_set(f"stride of {self.key}", "", str(stride)))

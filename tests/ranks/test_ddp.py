@@ -1,6 +1,7 @@
 """ddp: the same training as one device, only the learners' bytes, and reduction during backward."""
 
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
+from strategies import strategy
+from strategies.policies.groups import Groups
 from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
 from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, parts, train, trainer, vectors
 from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
@@ -156,3 +159,42 @@ def test_a_weight_out_of_reach_is_skipped_as_in_plain_torch(ranks):
     assert len(expected) < len(list(SometimesReached().discriminator.parameters()))  # and some never
     for counts in ranks(4).run(gradients_after, 4):
         assert counts == expected
+
+
+# ---- process groups ----
+
+
+class Crossed(Plain):
+    """Both learn in one phase, and backward reaches them in the one order on even ranks, in the other on odd ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def configure_phases(self):
+        yield Phase("both", self.play, ["generator", "discriminator"])
+
+    def play(self, batch):
+        order = [self.generator, self.discriminator]
+        if self.trainer.global_rank % 2:
+            order.reverse()
+        losses = {net: net(batch["x"]).square().mean() for net in order}  # backward takes the last one first
+        return losses[self.generator] + 3 * losses[self.discriminator]
+
+
+class OneGroup(Groups):
+    def shared(self, player):
+        return super().shared("everybody")
+
+
+def crossed(policy, kind):
+    with mock.patch.object(strategy, "Groups", kind):
+        return train(Crossed, policy=policy, world=2)
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2"])
+def test_two_that_learn_together_keep_to_themselves_in_whatever_order_backward_reaches_them(policy, ranks):
+    """The control has one process group for both: the one's gradients are averaged with the other's."""
+    alone = train(Crossed)
+    assert distance(ranks(2).run(crossed, policy, Groups)[0], alone) < EXACT
+    assert distance(ranks(2).run(crossed, policy, OneGroup)[0], alone) > BROKEN

@@ -25,6 +25,25 @@ class Rushed(Ending):
         return super()._written() or self.store.check([self.key])
 
 
+class Seldom(Ending):
+    """Asks only after every first, second or third step, from its third on."""
+
+    MEASURED, MOST = range(2, 3), 3
+
+    def _measure(self):
+        with mock.patch("time.monotonic", side_effect=lambda: random.uniform(0, 0.3)):
+            super()._measure()
+
+
+class Alone(Seldom):
+    """Asks as often as its own steps allow."""
+
+    def _measure(self):
+        super()._measure()
+        if self._looks == self.MEASURED.stop:
+            self.stride = random.randint(1, 3)
+
+
 def ends(kind, dice, ranks=3, steps=12):
     """At which phase each rank ended. A rank may be a phase ahead of another, as gradients are averaged."""
     with mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=dist.HashStore()):
@@ -54,17 +73,39 @@ def ends(kind, dice, ranks=3, steps=12):
     return ended
 
 
-def test_all_end_after_the_same_phase_in_whatever_order_they_are_told():
+@pytest.mark.parametrize("kind", [Ending, Seldom])
+def test_all_end_after_the_same_phase_in_whatever_order_they_are_told(kind):
     seen = set()
     for seed in range(500):
-        ended = ends(Ending, random.Random(seed))
+        ended = ends(kind, random.Random(seed))
         assert ended is not None and len(set(ended.values())) == 1
         seen |= set(ended.values())
     assert 1 not in seen and len(seen) > 2 and max(seen) < 12  # not before the phase after it was told
 
 
-def test_the_control_that_ends_at_once_leaves_ranks_waiting():
-    assert any(ends(Rushed, random.Random(seed)) is None for seed in range(500))
+@pytest.mark.parametrize("kind", [Rushed, Alone])
+def test_a_control_leaves_ranks_waiting_or_ends_them_apart(kind):
+    ended = [ends(kind, random.Random(seed)) for seed in range(500)]
+    assert any(each is None or len(set(each.values())) > 1 for each in ended)
+
+
+def strides(pauses):
+    """After how many steps each of the ranks asks in the end, if its steps take this long."""
+    with mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=dist.HashStore()):
+        endings = [Ending("a run") for _ in pauses]
+    for one, pause in zip(endings, pauses, strict=True):
+        for step in range(40):
+            with mock.patch("time.monotonic", return_value=step * pause):
+                one.played += 2
+                assert not one.look()
+    return [one.stride for one in endings]
+
+
+@pytest.mark.parametrize(
+    ("pauses", "stride"), [((0.01, 0.02), 25), ((0.02, 0.01), 12), ((0.3, 0.3), 1), ((1e-9, 1e-9), 64)]
+)
+def test_ranks_ask_four_times_a_second_and_all_after_the_same_steps(pauses, stride):
+    assert strides(pauses) == [stride] * len(pauses)
 
 
 def test_one_process_ends_where_it_is_told():
