@@ -1,8 +1,8 @@
 """One phase, from its losses to the updates of its learners: the same for every policy."""
 
 import zlib
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +35,37 @@ class PhaseContext:
 
 def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     """Losses, gradients, one update of each learner. Returns the losses and the norms of gradients, by name."""
+    learners = [context.policies[name] for name in phase.learners]
+    scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
+    found: dict[str, Tensor] = {}
+
+    with gradients(phase, batch, context, scale) as losses:
+        # Update weights. A player whose gradients are not finite skips its turn, on all ranks together.
+        for learner in context.ranks.once(learners, f"the update of phase '{phase.name}'"):
+            norms = learner.finish(scale)
+            norm = torch.linalg.vector_norm(norms)
+            finite = all(map(_is_finite, norms.tolist()))
+            if finite:
+                learner.update(norm)
+            if learner.loss_scale is not None:
+                learner.loss_scale.update(finite)
+            context.guard.saw(phase, learner, finite, losses, context.step)
+            learner.drop_gradients()
+            found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
+
+    return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
+
+
+@contextmanager
+def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.0) -> Iterator[dict[str, Tensor]]:
+    """Inside the `with`, each learner has its gradients, for `finish`. The value is the losses, by name."""
     policies, ranks = context.policies, context.ranks
     learners = [policies[name] for name in phase.learners]
-    found: dict[str, Tensor] = {}
 
     # Only the learners require gradients. No gradient of an earlier phase remains.
     ranks.begin(phase, policies)
     for learner in ranks.once(learners, f"phase '{phase.name}'"):
         learner.drop_gradients()
-    scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
 
     with ExitStack() as held:
         # The policies make weights whole when they are read, also those of players that do not learn.
@@ -70,22 +92,7 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
             if total.requires_grad:
                 total.backward()
         _check_that_ranks_agree(phase, policies)
-        means = ranks.mean(means)
-
-        # Update weights. A player whose gradients are not finite skips its turn, on all ranks together.
-        for learner in ranks.once(learners, f"the update of phase '{phase.name}'"):
-            norms = learner.finish(scale)
-            norm = torch.linalg.vector_norm(norms)
-            finite = all(map(_is_finite, norms.tolist()))
-            if finite:
-                learner.update(norm)
-            if learner.loss_scale is not None:
-                learner.loss_scale.update(finite)
-            context.guard.saw(phase, learner, finite, means, context.step)
-            learner.drop_gradients()
-            found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
-
-    return found | {f"{phase.name}/{name}": loss for name, loss in means.items()}
+        yield ranks.mean(means)
 
 
 def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
