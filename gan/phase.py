@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import call
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ class Player:
     - `clip`: the largest norm of the player's whole gradient.
     - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
       Without them it chooses blocks itself.
+    - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
+      learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     """
 
     name: str
@@ -33,19 +36,25 @@ class Player:
     ema: float | None = None
     clip: float | None = None
     blocks: Sequence[str] | None = None
+    freeze: Callable[[int], str | Iterable[str]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise UserError(f"player '{self.name}': expected a torch.nn.Module, got {type(self.module).__name__}")
-        if self.frozen and (self.schedule or self.ema is not None or self.clip is not None):
+        if self.frozen and any(each is not None for each in (self.schedule, self.ema, self.clip, self.freeze)):
             raise UserError(
-                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema or clip; "
+                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip or freeze; "
                 f"give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
             )
         if self.ema is not None and not 0 <= self.ema < 1:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")
         if self.clip is not None and not self.clip > 0:
             raise UserError(f"player '{self.name}': clip={self.clip} is not above 0; try clip=1.0")
+        if self.freeze is not None and not callable(self.freeze):
+            raise UserError(
+                f"player '{self.name}': freeze={self.freeze!r} must be a function of the step; "
+                f"type freeze=lambda step: {self.freeze!r}"
+            )
         known = [name for name, _ in self.module.named_modules()]
         unknown = [name for name in self.blocks or () if name not in known]
         if unknown:
@@ -65,7 +74,10 @@ class Phase:
 
     - `loss`: takes a batch and returns a scalar, or a dict of named scalars, which are summed and logged by name.
     - `learners`: the names of the players that learn. Each one makes one update at the end of the phase.
-    - `every`: play the phase in the steps that are divisible by this number.
+    - `every`: play the phase once in so many steps, counted from `start`.
+    - `start`, `until`: play it from step `start` on, and before step `until`.
+    - `when`: a function without arguments that says whether to play it, e.g. `lambda: self.strength > 0`. It is asked
+      only in steps in which the phase is due otherwise. The first rank is asked, and all ranks do what it says.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP). A policy that shards weights then
       keeps them gathered for the second backward.
@@ -77,6 +89,9 @@ class Phase:
     every: int = 1
     micro_batches: int = 1
     second_order: bool = False
+    start: int = 0
+    until: int | None = None
+    when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         learners = (self.learners,) if isinstance(self.learners, str) else tuple(self.learners)
@@ -85,9 +100,24 @@ class Phase:
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"phase '{self.name}': {field}={value!r} must be a whole number, 1 or more")
+        if not isinstance(self.start, int) or self.start < 0:
+            raise UserError(f"phase '{self.name}': start={self.start!r} must be a whole number, 0 or more")
+        if self.until is not None and (not isinstance(self.until, int) or self.until <= self.start):
+            raise UserError(
+                f"phase '{self.name}': until={self.until!r} must be a whole number above start={self.start}, or the "
+                f"phase is never played"
+            )
+        if self.when is not None and not callable(self.when):
+            raise UserError(
+                f"phase '{self.name}': when={self.when!r} must be a function without arguments; "
+                f"type when=lambda: {self.when!r}"
+            )
 
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
+    def due(self, step: int, ask: Callable[[Callable[[], bool]], bool] = call) -> bool:
+        """Whether the phase is played in this step. `ask` calls `when`; a strategy asks the first rank for all."""
+        if step < self.start or (self.until is not None and step >= self.until) or (step - self.start) % self.every:
+            return False
+        return self.when is None or bool(ask(self.when))
 
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:

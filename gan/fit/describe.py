@@ -17,6 +17,9 @@ def describe(game: GanModule) -> str:
     for phase in game.phases:
         notes = [f"teaches {', '.join(phase.learners)}"]
         notes += [f"every {phase.every} steps"] if phase.every > 1 else []
+        notes += [f"from step {phase.start} on"] if phase.start else []
+        notes += [f"until step {phase.until}"] if phase.until is not None else []
+        notes += ["in steps of its choice"] if phase.when is not None else []
         notes += [f"in {phase.micro_batches} micro-batches"] if phase.micro_batches > 1 else []
         notes += ["second order"] if phase.second_order else []
         lines.append(f"  {phase.name}: {'; '.join(notes)}")
@@ -42,4 +45,5 @@ def _recipe(player: Player) -> str:
     notes += ["with a schedule"] if player.schedule else []
     notes += [f"ema {player.ema}"] if player.ema is not None else []
     notes += [f"clip {player.clip}"] if player.clip is not None else []
+    notes += ["parts frozen in some steps"] if player.freeze is not None else []
     return ", ".join(notes)

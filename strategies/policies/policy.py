@@ -19,6 +19,7 @@ from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
 from strategies.policies.groups import Groups
+from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 
@@ -73,7 +74,7 @@ class Policy:
         self.compiled: Compiled | None = None
         self.recompute: Recompute | None = None
         self.skipped = 0
-        self.learning = True
+        self.switch = PlayerSwitch(player, self.requiring_grad)
 
     # ---- once ----
 
@@ -139,6 +140,7 @@ class Policy:
     def release(self) -> None:
         """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
         self.learn(True)
+        self.end_step()
         self.reduction.drop()
         self.reduction.release()
         self.storage.release()
@@ -148,6 +150,16 @@ class Policy:
         self.compiled = self.recompute = None
         self.__dict__.pop("group", None)  # a reference would keep its threads
 
+    # ---- around a step ----
+
+    def begin_step(self, step: int) -> None:
+        """Before the phases of a step."""
+        self.switch.begin_step(step)
+
+    def end_step(self) -> None:
+        """After the phases of a step."""
+        self.switch.end_step()
+
     # ---- in a phase ----
 
     def begin(self, phase: Phase) -> None:
@@ -156,13 +168,14 @@ class Policy:
         if self.compiled is not None:
             self.compiled.use(not phase.second_order)
 
+    @property
+    def learning(self) -> bool:
+        """Whether the player's weights require gradients now. See [Note: requires_grad] in switch.py."""
+        return self.switch.on
+
     def learn(self, learning: bool) -> None:
         """Make the player's weights require gradients, or not."""
-        if learning == self.learning:
-            return
-        self.learning = learning
-        for weight in self.requiring_grad.values():
-            weight.requires_grad_(learning)
+        self.switch.turn(learning)
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
         """A context around each phase. Inside, weights are whole when they are read, also without learning."""

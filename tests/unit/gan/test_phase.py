@@ -25,6 +25,19 @@ def test_due_from_step_0_every_so_many_steps():
     assert [step for step in range(8) if Phase("p", loss, "one", every=3).due(step)] == [0, 3, 6]
 
 
+def test_due_from_its_start_on_and_before_its_end():
+    phase = Phase("p", loss, "one", every=3, start=2, until=9)
+    assert [step for step in range(12) if phase.due(step)] == [2, 5, 8]
+    assert [step for step in range(12) if Phase("p", loss, "one", start=10).due(step)] == [10, 11]
+
+
+def test_when_is_asked_only_in_steps_that_are_due_otherwise():
+    asked = []
+    phase = Phase("p", loss, "one", every=2, start=1, when=lambda: bool(asked.append(1)) or len(asked) > 1)
+    assert [step for step in range(6) if phase.due(step)] == [3, 5] and len(asked) == 3
+    assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda when: not when())
+
+
 def test_one_learner_or_several():
     assert Phase("p", loss, "one").learners == ("one",)
     assert Phase("p", loss, ["one", "two"]).learners == ("one", "two")
@@ -40,6 +53,24 @@ def test_one_learner_or_several():
         (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
         (lambda: Phase("p", loss, "one", every=0), "phase 'p': every=0 must be a whole number, 1 or more"),
         (lambda: Phase("p", loss, "one", micro_batches=1.5), "micro_batches=1.5"),
+        (lambda: Phase("p", loss, "one", start=-1), "phase 'p': start=-1 must be a whole number, 0 or more"),
+        (
+            lambda: Phase("p", loss, "one", start=5, until=5),
+            "until=5 must be a whole number above start=5, or the phase",
+        ),
+        (lambda: Phase("p", loss, "one", until=0.5), "until=0.5 must be a whole number above start=0"),
+        (
+            lambda: Phase("p", loss, "one", when=True),
+            "when=True must be a function without arguments; type when=lambda:",
+        ),
+        (
+            lambda: player(freeze=["x"]),
+            r"freeze=\['x'\] must be a function of the step; type freeze=lambda step: \['x'\]",
+        ),
+        (
+            lambda: player(optimizer=None, freeze=lambda step: []),
+            "is frozen and takes no schedule, ema, clip or freeze",
+        ),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(make, message):
