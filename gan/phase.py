@@ -20,8 +20,12 @@ class Player:
 
     - `optimizer`: a function that makes the optimizer from parameters, e.g. `partial(Adam, lr=2e-4)`. It is a
       function, because only the strategy knows which tensors a rank owns. A player without an optimizer is frozen.
-    - `schedule`: a function that makes a learning rate schedule from the optimizer. It counts updates of the player.
-    - `ema`: the decay of a moving average of the weights. Validation and samples use the averaged weights.
+    - `schedule`: a function that makes a learning rate schedule from the optimizer. It counts updates of the player, or
+      with `schedule_per="step"` or `"epoch"` steps of the game or epochs.
+    - `ema`: the decay of a moving average of the weights, or a function that returns the decay and gets how often the
+      average was updated before, e.g. `lambda n: min(0.999, (1 + n) / (10 + n))`. Validation and samples use the
+      averaged weights. The average is updated after each update of the player, or with `ema_per="step"` after each
+      step of the game, also if the player has not learned in it.
     - `clip`: the largest norm of the player's whole gradient.
     - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
       Without them it chooses blocks itself.
@@ -33,10 +37,12 @@ class Player:
     module: nn.Module
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     schedule: Callable[[Optimizer], LRScheduler] | None = None
-    ema: float | None = None
+    ema: float | Callable[[int], float] | None = None
     clip: float | None = None
     blocks: Sequence[str] | None = None
     freeze: Callable[[int], str | Iterable[str]] | None = None
+    ema_per: str = "update"
+    schedule_per: str = "update"
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -46,8 +52,18 @@ class Player:
                 f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip or freeze; "
                 f"give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
             )
-        if self.ema is not None and not 0 <= self.ema < 1:
+        if self.ema is not None and not callable(self.ema) and not 0 <= self.ema < 1:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")
+        for field, known in (("ema_per", ("update", "step")), ("schedule_per", ("update", "step", "epoch"))):
+            value, of = getattr(self, field), field.removesuffix("_per")
+            if value not in known:
+                raise UserError(
+                    f"player '{self.name}': {field}={value!r} is not known; type one of {', '.join(map(repr, known))}"
+                )
+            if value != "update" and getattr(self, of) is None:
+                raise UserError(
+                    f"player '{self.name}' has {field}={value!r} and no {of}; add {of}=..., or leave it out"
+                )
         if self.clip is not None and not self.clip > 0:
             raise UserError(f"player '{self.name}': clip={self.clip} is not above 0; try clip=1.0")
         if self.freeze is not None and not callable(self.freeze):
@@ -66,6 +82,15 @@ class Player:
     @property
     def frozen(self) -> bool:
         return self.optimizer is None
+
+    def decay(self, updates: int) -> float:
+        """The decay of the average's next update, after so many."""
+        if not callable(self.ema):
+            return self.ema
+        decay = float(self.ema(updates))
+        if not 0 <= decay <= 1:
+            raise UserError(f"player '{self.name}': ema({updates}) returned {decay}, which is not in [0, 1]")
+        return decay
 
 
 @dataclass(frozen=True)

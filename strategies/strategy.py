@@ -97,7 +97,7 @@ class PhaseStrategy(SavingStrategy):
         output = step(*args, **kwargs)
         game.forget_shared()
         for policy in self.policies.values():
-            policy.end_step()
+            policy.end_step(game.trainer.is_last_batch)
         self._log(game)
         private.count_step(game.trainer)
         return output

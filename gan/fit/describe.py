@@ -35,6 +35,14 @@ def _count(module: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
 
 
+def _decay(player: Player) -> str:
+    return f"from {player.decay(0)} on" if callable(player.ema) else str(player.ema)
+
+
+def _per(what: str) -> str:
+    return "" if what == "update" else f" per {what}"
+
+
 def _recipe(player: Player) -> str:
     if player.frozen:
         return "frozen"
@@ -42,8 +50,8 @@ def _recipe(player: Player) -> str:
     made = getattr(optimizer, "func", optimizer)
     settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())
     notes = [f"{getattr(made, '__name__', type(made).__name__)}({settings})"]
-    notes += ["with a schedule"] if player.schedule else []
-    notes += [f"ema {player.ema}"] if player.ema is not None else []
+    notes += ["with a schedule" + _per(player.schedule_per)] if player.schedule else []
+    notes += [f"ema {_decay(player)}{_per(player.ema_per)}"] if player.ema is not None else []
     notes += [f"clip {player.clip}"] if player.clip is not None else []
     notes += ["parts frozen in some steps"] if player.freeze is not None else []
     return ", ".join(notes)

@@ -19,6 +19,7 @@ from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
 from strategies.policies.groups import Groups
+from strategies.policies.schedule import make_schedule
 from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -91,11 +92,11 @@ class Policy:
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
         if self.player.ema is not None:
-            self.ema = Ema(self.storage.owned, self.player.ema)
+            self.ema = Ema(self.storage.owned, self.player.decay)
         if training and self.weights:
             self.optimizer = self._make_optimizer()
             if self.player.schedule is not None:
-                self.schedule = self.player.schedule(self.optimizer)
+                self.schedule = make_schedule(self.player, self.optimizer)
         if training and "recompute" in self.options:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
@@ -140,7 +141,7 @@ class Policy:
     def release(self) -> None:
         """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
         self.learn(True)
-        self.end_step()
+        self.switch.end_step()
         self.reduction.drop()
         self.reduction.release()
         self.storage.release()
@@ -156,9 +157,19 @@ class Policy:
         """Before the phases of a step."""
         self.switch.begin_step(step)
 
-    def end_step(self) -> None:
-        """After the phases of a step."""
+    def end_step(self, epoch_ended: bool) -> None:
+        """After the phases of a step. `epoch_ended`: it was the last step of an epoch."""
         self.switch.end_step()
+        self._count("step")
+        if epoch_ended:
+            self._count("epoch")
+
+    def _count(self, what: str) -> None:
+        """Move the schedule and the average that count this: an update, a step or an epoch."""
+        if self.schedule is not None and self.player.schedule_per == what:
+            self.schedule.step()
+        if self.ema is not None and self.player.ema_per == what:
+            self.ema.update()
 
     # ---- in a phase ----
 
@@ -194,16 +205,13 @@ class Policy:
         return self.reduction.finish(scale)
 
     def update(self, norm: Tensor) -> None:
-        """Clip, step the optimizer, the schedule and the average."""
+        """Clip and step the optimizer. Move the schedule and the average, if they count updates."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.storage.step(self.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
-        if self.schedule is not None:
-            self.schedule.step()
-        if self.ema is not None:
-            self.ema.update()
+        self._count("update")
 
     def drop_gradients(self) -> None:
         """No gradient stays from one phase to the next."""

@@ -48,6 +48,10 @@ def test_one_learner_or_several():
     [
         (lambda: Player("g", "net", sgd), "player 'g': expected a torch.nn.Module, got str"),
         (lambda: player(ema=1.0), r"ema=1.0 is not in \[0, 1\)"),
+        (lambda: player(ema=lambda n: 2.0).decay(3), r"player 'one': ema\(3\) returned 2.0, which is not in \[0, 1\]"),
+        (lambda: player(ema=0.9, ema_per="epoch"), "ema_per='epoch' is not known; type one of 'update', 'step'"),
+        (lambda: player(ema_per="step"), "'one' has ema_per='step' and no ema; add ema=..., or leave it out"),
+        (lambda: player(schedule_per="step"), "has schedule_per='step' and no schedule; add schedule="),
         (lambda: player(clip=0), "clip=0 is not above 0"),
         (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
         (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
