@@ -29,6 +29,9 @@ class Player:
     - `clip`: the largest norm of the player's whole gradient.
     - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
       Without them it chooses blocks itself.
+    - `after`: a function that gets the module after each update, e.g. to clip weights or to give them a norm. All
+      weights are whole then, under every policy, and what it writes to them is kept. It is called without gradients, on
+      every rank, and must write the same on all of them. Averages see what it has written.
     - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
       learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     """
@@ -43,14 +46,16 @@ class Player:
     freeze: Callable[[int], str | Iterable[str]] | None = None
     ema_per: str = "update"
     schedule_per: str = "update"
+    after: Callable[[nn.Module], object] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise UserError(f"player '{self.name}': expected a torch.nn.Module, got {type(self.module).__name__}")
-        if self.frozen and any(each is not None for each in (self.schedule, self.ema, self.clip, self.freeze)):
+        of_learners = (self.schedule, self.ema, self.clip, self.after, self.freeze)
+        if self.frozen and any(each is not None for each in of_learners):
             raise UserError(
-                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip or freeze; "
-                f"give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
+                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip, after or "
+                f"freeze; give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
             )
         if self.ema is not None and not callable(self.ema) and not 0 <= self.ema < 1:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")

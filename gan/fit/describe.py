@@ -53,5 +53,6 @@ def _recipe(player: Player) -> str:
     notes += ["with a schedule" + _per(player.schedule_per)] if player.schedule else []
     notes += [f"ema {_decay(player)}{_per(player.ema_per)}"] if player.ema is not None else []
     notes += [f"clip {player.clip}"] if player.clip is not None else []
+    notes += ["changed after each update"] if player.after is not None else []
     notes += ["parts frozen in some steps"] if player.freeze is not None else []
     return ", ".join(notes)

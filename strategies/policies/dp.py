@@ -46,7 +46,10 @@ class Dp(Policy):
     def update(self, norm: Tensor) -> None:
         super().update(norm)
         for replica in self.replicas:
-            replica.take(self.weights.values())
+            if self.player.after is None:
+                replica.take(self.weights.values())
+            else:
+                replica.take_module(self.player.module)
 
     def drop_gradients(self) -> None:
         super().drop_gradients()

@@ -205,12 +205,15 @@ class Policy:
         return self.reduction.finish(scale)
 
     def update(self, norm: Tensor) -> None:
-        """Clip and step the optimizer. Move the schedule and the average, if they count updates."""
+        """Clip, step the optimizer, call `Player(after=...)`; then move the schedule and the average."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.storage.step(self.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
+        if self.player.after is not None:
+            with torch.no_grad(), self.writing():
+                self.player.after(self.player.module)
         self._count("update")
 
     def drop_gradients(self) -> None:
@@ -234,6 +237,17 @@ class Policy:
             self.storage.unshard()
         else:
             self.storage.reshard()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside the `with`, the author's parameters are whole on all ranks, and what is written to them is kept.
+
+        All ranks must write the same. After an error it waits for no rank.
+        """
+        self.storage.unshard(exact=True)
+        yield
+        self.storage.take_written()
+        self.storage.reshard()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ parameters(), and their lists and attributes still refer to the networks of the 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -81,6 +82,14 @@ class Replica:
         """Copy the values of these weights, which are the author's."""
         for weight in weights:
             _fill(self.of(weight), weight)
+
+    @torch.no_grad()
+    def take_module(self, module: nn.Module) -> None:
+        """Copy all parameters and buffers of one of the author's modules."""
+        own = self.own(module)
+        pairs = zip(chain(own.parameters(), own.buffers()), chain(module.parameters(), module.buffers()), strict=True)
+        for tensor, original in pairs:
+            _fill(tensor, original)
 
     def learn(self, policies: Mapping[str, Policy], learners: tuple[str, ...]) -> None:
         """Only the learners' weights require gradients."""

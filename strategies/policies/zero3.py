@@ -1,6 +1,7 @@
 """zero3, also called fsdp: everything of the player sharded, and unsharded where a phase reads it."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from gan.phase import Phase, Player
@@ -63,6 +64,11 @@ class Zero3(Zero2):
 
     def check_code(self) -> int | None:
         return None if self.on_read is None else self.on_read.check_code()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with nullcontext() if self.on_read is None else self.on_read.resting(), super().writing():
+            yield
 
     def release(self) -> None:
         if self.on_read is not None:

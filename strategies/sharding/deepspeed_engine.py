@@ -163,6 +163,20 @@ class Engine(Storage):
             self.twins[name].ds_tensor.data[: piece.numel()].copy_(piece.detach())
         self.reshard()
 
+    @torch.no_grad()
+    def take_written(self) -> None:
+        for name, weight in self.everything.items():
+            twin = self.twins[name]
+            if not self.partitioned and weight.data_ptr() != twin.data_ptr():  # its `data` was set to other memory
+                twin.copy_(weight.detach().reshape(-1))
+                show(weight, twin.data)
+            share = self._share(name)
+            if share is not None:
+                part = weight.detach().reshape(-1)[share.start : share.stop]
+                share.tensor.copy_(part)
+        if self.partitioned:
+            self.shards_changed()
+
     def shares(self) -> dict[nn.Parameter, Share | None]:
         known = self.everything if self.partitioned else self.weights
         return {weight: self._share(name) for name, weight in known.items()}

@@ -42,6 +42,9 @@ class Storage:
     def shards_changed(self) -> None:
         """Mark the whole weights as out of date, because the shards were written to. Communicates nothing."""
 
+    def take_written(self) -> None:
+        """Keep what was written to the weights while they were whole and exact. Communicates nothing."""
+
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         """Step what this rank owns, and update the weights from it. `stepped` are the weights that have a gradient."""
         optimizer.step()
@@ -120,6 +123,10 @@ class Buckets(Storage):
         for bucket in self.learning:
             bucket.version += 1
             bucket.reshard()
+
+    def take_written(self) -> None:
+        for bucket in self.buckets:
+            bucket.take_written()
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         optimizer.step()

@@ -77,9 +77,13 @@ class ByHand:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.generator, self.judge = mlp(4, 6).double(), judge_network().double()
-        self.networks = {"generator": self.generator, "judge": self.judge}
-        self.optimizers = {name: adam(net.parameters()) for name, net in self.networks.items()}
+        self.take({"generator": self.generator, "judge": self.judge})
         self.kept: dict[str, Tensor] = {}  # what else is compared
+
+    def take(self, networks: dict[str, nn.Module]) -> None:
+        """Train these networks."""
+        self.networks = networks
+        self.optimizers = {name: adam(net.parameters()) for name, net in networks.items()}
 
     def before(self, step: int) -> None:
         """Before the turns of a step."""

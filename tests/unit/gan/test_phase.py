@@ -73,7 +73,7 @@ def test_one_learner_or_several():
         ),
         (
             lambda: player(optimizer=None, freeze=lambda step: []),
-            "is frozen and takes no schedule, ema, clip or freeze",
+            "is frozen and takes no schedule, ema, clip, after or",
         ),
     ],
 )
