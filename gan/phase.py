@@ -32,6 +32,9 @@ class Player:
     - `after`: a function that gets the module after each update, e.g. to clip weights or to give them a norm. All
       weights are whole then, under every policy, and what it writes to them is kept. It is called without gradients, on
       every rank, and must write the same on all of them. Averages see what it has written.
+    - `follows`: the name of another player, whose moving average this one is, with the decay `ema`. It has the same
+      network, and no optimizer, and losses may use it. When training begins it is a copy of the other player, and so
+      are its buffers after each update of the average. Its `ema_per` counts the updates of the other player.
     - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
       learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     """
@@ -47,11 +50,17 @@ class Player:
     ema_per: str = "update"
     schedule_per: str = "update"
     after: Callable[[nn.Module], object] | None = None
+    follows: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise UserError(f"player '{self.name}': expected a torch.nn.Module, got {type(self.module).__name__}")
-        of_learners = (self.schedule, self.ema, self.clip, self.after, self.freeze)
+        if self.follows is not None and (self.optimizer is not None or self.ema is None):
+            raise UserError(
+                f"player '{self.name}' follows '{self.follows}', so it has a decay and no optimizer; "
+                f"type Player('{self.name}', ..., follows='{self.follows}', ema=0.99)"
+            )
+        of_learners = (self.schedule, self.clip, self.after, self.freeze, None if self.follows else self.ema)
         if self.frozen and any(each is not None for each in of_learners):
             raise UserError(
                 f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip, after or "
@@ -177,6 +186,20 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 f"leave optimizer out to freeze it"
             )
 
+    # A player follows one that can learn and has the same network.
+    named = {player.name: player for player in players}
+    for player in players:
+        if player.follows is None:
+            continue
+        followed = named.get(player.follows)
+        if followed is None or followed.frozen:
+            learning = [name for name, each in named.items() if not each.frozen]
+            raise UserError(
+                f"player '{player.name}' follows '{player.follows}', which is no player with an optimizer; known are "
+                f"{', '.join(learning)}"
+            )
+        _check_alike(player, followed)
+
     # A phase's learners are players that can learn.
     frozen = {player.name for player in players if player.frozen}
     for phase in phases:
@@ -189,3 +212,20 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 raise UserError(f"phase '{phase.name}': learner '{name}' is frozen; give it an optimizer")
             if phase.learners.count(name) > 1:
                 raise UserError(f"phase '{phase.name}' names learner '{name}' twice")
+
+
+def _check_alike(player: Player, followed: Player) -> None:
+    """Raise if two networks differ in the names or shapes of their parameters or buffers."""
+    for kind in ("parameter", "buffer"):
+        own, other = (dict(getattr(each.module, f"named_{kind}s")()) for each in (player, followed))
+        for name in {**own, **other}:
+            shapes = [tuple(each[name].shape) if name in each else None for each in (own, other)]
+            if shapes[0] != shapes[1]:
+                there = [
+                    f"none in '{each.name}'" if shape is None else f"of shape {shape} in '{each.name}'"
+                    for shape, each in zip(shapes, (player, followed), strict=True)
+                ]
+                raise UserError(
+                    f"player '{player.name}' follows '{followed.name}', and {kind} '{name}' is {' and '.join(there)}; "
+                    f"give both the same network, e.g. copy.deepcopy(...)"
+                )

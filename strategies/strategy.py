@@ -212,6 +212,9 @@ class PhaseStrategy(SavingStrategy):
             policy.adopt(training)
             if _needs_loss_scale(self.precision_plugin):
                 policy.loss_scale = LossScale()
+        for policy in self.policies.values():
+            if training and policy.followed is not None:
+                policy.follow()
         if training and self.threaded and len(self.parallel_devices) > 1:
             self._make_replicas(game)
         players = {id(p) for player in game.players.values() for p in player.module.parameters()}

@@ -44,6 +44,8 @@ def _per(what: str) -> str:
 
 
 def _recipe(player: Player) -> str:
+    if player.follows is not None:
+        return f"follows {player.follows}, ema {_decay(player)}{_per(player.ema_per)}"
     if player.frozen:
         return "frozen"
     optimizer = player.optimizer

@@ -51,6 +51,13 @@ class Dp(Policy):
             else:
                 replica.take_module(self.player.module)
 
+    def _count(self, what: str) -> None:
+        super()._count(what)
+        moved = [follower for follower in self.followers if follower.player.ema_per == what]
+        for follower in moved:
+            for replica in self.replicas:
+                replica.take_module(follower.player.module)
+
     def drop_gradients(self) -> None:
         super().drop_gradients()
         for replica in self.replicas:

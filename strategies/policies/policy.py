@@ -18,6 +18,7 @@ from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
+from strategies.policies.follower import Follower
 from strategies.policies.groups import Groups
 from strategies.policies.schedule import make_schedule
 from strategies.policies.switch import PlayerSwitch
@@ -71,6 +72,9 @@ class Policy:
         self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
         self.schedule: LRScheduler | None = None
         self.ema: Ema | None = None
+        self.followed: Policy | None = None  # that of the player that this one follows
+        self.follower: Follower | None = None
+        self.followers: list[Follower] = []  # what follows this player
         self.loss_scale: LossScale | None = None
         self.compiled: Compiled | None = None
         self.recompute: Recompute | None = None
@@ -91,7 +95,7 @@ class Policy:
         if training:
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
-        if self.player.ema is not None:
+        if self.player.ema is not None and self.player.follows is None:
             self.ema = Ema(self.storage.owned, self.player.decay)
         if training and self.weights:
             self.optimizer = self._make_optimizer()
@@ -101,6 +105,16 @@ class Policy:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
             self.compiled = Compiled(self.player, self.world.device, self.storage.unshard)
+
+    def follow(self) -> None:
+        """Begin to follow the other player. Both are adopted for training."""
+        self.follower = Follower(self.player, self.storage, self.followed.player, self.followed.storage)
+        self.followed.followers.append(self.follower)
+
+    @property
+    def average(self) -> Ema | None:
+        """The moving average that the player has, or that it is."""
+        return self.ema if self.follower is None else self.follower.ema
 
     def make_storage(self) -> Storage:
         """Where the weights are stored in training."""
@@ -165,11 +179,14 @@ class Policy:
             self._count("epoch")
 
     def _count(self, what: str) -> None:
-        """Move the schedule and the average that count this: an update, a step or an epoch."""
+        """Move the schedule and the averages that count this: an update, a step or an epoch."""
         if self.schedule is not None and self.player.schedule_per == what:
             self.schedule.step()
         if self.ema is not None and self.player.ema_per == what:
             self.ema.update()
+        for follower in self.followers:
+            if follower.player.ema_per == what:
+                follower.update()
 
     # ---- in a phase ----
 

@@ -155,7 +155,7 @@ class Engine(Storage):
             for weight in self.everything.values():
                 hide(weight, nothing)
 
-    def shards_changed(self) -> None:
+    def shards_changed(self, others: bool = False) -> None:
         if not self.partitioned:
             self._stale = True
             return

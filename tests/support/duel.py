@@ -91,6 +91,9 @@ class ByHand:
     def due(self, turn: str, step: int) -> bool:
         return turn != "again" or step % 3 == 0
 
+    def losses(self, turn: str) -> Callable[[Any, Any, Tensor], Tensor]:
+        return fooling if turn == "fool" else judging
+
     def updated(self, name: str) -> None:
         """After an update."""
 
@@ -104,15 +107,11 @@ class ByHand:
         """Weights and moments under the names of a snapshot."""
         for step in range(steps):
             self.before(step)
-            for turn, name, loss in (
-                ("judge", "judge", judging),
-                ("fool", "generator", fooling),
-                ("again", "judge", judging),
-            ):
+            for turn, name in (("judge", "judge"), ("fool", "generator"), ("again", "judge")):
                 if self.due(turn, step):
                     for optimizer in self.optimizers.values():
                         optimizer.zero_grad()
-                    loss(self.score, self.generator, vectors(step)["x"]).backward()
+                    self.losses(turn)(self.score, self.generator, vectors(step)["x"]).backward()
                     if name in self.clip:
                         nn.utils.clip_grad_norm_(self.networks[name].parameters(), self.clip[name])
                     self.optimizers[name].step()

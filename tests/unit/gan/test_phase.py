@@ -52,6 +52,12 @@ def test_one_learner_or_several():
         (lambda: player(ema=0.9, ema_per="epoch"), "ema_per='epoch' is not known; type one of 'update', 'step'"),
         (lambda: player(ema_per="step"), "'one' has ema_per='step' and no ema; add ema=..., or leave it out"),
         (lambda: player(schedule_per="step"), "has schedule_per='step' and no schedule; add schedule="),
+        (
+            lambda: player(follows="two", ema=0.9),
+            r"'one' follows 'two', so it has a decay and no optimizer; type Player\(",
+        ),
+        (lambda: player(optimizer=None, follows="two"), "follows 'two', so it has a decay and no optimizer"),
+        (lambda: player(optimizer=None, follows="two", ema=0.9, clip=1.0), "is frozen and takes no schedule"),
         (lambda: player(clip=0), "clip=0 is not above 0"),
         (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
         (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
@@ -85,6 +91,36 @@ def test_a_setting_that_makes_no_sense_is_refused(make, message):
 shared = nn.Linear(2, 2)
 
 
+def follower(module, follows="one"):
+    return player("two", module, optimizer=None, follows=follows, ema=0.9)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            nn.Linear(2, 3),
+            r"'two' follows 'one', and parameter 'weight' is of shape \(3, 2\) in 'two' and of shape \(2, 2",
+        ),
+        (
+            nn.Linear(2, 2, bias=False),
+            "parameter 'bias' is none in 'two' and of shape .* give both the same network, e.g. c",
+        ),
+        (nn.Sequential(nn.Linear(2, 2)), "parameter '0.weight' is of shape .* and none in 'one'"),
+    ],
+)
+def test_a_player_that_follows_another_has_the_same_network(module, message):
+    with pytest.raises(UserError, match=message):
+        check_game([follower(module), player()], [Phase("p", loss, "one")])
+    check_game([follower(nn.Linear(2, 2)), player()], [Phase("p", loss, "one")])
+
+
+def test_buffers_are_compared_as_well():
+    plain, counting = (nn.BatchNorm1d(2, track_running_stats=keeps) for keeps in (False, True))
+    with pytest.raises(UserError, match="buffer 'running_mean' is none in 'two' and of shape"):
+        check_game([follower(plain), player(module=counting)], [Phase("p", loss, "one")])
+
+
 @pytest.mark.parametrize(
     ("players", "phases", "message"),
     [
@@ -96,6 +132,11 @@ shared = nn.Linear(2, 2)
         ([player()], [Phase("p", loss, ())], "phase 'p' has no learners; name one of: one"),
         ([player()], [Phase("p", loss, ("one", "one"))], "names learner 'one' twice"),
         ([player(optimizer=None)], [Phase("p", loss, "one")], "learner 'one' is frozen; give it an optimizer"),
+        (
+            [player(), follower(nn.Linear(2, 2), "three")],
+            [Phase("p", loss, "one")],
+            "player 'two' follows 'three', which is no player with an optimizer; known are one",
+        ),
         ([player(module=nn.Tanh())], [Phase("p", loss, "one")], "has an optimizer but no parameter that requires"),
         (
             [player("a", nn.Sequential(shared)), player("b", nn.ModuleDict({"x": shared}))],
