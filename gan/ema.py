@@ -4,24 +4,39 @@ It is written by hand, because torch's AveragedModel and Lightning's WeightAvera
 FSDP2 forbids. A tensor for each parameter is sharded just like the parameter.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class Ema:
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+    """`decay` gets the number of updates so far, and returns the decay of the next one.
+
+    `average` has the tensors that become the average, in the order of the parameters. Without it they are made.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        decay: Callable[[int], float],
+        average: Sequence[Tensor] | None = None,
+    ) -> None:
         self.parameters = dict(parameters)
-        self.average = [parameter.detach().clone() for parameter in self.parameters.values()]
-        self._blend = get_ema_multi_avg_fn(decay)
+        clones = (parameter.detach().clone() for parameter in self.parameters.values())
+        self.average = list(clones if average is None else average)
+        self.decay = decay
+        self.updates = 0
 
     @torch.no_grad()
     def update(self) -> None:
         """Move the average: average = decay * average + (1 - decay) * weights."""
-        self._blend(self.average, list(self.parameters.values()), None)
+        blend = get_ema_multi_avg_fn(self.decay(self.updates))
+        if self.average:  # a rank may own no element
+            blend(self.average, list(self.parameters.values()), None)
+        self.updates += 1
 
     @contextmanager
     @torch.no_grad()

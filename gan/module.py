@@ -60,7 +60,7 @@ class GanModule(LightningModule):
     def training_step(self, batch: Any) -> None:
         """Play every phase that is due in this step."""
         for phase in self.phases:
-            if phase.due(self.step):
+            if phase.due(self.step, self.trainer.strategy.ask):
                 self.trainer.strategy.run(phase, batch)
 
     def shared(self, name: str, make: Callable[..., T], *args: Any) -> T:

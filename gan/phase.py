@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import call
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,33 +20,71 @@ class Player:
 
     - `optimizer`: a function that makes the optimizer from parameters, e.g. `partial(Adam, lr=2e-4)`. It is a
       function, because only the strategy knows which tensors a rank owns. A player without an optimizer is frozen.
-    - `schedule`: a function that makes a learning rate schedule from the optimizer. It counts updates of the player.
-    - `ema`: the decay of a moving average of the weights. Validation and samples use the averaged weights.
+    - `schedule`: a function that makes a learning rate schedule from the optimizer. It counts updates of the player, or
+      with `schedule_per="step"` or `"epoch"` steps of the game or epochs.
+    - `ema`: the decay of a moving average of the weights, or a function that returns the decay and gets how often the
+      average was updated before, e.g. `lambda n: min(0.999, (1 + n) / (10 + n))`. Validation and samples use the
+      averaged weights. The average is updated after each update of the player, or with `ema_per="step"` after each
+      step of the game, also if the player has not learned in it.
     - `clip`: the largest norm of the player's whole gradient.
     - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
       Without them it chooses blocks itself.
+    - `after`: a function that gets the module after each update, e.g. to clip weights or to give them a norm. All
+      weights are whole then, under every policy, and what it writes to them is kept. It is called without gradients, on
+      every rank, and must write the same on all of them. Averages see what it has written.
+    - `follows`: the name of another player, whose moving average this one is, with the decay `ema`. It has the same
+      network, and no optimizer, and losses may use it. When training begins it is a copy of the other player, and so
+      are its buffers after each update of the average. Its `ema_per` counts the updates of the other player.
+    - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
+      learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     """
 
     name: str
     module: nn.Module
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     schedule: Callable[[Optimizer], LRScheduler] | None = None
-    ema: float | None = None
+    ema: float | Callable[[int], float] | None = None
     clip: float | None = None
     blocks: Sequence[str] | None = None
+    freeze: Callable[[int], str | Iterable[str]] | None = None
+    ema_per: str = "update"
+    schedule_per: str = "update"
+    after: Callable[[nn.Module], object] | None = None
+    follows: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise UserError(f"player '{self.name}': expected a torch.nn.Module, got {type(self.module).__name__}")
-        if self.frozen and (self.schedule or self.ema is not None or self.clip is not None):
+        if self.follows is not None and (self.optimizer is not None or self.ema is None):
             raise UserError(
-                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema or clip; "
-                f"give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
+                f"player '{self.name}' follows '{self.follows}', so it has a decay and no optimizer; "
+                f"type Player('{self.name}', ..., follows='{self.follows}', ema=0.99)"
             )
-        if self.ema is not None and not 0 <= self.ema < 1:
+        of_learners = (self.schedule, self.clip, self.after, self.freeze, None if self.follows else self.ema)
+        if self.frozen and any(each is not None for each in of_learners):
+            raise UserError(
+                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip, after or "
+                f"freeze; give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
+            )
+        if self.ema is not None and not callable(self.ema) and not 0 <= self.ema < 1:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")
+        for field, known in (("ema_per", ("update", "step")), ("schedule_per", ("update", "step", "epoch"))):
+            value, of = getattr(self, field), field.removesuffix("_per")
+            if value not in known:
+                raise UserError(
+                    f"player '{self.name}': {field}={value!r} is not known; type one of {', '.join(map(repr, known))}"
+                )
+            if value != "update" and getattr(self, of) is None:
+                raise UserError(
+                    f"player '{self.name}' has {field}={value!r} and no {of}; add {of}=..., or leave it out"
+                )
         if self.clip is not None and not self.clip > 0:
             raise UserError(f"player '{self.name}': clip={self.clip} is not above 0; try clip=1.0")
+        if self.freeze is not None and not callable(self.freeze):
+            raise UserError(
+                f"player '{self.name}': freeze={self.freeze!r} must be a function of the step; "
+                f"type freeze=lambda step: {self.freeze!r}"
+            )
         known = [name for name, _ in self.module.named_modules()]
         unknown = [name for name in self.blocks or () if name not in known]
         if unknown:
@@ -58,6 +97,15 @@ class Player:
     def frozen(self) -> bool:
         return self.optimizer is None
 
+    def decay(self, updates: int) -> float:
+        """The decay of the average's next update, after so many."""
+        if not callable(self.ema):
+            return self.ema
+        decay = float(self.ema(updates))
+        if not 0 <= decay <= 1:
+            raise UserError(f"player '{self.name}': ema({updates}) returned {decay}, which is not in [0, 1]")
+        return decay
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -65,7 +113,10 @@ class Phase:
 
     - `loss`: takes a batch and returns a scalar, or a dict of named scalars, which are summed and logged by name.
     - `learners`: the names of the players that learn. Each one makes one update at the end of the phase.
-    - `every`: play the phase in the steps that are divisible by this number.
+    - `every`: play the phase once in so many steps, counted from `start`.
+    - `start`, `until`: play it from step `start` on, and before step `until`.
+    - `when`: a function without arguments that says whether to play it, e.g. `lambda: self.strength > 0`. It is asked
+      only in steps in which the phase is due otherwise. The first rank is asked, and all ranks do what it says.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP). A policy that shards weights then
       keeps them gathered for the second backward.
@@ -77,6 +128,9 @@ class Phase:
     every: int = 1
     micro_batches: int = 1
     second_order: bool = False
+    start: int = 0
+    until: int | None = None
+    when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         learners = (self.learners,) if isinstance(self.learners, str) else tuple(self.learners)
@@ -85,9 +139,24 @@ class Phase:
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"phase '{self.name}': {field}={value!r} must be a whole number, 1 or more")
+        if not isinstance(self.start, int) or self.start < 0:
+            raise UserError(f"phase '{self.name}': start={self.start!r} must be a whole number, 0 or more")
+        if self.until is not None and (not isinstance(self.until, int) or self.until <= self.start):
+            raise UserError(
+                f"phase '{self.name}': until={self.until!r} must be a whole number above start={self.start}, or the "
+                f"phase is never played"
+            )
+        if self.when is not None and not callable(self.when):
+            raise UserError(
+                f"phase '{self.name}': when={self.when!r} must be a function without arguments; "
+                f"type when=lambda: {self.when!r}"
+            )
 
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
+    def due(self, step: int, ask: Callable[[Callable[[], bool]], bool] = call) -> bool:
+        """Whether the phase is played in this step. `ask` calls `when`; a strategy asks the first rank for all."""
+        if step < self.start or (self.until is not None and step >= self.until) or (step - self.start) % self.every:
+            return False
+        return self.when is None or bool(ask(self.when))
 
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
@@ -117,6 +186,20 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 f"leave optimizer out to freeze it"
             )
 
+    # A player follows one that can learn and has the same network.
+    named = {player.name: player for player in players}
+    for player in players:
+        if player.follows is None:
+            continue
+        followed = named.get(player.follows)
+        if followed is None or followed.frozen:
+            learning = [name for name, each in named.items() if not each.frozen]
+            raise UserError(
+                f"player '{player.name}' follows '{player.follows}', which is no player with an optimizer; known are "
+                f"{', '.join(learning)}"
+            )
+        _check_alike(player, followed)
+
     # A phase's learners are players that can learn.
     frozen = {player.name for player in players if player.frozen}
     for phase in phases:
@@ -129,3 +212,20 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 raise UserError(f"phase '{phase.name}': learner '{name}' is frozen; give it an optimizer")
             if phase.learners.count(name) > 1:
                 raise UserError(f"phase '{phase.name}' names learner '{name}' twice")
+
+
+def _check_alike(player: Player, followed: Player) -> None:
+    """Raise if two networks differ in the names or shapes of their parameters or buffers."""
+    for kind in ("parameter", "buffer"):
+        own, other = (dict(getattr(each.module, f"named_{kind}s")()) for each in (player, followed))
+        for name in {**own, **other}:
+            shapes = [tuple(each[name].shape) if name in each else None for each in (own, other)]
+            if shapes[0] != shapes[1]:
+                there = [
+                    f"none in '{each.name}'" if shape is None else f"of shape {shape} in '{each.name}'"
+                    for shape, each in zip(shapes, (player, followed), strict=True)
+                ]
+                raise UserError(
+                    f"player '{player.name}' follows '{followed.name}', and {kind} '{name}' is {' and '.join(there)}; "
+                    f"give both the same network, e.g. copy.deepcopy(...)"
+                )

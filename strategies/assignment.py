@@ -1,6 +1,7 @@
 """Gives each player of a game its policy: the one that was typed, or one that `auto` chooses."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
@@ -49,9 +50,13 @@ def assign(
 ) -> dict[str, Policy]:
     """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers."""
     chosen = _decide(_choose(choice, players), players, world, smallest)
+    chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
         name: POLICIES[chosen[name].policy](player, world, chosen[name].options) for name, player in players.items()
     }
+    for name, player in players.items():
+        if player.follows is not None:
+            policies[name].followed = policies[player.follows]
     for name, policy in policies.items():
         if "bf16" in policy.options and precision.precision != "bf16-mixed":
             raise UserError(
@@ -62,13 +67,22 @@ def assign(
 
 
 def _choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
+    """What was typed for each player that follows no other one; a follower has the policy of the followed."""
     unknown = [name for name in choice if name not in (*players, "*")]
-    missing = [name for name in players if name not in choice and "*" not in choice]
+    leaders = [name for name, player in players.items() if player.follows is None]
+    missing = [name for name in leaders if name not in choice and "*" not in choice]
     if unknown:
         raise UserError(f"--strategy names no player of this game: {', '.join(unknown)}; known: {', '.join(players)}")
     if missing:
         raise UserError(f"--strategy says nothing of {', '.join(missing)}; add '*=ddp' for the rest")
-    return {name: choice.get(name, choice.get("*")) for name in players}
+    chosen = {name: choice.get(name, choice.get("*")) for name in leaders}
+    for name in choice.keys() & players.keys() - chosen.keys():
+        followed = players[name].follows
+        if choice[name] != chosen[followed]:
+            raise UserError(
+                f"player '{name}' follows '{followed}', so it has the same policy; leave '{name}=' out of --strategy"
+            )
+    return chosen
 
 
 def _decide(
@@ -79,6 +93,10 @@ def _decide(
     if not undecided:
         return chosen
     sizes = {name: auto.size_of(players[name]) for name in chosen}
+    for player in players.values():
+        if player.follows is not None:
+            size = sizes[player.follows]
+            sizes[player.follows] = replace(size, weights=size.weights + auto.size_of(player).weights)
     free = torch.tensor(auto.memory(world.device, world.local), dtype=torch.float64)
     free = smallest(free.to(world.device)).item()
     taken = sum(

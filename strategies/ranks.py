@@ -1,9 +1,11 @@
 """The ranks that play a phase together. Here each is a process; under dp each is a thread (see policies/dp.py)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gan.phase import Phase
@@ -54,6 +56,14 @@ class Ranks:
     def forward(self, context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
         """The context around a loss. `context` is the precision plugin's."""
         return context
+
+    def ask(self, question: Callable[[], bool], device: torch.device) -> bool:
+        """The first rank's answer, on all ranks. No other rank calls the function."""
+        if self.size == 1:
+            return bool(question())
+        answer = torch.tensor(self.number == 0 and bool(question()), device=device).byte()
+        dist.broadcast(answer, 0)
+        return bool(answer)
 
     def any(self, value: bool) -> bool:
         """Whether the value is true on any rank of this process."""

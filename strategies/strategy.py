@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -91,12 +91,20 @@ class PhaseStrategy(SavingStrategy):
         self.guard.raise_if_hopeless()
         game.forget_shared()
         self.losses = {}
+        for policy in self.policies.values():
+            policy.begin_step(game.step)
         step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
         output = step(*args, **kwargs)
         game.forget_shared()
+        for policy in self.policies.values():
+            policy.end_step(game.trainer.is_last_batch)
         self._log(game)
         private.count_step(game.trainer)
         return output
+
+    def ask(self, question: Callable[[], bool]) -> bool:
+        """The first rank's answer, on all ranks: whether a phase with a `when` is played."""
+        return self.ranks.ask(question, self.root_device)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
@@ -204,6 +212,9 @@ class PhaseStrategy(SavingStrategy):
             policy.adopt(training)
             if _needs_loss_scale(self.precision_plugin):
                 policy.loss_scale = LossScale()
+        for policy in self.policies.values():
+            if training and policy.followed is not None:
+                policy.follow()
         if training and self.threaded and len(self.parallel_devices) > 1:
             self._make_replicas(game)
         players = {id(p) for player in game.players.values() for p in player.module.parameters()}

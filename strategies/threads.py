@@ -155,6 +155,9 @@ class ThreadRanks(Ranks):
         with alike(policies, second_order):
             yield
 
+    def ask(self, question: Callable[[], bool], device: torch.device) -> bool:
+        return self.every("whether a phase is played", self.number == 0 and bool(question()))[0]
+
     def any(self, value: bool) -> bool:
         return any(self.every("the sum of losses", value))
 

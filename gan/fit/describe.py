@@ -17,6 +17,9 @@ def describe(game: GanModule) -> str:
     for phase in game.phases:
         notes = [f"teaches {', '.join(phase.learners)}"]
         notes += [f"every {phase.every} steps"] if phase.every > 1 else []
+        notes += [f"from step {phase.start} on"] if phase.start else []
+        notes += [f"until step {phase.until}"] if phase.until is not None else []
+        notes += ["in steps of its choice"] if phase.when is not None else []
         notes += [f"in {phase.micro_batches} micro-batches"] if phase.micro_batches > 1 else []
         notes += ["second order"] if phase.second_order else []
         lines.append(f"  {phase.name}: {'; '.join(notes)}")
@@ -32,14 +35,26 @@ def _count(module: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
 
 
+def _decay(player: Player) -> str:
+    return f"from {player.decay(0)} on" if callable(player.ema) else str(player.ema)
+
+
+def _per(what: str) -> str:
+    return "" if what == "update" else f" per {what}"
+
+
 def _recipe(player: Player) -> str:
+    if player.follows is not None:
+        return f"follows {player.follows}, ema {_decay(player)}{_per(player.ema_per)}"
     if player.frozen:
         return "frozen"
     optimizer = player.optimizer
     made = getattr(optimizer, "func", optimizer)
     settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())
     notes = [f"{getattr(made, '__name__', type(made).__name__)}({settings})"]
-    notes += ["with a schedule"] if player.schedule else []
-    notes += [f"ema {player.ema}"] if player.ema is not None else []
+    notes += ["with a schedule" + _per(player.schedule_per)] if player.schedule else []
+    notes += [f"ema {_decay(player)}{_per(player.ema_per)}"] if player.ema is not None else []
     notes += [f"clip {player.clip}"] if player.clip is not None else []
+    notes += ["changed after each update"] if player.after is not None else []
+    notes += ["parts frozen in some steps"] if player.freeze is not None else []
     return ", ".join(notes)

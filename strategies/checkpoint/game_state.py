@@ -69,7 +69,7 @@ def load_networks(
 
 
 def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: SavingRanks) -> None:
-    """Load optimizers, loss scales and counts of skipped updates."""
+    """Load optimizers, loss scales and counts of updates."""
     learners = [policy for policy in policies.values() if policy.optimizer is not None]
 
     def load_optimizers() -> None:

@@ -18,14 +18,17 @@ def training_state(policy: Policy) -> dict[str, Any]:
     """The state of a player except weights, optimizer and schedule."""
     return {
         "ema": None if policy.ema is None else average_state(policy),
+        "ema_updates": 0 if policy.average is None else policy.average.updates,
         "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
         "skipped": policy.skipped,
     }
 
 
 def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Load the loss scale and the count of skipped updates."""
+    """Load the loss scale and the counts of updates."""
     policy.skipped = state["skipped"]
+    if policy.average is not None:
+        policy.average.updates = state.get("ema_updates", 0)  # earlier versions did not save it
     if policy.loss_scale is not None and state["loss_scale"] is not None:
         policy.loss_scale.load_state_dict(state["loss_scale"])
 

@@ -75,7 +75,14 @@ class DdpReduction(Reduction):
         """The reducer ignores every backward it was not armed for, so only the last one communicates."""
         if not last:
             return loss
-        loss = _Reach.apply(loss, *self.storage.weights.values())
+        weights = list(self.storage.weights.values())
+        frozen = [weight for weight in weights if not weight.requires_grad]
+        # The reducer waits for frozen weights too, and an edge can be made only to a weight that requires a gradient.
+        for weight in frozen:
+            weight.requires_grad_(True)
+        loss = _Reach.apply(loss, *weights)
+        for weight in frozen:
+            weight.requires_grad_(False)
         prepare_for_backward(self.reducer, loss)
         return loss
 

@@ -1,7 +1,7 @@
 """deepspeed1, deepspeed2 and deepspeed3: an engine of DeepSpeed shards a player's training."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -120,6 +120,11 @@ class DeepSpeed3(DeepSpeed2):
         if self.on_read is None:
             return super().hold(phase)
         return self.on_read.during(phase.name, piecewise=False, now=self.learning and bool(self.weights))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with nullcontext() if self.on_read is None else self.on_read.resting(), super().writing():
+            yield
 
     def release(self) -> None:
         if self.on_read is not None:

@@ -46,7 +46,17 @@ class Dp(Policy):
     def update(self, norm: Tensor) -> None:
         super().update(norm)
         for replica in self.replicas:
-            replica.take(self.weights.values())
+            if self.player.after is None:
+                replica.take(self.weights.values())
+            else:
+                replica.take_module(self.player.module)
+
+    def _count(self, what: str) -> None:
+        super()._count(what)
+        moved = [follower for follower in self.followers if follower.player.ema_per == what]
+        for follower in moved:
+            for replica in self.replicas:
+                replica.take_module(follower.player.module)
 
     def drop_gradients(self) -> None:
         super().drop_gradients()

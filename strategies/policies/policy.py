@@ -18,7 +18,10 @@ from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
+from strategies.policies.follower import Follower
 from strategies.policies.groups import Groups
+from strategies.policies.schedule import make_schedule
+from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 
@@ -69,11 +72,14 @@ class Policy:
         self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
         self.schedule: LRScheduler | None = None
         self.ema: Ema | None = None
+        self.followed: Policy | None = None  # that of the player that this one follows
+        self.follower: Follower | None = None
+        self.followers: list[Follower] = []  # what follows this player
         self.loss_scale: LossScale | None = None
         self.compiled: Compiled | None = None
         self.recompute: Recompute | None = None
         self.skipped = 0
-        self.learning = True
+        self.switch = PlayerSwitch(player, self.requiring_grad)
 
     # ---- once ----
 
@@ -89,16 +95,26 @@ class Policy:
         if training:
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
-        if self.player.ema is not None:
-            self.ema = Ema(self.storage.owned, self.player.ema)
+        if self.player.ema is not None and self.player.follows is None:
+            self.ema = Ema(self.storage.owned, self.player.decay)
         if training and self.weights:
             self.optimizer = self._make_optimizer()
             if self.player.schedule is not None:
-                self.schedule = self.player.schedule(self.optimizer)
+                self.schedule = make_schedule(self.player, self.optimizer)
         if training and "recompute" in self.options:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
             self.compiled = Compiled(self.player, self.world.device, self.storage.unshard)
+
+    def follow(self) -> None:
+        """Begin to follow the other player. Both are adopted for training."""
+        self.follower = Follower(self.player, self.storage, self.followed.player, self.followed.storage)
+        self.followed.followers.append(self.follower)
+
+    @property
+    def average(self) -> Ema | None:
+        """The moving average that the player has, or that it is."""
+        return self.ema if self.follower is None else self.follower.ema
 
     def make_storage(self) -> Storage:
         """Where the weights are stored in training."""
@@ -139,6 +155,7 @@ class Policy:
     def release(self) -> None:
         """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
         self.learn(True)
+        self.switch.end_step()
         self.reduction.drop()
         self.reduction.release()
         self.storage.release()
@@ -148,6 +165,29 @@ class Policy:
         self.compiled = self.recompute = None
         self.__dict__.pop("group", None)  # a reference would keep its threads
 
+    # ---- around a step ----
+
+    def begin_step(self, step: int) -> None:
+        """Before the phases of a step."""
+        self.switch.begin_step(step)
+
+    def end_step(self, epoch_ended: bool) -> None:
+        """After the phases of a step. `epoch_ended`: it was the last step of an epoch."""
+        self.switch.end_step()
+        self._count("step")
+        if epoch_ended:
+            self._count("epoch")
+
+    def _count(self, what: str) -> None:
+        """Move the schedule and the averages that count this: an update, a step or an epoch."""
+        if self.schedule is not None and self.player.schedule_per == what:
+            self.schedule.step()
+        if self.ema is not None and self.player.ema_per == what:
+            self.ema.update()
+        for follower in self.followers:
+            if follower.player.ema_per == what:
+                follower.update()
+
     # ---- in a phase ----
 
     def begin(self, phase: Phase) -> None:
@@ -156,13 +196,14 @@ class Policy:
         if self.compiled is not None:
             self.compiled.use(not phase.second_order)
 
+    @property
+    def learning(self) -> bool:
+        """Whether the player's weights require gradients now. See [Note: requires_grad] in switch.py."""
+        return self.switch.on
+
     def learn(self, learning: bool) -> None:
         """Make the player's weights require gradients, or not."""
-        if learning == self.learning:
-            return
-        self.learning = learning
-        for weight in self.requiring_grad.values():
-            weight.requires_grad_(learning)
+        self.switch.turn(learning)
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
         """A context around each phase. Inside, weights are whole when they are read, also without learning."""
@@ -181,16 +222,16 @@ class Policy:
         return self.reduction.finish(scale)
 
     def update(self, norm: Tensor) -> None:
-        """Clip, step the optimizer, the schedule and the average."""
+        """Clip, step the optimizer, call `Player(after=...)`; then move the schedule and the average."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.storage.step(self.optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
-        if self.schedule is not None:
-            self.schedule.step()
-        if self.ema is not None:
-            self.ema.update()
+        if self.player.after is not None:
+            with torch.no_grad(), self.writing():
+                self.player.after(self.player.module)
+        self._count("update")
 
     def drop_gradients(self) -> None:
         """No gradient stays from one phase to the next."""
@@ -213,6 +254,17 @@ class Policy:
             self.storage.unshard()
         else:
             self.storage.reshard()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside the `with`, the author's parameters are whole on all ranks, and what is written to them is kept.
+
+        All ranks must write the same. After an error it waits for no rank.
+        """
+        self.storage.unshard(exact=True)
+        yield
+        self.storage.take_written()
+        self.storage.reshard()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

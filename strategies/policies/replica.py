@@ -7,6 +7,7 @@ parameters(), and their lists and attributes still refer to the networks of the 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from gan.errors import UserError
 from gan.module import GanModule
 from strategies.policies.deep_copy import ADVICE, deep_copy
 from strategies.policies.policy import Policy
+from strategies.policies.switch import Switch
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class Replica:
         self._modules: dict[int, tuple[nn.Module, nn.Module]] = {}
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         self._seen: dict[int, dict[str, list[Any]]] = {}
+        self._switches: dict[str, Switch] = {}  # by player; made anew in each step
         if number > 0:
             _refuse_compiled(game)
             without = {id(game.players): {}, id(game.phases): ()}
@@ -80,23 +83,37 @@ class Replica:
         for weight in weights:
             _fill(self.of(weight), weight)
 
+    @torch.no_grad()
+    def take_module(self, module: nn.Module) -> None:
+        """Copy all parameters and buffers of one of the author's modules."""
+        own = self.own(module)
+        pairs = zip(chain(own.parameters(), own.buffers()), chain(module.parameters(), module.buffers()), strict=True)
+        for tensor, original in pairs:
+            _fill(tensor, original)
+
     def learn(self, policies: Mapping[str, Policy], learners: tuple[str, ...]) -> None:
         """Only the learners' weights require gradients."""
-        for name, policy in policies.items():
-            for weight in policy.requiring_grad.values():
-                self.of(weight).requires_grad_(name in learners)
+        for name, switch in self._own_switches(policies).items():
+            switch.turn(name in learners)
 
     @contextmanager
     def all_learning(self, policies: Mapping[str, Policy]) -> Iterator[None]:
         """The weights of all players that are not frozen require gradients."""
-        weights = [self.of(weight) for policy in policies.values() for weight in policy.requiring_grad.values()]
-        before = [weight.requires_grad for weight in weights]
+        switches = self._own_switches(policies)
+        before = {name: switch.on for name, switch in switches.items()}
         self.learn(policies, tuple(name for name, policy in policies.items() if not policy.player.frozen))
         try:
             yield
         finally:
-            for weight, learning in zip(weights, before, strict=True):
-                weight.requires_grad_(learning)
+            for name, switch in switches.items():
+                switch.turn(before[name])
+
+    def _own_switches(self, policies: Mapping[str, Policy]) -> dict[str, Switch]:
+        """A switch for this replica's weights of each player."""
+        if not self._switches:
+            for name, policy in policies.items():
+                self._switches[name] = Switch(self.of(weight) for weight in policy.requiring_grad.values())
+        return self._switches
 
     # ---- between steps ----
 
@@ -113,6 +130,7 @@ class Replica:
         for key, attributes in self._copy(changed, known, changed.values()).items():
             vars(self._modules[key][1]).update(attributes)
         self._complete()
+        self._switches = {}
         for original, own in self._tensors.values():
             _fill(own, original)
             if isinstance(own, nn.Parameter):

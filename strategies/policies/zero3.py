@@ -1,6 +1,7 @@
 """zero3, also called fsdp: everything of the player sharded, and unsharded where a phase reads it."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from gan.phase import Phase, Player
@@ -45,11 +46,14 @@ class Zero3(Zero2):
         self.on_read: UnshardOnRead | None = None
 
     def make_storage(self) -> Storage:
-        everything = dict(self.player.module.named_parameters())
+        # A player that follows another one is laid out like it.
+        like = self if self.followed is None else self.followed
+        parameters = dict(self.player.module.named_parameters())
+        everything = {name: parameters[name] for name, _ in like.player.module.named_parameters()}
         if self.world.size == 1 or not everything:
             return super().make_storage()
-        others = {name: weight for name, weight in everything.items() if name not in self.weights}
-        storage = Buckets(self.weights, self.sharing, others)
+        weights = {name: everything.pop(name) for name in like.weights}
+        storage = Buckets(weights, self.sharing, everything)
         self.on_read = UnshardOnRead(self.player.module, storage)
         return storage
 
@@ -63,6 +67,11 @@ class Zero3(Zero2):
 
     def check_code(self) -> int | None:
         return None if self.on_read is None else self.on_read.check_code()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with nullcontext() if self.on_read is None else self.on_read.resting(), super().writing():
+            yield
 
     def release(self) -> None:
         if self.on_read is not None:

@@ -166,6 +166,19 @@ class Bucket:
         for weight in self.weights.values():
             hide(weight, nothing)
 
+    @torch.no_grad()
+    def take_written(self) -> None:
+        """Take what was written to the whole weights into this rank's shard."""
+        for name, weight in self.weights.items():
+            start = self.starts[name]
+            own = self.whole[start : start + weight.numel()]
+            if weight.data_ptr() != own.data_ptr():  # its `data` was set to other memory
+                own.copy_(weight.detach().reshape(-1))
+                show(weight, own)
+        for name, piece in self.pieces.items():
+            piece.copy_(self.piece_of(name, self.weights[name]))
+        self.version += 1
+
     def release(self) -> None:
         """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN."""
         for weight in self.weights.values():

@@ -155,13 +155,27 @@ class Engine(Storage):
             for weight in self.everything.values():
                 hide(weight, nothing)
 
-    def shards_changed(self) -> None:
+    def shards_changed(self, others: bool = False) -> None:
         if not self.partitioned:
             self._stale = True
             return
         for name, piece in self.owned.items():  # stage 3 gathers from another copy of the shard
             self.twins[name].ds_tensor.data[: piece.numel()].copy_(piece.detach())
         self.reshard()
+
+    @torch.no_grad()
+    def take_written(self) -> None:
+        for name, weight in self.everything.items():
+            twin = self.twins[name]
+            if not self.partitioned and weight.data_ptr() != twin.data_ptr():  # its `data` was set to other memory
+                twin.copy_(weight.detach().reshape(-1))
+                show(weight, twin.data)
+            share = self._share(name)
+            if share is not None:
+                part = weight.detach().reshape(-1)[share.start : share.stop]
+                share.tensor.copy_(part)
+        if self.partitioned:
+            self.shards_changed()
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         known = self.everything if self.partitioned else self.weights

@@ -42,7 +42,10 @@ class ReduceScatter(Reduction):
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Only the last backward communicates."""
         self._reducing = last
-        self._missing = [set(bucket.weights) for bucket in self.buckets]
+        with torch._C.DisableTorchFunctionSubclass():
+            self._missing = [
+                {name for name, weight in bucket.weights.items() if weight.requires_grad} for bucket in self.buckets
+            ]
         return loss
 
     def _saw_gradient(self, number: int, name: str, weight: Tensor) -> None:

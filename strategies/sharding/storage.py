@@ -39,8 +39,14 @@ class Storage:
     def reshard(self) -> None:
         """Free what a rank does not hold between phases."""
 
-    def shards_changed(self) -> None:
-        """Mark the whole weights as out of date, because the shards were written to. Communicates nothing."""
+    def shards_changed(self, others: bool = False) -> None:
+        """Mark the whole weights as out of date, because the shards were written to. Communicates nothing.
+
+        `others`: the shards of parameters that do not learn were written to as well.
+        """
+
+    def take_written(self) -> None:
+        """Keep what was written to the weights while they were whole and exact. Communicates nothing."""
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         """Step what this rank owns, and update the weights from it. `stepped` are the weights that have a gradient."""
@@ -113,13 +119,17 @@ class Buckets(Storage):
         for bucket in self.buckets:
             bucket.reshard()
 
-    def shards_changed(self) -> None:
+    def shards_changed(self, others: bool = False) -> None:
         if self.sharing.keep:
             self.stale = True
             return
-        for bucket in self.learning:
+        for bucket in self.buckets if others else self.learning:
             bucket.version += 1
             bucket.reshard()
+
+    def take_written(self) -> None:
+        for bucket in self.buckets:
+            bucket.take_written()
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         optimizer.step()

@@ -63,6 +63,15 @@ class UnshardOnRead:
         self.before[phase] = self.order
         self.storage.reshard()
 
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside the `with`, also during a phase, reads neither unshard nor reshard anything."""
+        before, self.playing = self.playing, False
+        try:
+            yield
+        finally:
+            self.playing = before
+
     def check_code(self) -> int | None:
         """A number made from the order of this phase's gathers, to compare between ranks; None if all came at once."""
         return zlib.crc32(repr(self.order).encode()) if self.piecewise else None

@@ -10,7 +10,7 @@ from gan.ema import Ema
 def make(decay=0.9):
     torch.manual_seed(0)
     net = nn.Linear(3, 2).double()
-    return net, Ema(dict(net.named_parameters()), decay)
+    return net, Ema(dict(net.named_parameters()), decay if callable(decay) else lambda updates: decay)
 
 
 def test_it_is_the_exponential_average():
@@ -23,6 +23,24 @@ def test_it_is_the_exponential_average():
         ema.update()
     for mean, ours in zip(expected, ema.average, strict=True):
         assert torch.allclose(mean, ours, rtol=0, atol=1e-15)
+
+
+def test_the_decay_may_depend_on_the_number_of_updates():
+    """With n / (n + 1) it is the plain mean of all weights."""
+    net, ema = make(lambda n: n / (n + 1))
+    seen = []
+    for _ in range(5):
+        net.weight.data += torch.randn_like(net.weight)
+        seen.append(net.weight.detach().clone())
+        ema.update()
+    assert torch.allclose(ema.average[0], torch.stack(seen).mean(0), rtol=0, atol=1e-15)
+    assert ema.updates == 5
+
+
+def test_a_rank_that_owns_nothing_counts_as_the_others_do():
+    ema = Ema({}, lambda updates: 0.9)
+    ema.update()
+    assert ema.updates == 1
 
 
 def test_swapping_and_back_is_exact_also_after_an_error():

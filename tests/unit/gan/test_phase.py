@@ -25,6 +25,19 @@ def test_due_from_step_0_every_so_many_steps():
     assert [step for step in range(8) if Phase("p", loss, "one", every=3).due(step)] == [0, 3, 6]
 
 
+def test_due_from_its_start_on_and_before_its_end():
+    phase = Phase("p", loss, "one", every=3, start=2, until=9)
+    assert [step for step in range(12) if phase.due(step)] == [2, 5, 8]
+    assert [step for step in range(12) if Phase("p", loss, "one", start=10).due(step)] == [10, 11]
+
+
+def test_when_is_asked_only_in_steps_that_are_due_otherwise():
+    asked = []
+    phase = Phase("p", loss, "one", every=2, start=1, when=lambda: bool(asked.append(1)) or len(asked) > 1)
+    assert [step for step in range(6) if phase.due(step)] == [3, 5] and len(asked) == 3
+    assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda when: not when())
+
+
 def test_one_learner_or_several():
     assert Phase("p", loss, "one").learners == ("one",)
     assert Phase("p", loss, ["one", "two"]).learners == ("one", "two")
@@ -35,11 +48,39 @@ def test_one_learner_or_several():
     [
         (lambda: Player("g", "net", sgd), "player 'g': expected a torch.nn.Module, got str"),
         (lambda: player(ema=1.0), r"ema=1.0 is not in \[0, 1\)"),
+        (lambda: player(ema=lambda n: 2.0).decay(3), r"player 'one': ema\(3\) returned 2.0, which is not in \[0, 1\]"),
+        (lambda: player(ema=0.9, ema_per="epoch"), "ema_per='epoch' is not known; type one of 'update', 'step'"),
+        (lambda: player(ema_per="step"), "'one' has ema_per='step' and no ema; add ema=..., or leave it out"),
+        (lambda: player(schedule_per="step"), "has schedule_per='step' and no schedule; add schedule="),
+        (
+            lambda: player(follows="two", ema=0.9),
+            r"'one' follows 'two', so it has a decay and no optimizer; type Player\(",
+        ),
+        (lambda: player(optimizer=None, follows="two"), "follows 'two', so it has a decay and no optimizer"),
+        (lambda: player(optimizer=None, follows="two", ema=0.9, clip=1.0), "is frozen and takes no schedule"),
         (lambda: player(clip=0), "clip=0 is not above 0"),
         (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
         (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
         (lambda: Phase("p", loss, "one", every=0), "phase 'p': every=0 must be a whole number, 1 or more"),
         (lambda: Phase("p", loss, "one", micro_batches=1.5), "micro_batches=1.5"),
+        (lambda: Phase("p", loss, "one", start=-1), "phase 'p': start=-1 must be a whole number, 0 or more"),
+        (
+            lambda: Phase("p", loss, "one", start=5, until=5),
+            "until=5 must be a whole number above start=5, or the phase",
+        ),
+        (lambda: Phase("p", loss, "one", until=0.5), "until=0.5 must be a whole number above start=0"),
+        (
+            lambda: Phase("p", loss, "one", when=True),
+            "when=True must be a function without arguments; type when=lambda:",
+        ),
+        (
+            lambda: player(freeze=["x"]),
+            r"freeze=\['x'\] must be a function of the step; type freeze=lambda step: \['x'\]",
+        ),
+        (
+            lambda: player(optimizer=None, freeze=lambda step: []),
+            "is frozen and takes no schedule, ema, clip, after or",
+        ),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(make, message):
@@ -48,6 +89,36 @@ def test_a_setting_that_makes_no_sense_is_refused(make, message):
 
 
 shared = nn.Linear(2, 2)
+
+
+def follower(module, follows="one"):
+    return player("two", module, optimizer=None, follows=follows, ema=0.9)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            nn.Linear(2, 3),
+            r"'two' follows 'one', and parameter 'weight' is of shape \(3, 2\) in 'two' and of shape \(2, 2",
+        ),
+        (
+            nn.Linear(2, 2, bias=False),
+            "parameter 'bias' is none in 'two' and of shape .* give both the same network, e.g. c",
+        ),
+        (nn.Sequential(nn.Linear(2, 2)), "parameter '0.weight' is of shape .* and none in 'one'"),
+    ],
+)
+def test_a_player_that_follows_another_has_the_same_network(module, message):
+    with pytest.raises(UserError, match=message):
+        check_game([follower(module), player()], [Phase("p", loss, "one")])
+    check_game([follower(nn.Linear(2, 2)), player()], [Phase("p", loss, "one")])
+
+
+def test_buffers_are_compared_as_well():
+    plain, counting = (nn.BatchNorm1d(2, track_running_stats=keeps) for keeps in (False, True))
+    with pytest.raises(UserError, match="buffer 'running_mean' is none in 'two' and of shape"):
+        check_game([follower(plain), player(module=counting)], [Phase("p", loss, "one")])
 
 
 @pytest.mark.parametrize(
@@ -61,6 +132,11 @@ shared = nn.Linear(2, 2)
         ([player()], [Phase("p", loss, ())], "phase 'p' has no learners; name one of: one"),
         ([player()], [Phase("p", loss, ("one", "one"))], "names learner 'one' twice"),
         ([player(optimizer=None)], [Phase("p", loss, "one")], "learner 'one' is frozen; give it an optimizer"),
+        (
+            [player(), follower(nn.Linear(2, 2), "three")],
+            [Phase("p", loss, "one")],
+            "player 'two' follows 'three', which is no player with an optimizer; known are one",
+        ),
         ([player(module=nn.Tanh())], [Phase("p", loss, "one")], "has an optimizer but no parameter that requires"),
         (
             [player("a", nn.Sequential(shared)), player("b", nn.ModuleDict({"x": shared}))],

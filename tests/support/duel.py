@@ -1,0 +1,169 @@
+"""A game of two for the words of Player and Phase, and the same training as a loop by hand in plain torch."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player
+from strategies import PhaseStrategy
+from tests.support.doubled import doubled
+from tests.support.hard_games import mlp
+from tests.support.parity import STEPS, Whole, in_buckets, snapshot, trainer, vectors
+
+adam = partial(Adam, lr=2e-2, betas=(0.5, 0.9))
+
+# Policies, and the ranks that each is tried on. Where a bucket is small, every weight has one of its own.
+SMALL = 64
+POLICIES = {"single": 1, "dp": 2, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2}
+ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
+
+
+def judge_network() -> nn.Module:
+    return nn.ModuleDict({"trunk": mlp(6, 8), "head": nn.Linear(8, 1)})
+
+
+class Duel(GanModule):
+    """Adversarial learning on vectors. Subclasses say more about its players and phases."""
+
+    of_judge: ClassVar[dict[str, Any]] = {}
+    of_generator: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator, self.judge = mlp(4, 6), judge_network()
+
+    def configure_players(self) -> Iterator[Player]:
+        yield Player("generator", self.generator, adam, **self.of_generator)
+        yield Player("judge", self.judge, adam, **self.of_judge)
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("judge", self.judging, "judge")
+        yield Phase("fool", self.fooling, "generator")
+        yield Phase("again", self.judging, "judge", every=3)
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.judge["head"](torch.tanh(self.judge["trunk"](x)))
+
+    def judging(self, batch: dict[str, Tensor]) -> Tensor:
+        return judging(self.score, self.generator, batch["x"])
+
+    def fooling(self, batch: dict[str, Tensor]) -> Tensor:
+        return fooling(self.score, self.generator, batch["x"])
+
+
+def judging(score: Any, generator: Any, x: Tensor) -> Tensor:
+    return (softplus(score(generator(x[:, :4]).detach())) + softplus(-score(x))).mean()
+
+
+def fooling(score: Any, generator: Any, x: Tensor) -> Tensor:
+    return softplus(-score(generator(x[:, :4]))).mean()
+
+
+class ByHand:
+    """The loop by hand. A test changes it by what it does before a step, after an update and after a step."""
+
+    clip: ClassVar[dict[str, float]] = {}
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.generator, self.judge = mlp(4, 6).double(), judge_network().double()
+        self.take({"generator": self.generator, "judge": self.judge})
+        self.kept: dict[str, Tensor] = {}  # what else is compared
+
+    def take(self, networks: dict[str, nn.Module]) -> None:
+        """Train these networks."""
+        self.networks = networks
+        self.optimizers = {name: adam(net.parameters()) for name, net in networks.items()}
+
+    def before(self, step: int) -> None:
+        """Before the turns of a step."""
+
+    def due(self, turn: str, step: int) -> bool:
+        return turn != "again" or step % 3 == 0
+
+    def losses(self, turn: str) -> Callable[[Any, Any, Tensor], Tensor]:
+        return fooling if turn == "fool" else judging
+
+    def updated(self, name: str) -> None:
+        """After an update."""
+
+    def after(self, step: int) -> None:
+        """After the turns of a step."""
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.judge["head"](torch.tanh(self.judge["trunk"](x)))
+
+    def run(self, steps: int = STEPS) -> dict[str, Tensor]:
+        """Weights and moments under the names of a snapshot."""
+        for step in range(steps):
+            self.before(step)
+            for turn, name in (("judge", "judge"), ("fool", "generator"), ("again", "judge")):
+                if self.due(turn, step):
+                    for optimizer in self.optimizers.values():
+                        optimizer.zero_grad()
+                    self.losses(turn)(self.score, self.generator, vectors(step)["x"]).backward()
+                    if name in self.clip:
+                        nn.utils.clip_grad_norm_(self.networks[name].parameters(), self.clip[name])
+                    self.optimizers[name].step()
+                    with torch.no_grad():
+                        self.updated(name)
+            with torch.no_grad():
+                self.after(step)
+        found = dict(self.kept)
+        for name, net in self.networks.items():
+            found |= {f"weight {name}.{key}": value.detach().clone() for key, value in net.state_dict().items()}
+        for name, optimizer in self.optimizers.items():
+            named = {id(weight): key for key, weight in self.networks[name].named_parameters()}
+            for weight, state in optimizer.state.items():
+                key = f"optimizer {name}.{named[id(weight)]}"
+                found |= {f"{key}.{moment}": state[moment] for moment in ("step", "exp_avg", "exp_avg_sq")}
+        return found
+
+
+def fit(
+    game: Callable[[], GanModule], policy: str, world: int, steps: int = STEPS, small: bool = True, **more: Any
+) -> dict[str, Any]:
+    """Train on one rank. `more`: `resume` from a checkpoint, `save` one at the end, `of` so many batches an epoch."""
+    return in_buckets(SMALL, _fit, game, policy, world, steps, **more) if small else _fit(game, policy, world, steps)
+
+
+def _fit(
+    game: Callable[[], GanModule],
+    policy: str,
+    world: int,
+    steps: int,
+    save: str | None = None,
+    resume: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    module, strategy = game(), PhaseStrategy(policy)
+    several = world > 1 and policy != "dp"
+    loader = Whole(40, dist.get_rank() if several else 0, world if several else 1)
+    made = trainer(strategy, world, steps, **settings)
+    with doubled() if "deepspeed" in policy else nullcontext(), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made.fit(module, loader, ckpt_path=resume)
+        if save is not None:
+            made.save_checkpoint(save)
+    return snapshot(module, strategy)
+
+
+def played(ranks: Any, game: Callable[[], GanModule], policy: str, world: int, **more: Any) -> dict[str, Any]:
+    """What came of a training, as the first rank has it."""
+    if policy == "dp" or world == 1:
+        return fit(game, policy, world, **more)
+    return ranks(world).run(fit, game, policy, world, **more)[0]
+
+
+def of(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """What a loop by hand has too."""
+    return {name: found[name] for name in expected}
