@@ -14,6 +14,7 @@ from datasets.files.coco import CocoStuff
 from datasets.files.facades import Facades
 from datasets.files.folder import FolderPairs
 from datasets.files.pairs import Pairs
+from datasets.loaders import GlobalLoader, GlobalStream
 
 __all__ = [
     "ADE20K",
@@ -31,6 +32,8 @@ __all__ = [
     "FolderPairs",
     "GanData",
     "GlobalBatches",
+    "GlobalLoader",
+    "GlobalStream",
     "Pairs",
     "ResumableLoader",
 ]

@@ -1,7 +1,7 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,15 +19,25 @@ class GlobalBatches(DistributedSampler):
 
     In training, the order is shuffled by (seed, epoch), and an incomplete last batch is dropped. Otherwise the order
     is that of the data, and the last batch may be smaller: only samples that would make ranks unequal are left out.
+    `shuffle` can be set by itself.
 
     It is a DistributedSampler, so that Lightning does not replace it and tells it the epoch.
     """
 
     def __init__(
-        self, length: int, batch_size: int, *, ranks: int = 1, rank: int = 0, seed: int = 0, training: bool = True
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        ranks: int = 1,
+        rank: int = 0,
+        seed: int = 0,
+        training: bool = True,
+        shuffle: bool | None = None,
     ) -> None:
-        super().__init__(range(length), num_replicas=ranks, rank=rank, shuffle=training, seed=seed, drop_last=True)
-        assert batch_size % ranks == 0, "checked by GanData"
+        shuffle = training if shuffle is None else shuffle
+        super().__init__(range(length), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=True)
+        assert batch_size % ranks == 0, "checked by the loaders"
         self.length, self.batch_size = length, batch_size
         self.used = length - length % (batch_size if training else ranks)
         self.first_batch = 0  # where the next pass begins
@@ -67,7 +77,17 @@ class GlobalBatches(DistributedSampler):
                 yield epoch, index
 
 
-def _leave_signals_to_the_trainer(worker: int) -> None:
+def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
+    """Refuse a batch that ranks cannot share equally. `option` is what to type before a number."""
+    if batch < 1:
+        raise UserError(f"{what} {batch} is empty; try {option}{ranks}")
+    if batch % ranks:
+        below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+        advice = f"{option}{below} or {option}{above}" if below else f"{option}{above}"
+        raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
+
+
+def leave_signals_to_the_trainer(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -82,14 +102,22 @@ class ResumableLoader(DataLoader):
 
     sampler: GlobalBatches
 
-    def __init__(self, dataset: Dataset, sampler: GlobalBatches, *, workers: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        sampler: GlobalBatches,
+        *,
+        workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         super().__init__(
             dataset,
             batch_size=sampler.batch_size // sampler.num_replicas,
             sampler=sampler,
             num_workers=workers,
+            collate_fn=collate_fn,
             persistent_workers=workers > 0,
-            worker_init_fn=_leave_signals_to_the_trainer,
+            worker_init_fn=leave_signals_to_the_trainer,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
         )
@@ -108,6 +136,11 @@ class ResumableLoader(DataLoader):
     # Lightning makes an iterator before it calls set_epoch. When it resumes from the end of an epoch, it makes no
     # other one, and workers would already have prepared batches of the wrong epoch. Our iterator is a generator:
     # it runs only when the first batch is asked for, and then the epoch is known.
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share each batch."""
+        return self.sampler.num_replicas
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were handed out."""

@@ -5,7 +5,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import Dataset
 
 from datasets.augment import Augment, Prepared
-from datasets.batches import GlobalBatches, ResumableLoader
+from datasets.batches import GlobalBatches, ResumableLoader, check_divides
 from gan.errors import UserError
 
 
@@ -40,7 +40,7 @@ class GanData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Refuse, before the first step, what cannot be split into equal parts."""
         _, ranks = self._rank_of_ranks()
-        _check_divides(self.batch_size, ranks, "batch", "--batch-size")
+        check_divides(self.batch_size, ranks, "batch", "--batch-size ")
         if len(self.train) < self.batch_size:
             fits = len(self.train) // ranks * ranks
             advice = f"try --batch-size {fits}" if fits else f"try at most {len(self.train)} ranks"
@@ -48,7 +48,7 @@ class GanData(LightningDataModule):
         if self.trainer is not None and self.trainer.overfit_batches:
             raise UserError("overfit_batches would replace the sampler; try limit_train_batches, or a smaller data set")
         if self.val is not None:
-            _check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size")
+            check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size ")
             if self.val_count < ranks:
                 raise UserError(
                     f"{self.val_count} held-out samples are too few for {ranks} ranks; hold out {ranks} or more"
@@ -76,12 +76,3 @@ class GanData(LightningDataModule):
 
     def _rank_of_ranks(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-
-
-def _check_divides(batch: int, ranks: int, what: str, option: str) -> None:
-    if batch < 1:
-        raise UserError(f"{what} {batch} is empty; try {option} {ranks}")
-    if batch % ranks:
-        below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
-        advice = f"{option} {below} or {option} {above}" if below else f"{option} {above}"
-        raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")

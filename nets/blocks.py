@@ -103,5 +103,4 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        keep = noise.rand(x.shape, like=x) >= self.p
-        return x * keep / (1 - self.p)
+        return noise.dropout(x, self.p)

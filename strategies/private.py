@@ -48,3 +48,8 @@ def default_store() -> Any:
 def stop_looking_for_gpus() -> None:
     """Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step."""
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+
+
+def leave_samplers(trainer: Trainer) -> None:
+    """Let loaders keep their own order. Lightning would shuffle them for any DDPStrategy, also on one device."""
+    trainer._accelerator_connector.use_distributed_sampler = False

@@ -181,6 +181,8 @@ class PhaseStrategy(SavingStrategy):
         """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
         training = trainer.state.fn == TrainerFn.FITTING
         game = _game(self.lightning_module)
+        if self.world_size == 1:
+            private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()

@@ -14,6 +14,7 @@ from strategies.checkpoint.game_state import game_state, load_networks, load_tra
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
 from strategies.checkpoint.ranks import SavingRanks
+from strategies.dropout import warn_of_own_dropouts
 from strategies.policies.policy import Policy
 from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.ranks import Ranks
@@ -83,14 +84,18 @@ class SavingStrategy(LaunchedStrategy):
         self._resumed_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """After a load, restore the random states of training. Only here, because set-up draws random numbers too."""
+        """Restore the random states of a checkpoint, or give each of several ranks a state of its own.
+
+        Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
+        """
         super().on_train_start()
+        if self.ranks.size > 1:
+            warn_of_own_dropouts(policy.player for policy in self.policies.values())
         states, self._resumed_states = self._resumed_states, None
-        if states is None:
-            return
-        if len(states) == self.world_size:
+        if states is not None and len(states) == self.world_size:
             random_state.restore(states[self.global_rank])
-        else:
+        elif states is not None or self.world_size > 1:
+            # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
             random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
 
     # ---- a validation disturbs no training ----

@@ -13,6 +13,7 @@ from gan.errors import UserError
 from strategies import private
 from strategies.assignment import check_ranks
 from strategies.choice import Choice
+from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
@@ -66,6 +67,11 @@ class LaunchedStrategy(DDPStrategy):
                 self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
         else:
             self.set_world_ranks()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Lightning calls this with every loader, after it has chosen the sampler."""
+        check_loader(dataloader, self.world_size, self.lightning_module.trainer.training)
+        return super().process_dataloader(dataloader)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all ranks, on every rank. All ranks must call it."""

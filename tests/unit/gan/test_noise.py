@@ -1,8 +1,13 @@
 """Noise follows the sample: rank, micro-batch and copy do not matter, step, phase and call do."""
 
+import copy
+
+import pytest
 import torch
+from torch import nn
 
 from gan import noise
+from gan.errors import UserError
 from gan.noise import Place, seed_for
 
 
@@ -72,3 +77,144 @@ def test_seeds_are_stable_and_unrelated():
     assert seed_for(1, 2, "x") == 7284216157882031730  # on every machine, in every process
     assert len({seed_for(a, b) for a in range(30) for b in range(30)}) == 900
     assert 0 <= seed_for("anything") < 2**63
+
+
+# ---- what is drawn ----
+
+
+def test_draws_of_rows_calls_steps_and_phases_are_unrelated():
+    key = (1, 5, "phase")
+    drawn = [draw(0, 4, (20_000,), (1, step, phase), calls) for step in (5, 6) for phase in "dg" for calls in (1, 2)]
+    x = torch.cat([torch.cat(drawn), draw(0, 4, (20_000,), key, copies=2)[4:]])
+    together = (x @ x.T / x.shape[1]).fill_diagonal_(0)
+    assert together.abs().max() < 6 / 20_000**0.5
+    control = torch.stack([x[0], draw(0, 4, (20_000,), (1, 5, "d"))[0]])
+    assert (control[0] * control[1]).mean() > 0.9, "the same place draws the same"
+
+
+def test_integers_lie_in_their_range_and_follow_the_sample():
+    def integers(first, rows):
+        with noise.at(Place((1,), first, rows, 8)):
+            return noise.randint(-2, 3, (rows, 500))
+
+    whole = integers(0, 8)
+    assert whole.dtype == torch.int64
+    assert whole.unique().tolist() == [-2, -1, 0, 1, 2]
+    assert torch.equal(torch.cat([integers(0, 4), integers(4, 4)]), whole)
+    torch.manual_seed(3)
+    outside = noise.randint(0, 9, (4,))
+    torch.manual_seed(3)
+    assert torch.equal(torch.randint(0, 9, (4,)), outside)
+    with pytest.raises(UserError, match=r"noise.randint\(3, 3\) has no number to draw, because 3 is never drawn"):
+        noise.randint(3, 3, (4,))
+
+
+def test_a_common_draw_is_the_same_for_all_rows_and_another_one_each_time():
+    def draws(first, rows):
+        with noise.at(Place((1,), first, rows, 8)):
+            return [
+                noise.rand((), common=True),
+                noise.rand((), common=True),
+                noise.randn((3, 2), common=True),
+                noise.randint(0, 1000, (5,), common=True),
+                noise.randn((rows, 2)),
+            ]
+
+    alone, ours, theirs = draws(0, 8), draws(0, 4), draws(4, 4)
+    for one, two, three in zip(alone[:-1], ours, theirs, strict=False):
+        assert torch.equal(one, two) and torch.equal(one, three)
+    assert alone[0] != alone[1]
+    assert torch.equal(torch.cat([ours[-1], theirs[-1]]), alone[-1])
+    assert not torch.equal(ours[-1], theirs[-1]), "the control: a draw that is not common differs"
+
+
+def test_what_belongs_to_no_sample_is_refused_on_several_ranks():
+    with noise.at(Place((1,), 0, 4, 8)):
+        with pytest.raises(UserError, match=r"noise of 3 rows in a phase whose batch has 4: .* type common=True"):
+            noise.randn((3, 2))
+        with pytest.raises(UserError, match=r"noise without a shape .* type common=True"):
+            noise.rand(())
+        with pytest.raises(UserError, match=r"which is torch.int64; type like=x.float"):
+            noise.randn((4, 2), like=torch.zeros(4, dtype=torch.int64))
+    with noise.at(Place((1,), 0, 8, 8)):
+        assert noise.randn((3, 2)).shape == (3, 2)  # on one device any number of rows will do
+
+
+# ---- dropout ----
+
+
+def dropped(layer, x, first=0, total=8):
+    with noise.at(Place((1,), first, len(x), total)):
+        return layer(x)
+
+
+LAYERS = {  # torch's layer, and the shape of a sample
+    "Dropout": (nn.Dropout(0.3), (40, 50)),
+    "Dropout1d": (nn.Dropout1d(0.3), (400, 5)),
+    "Dropout2d": (nn.Dropout2d(0.3), (400, 5, 2)),
+    "Dropout3d": (nn.Dropout3d(0.3), (400, 5, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_dropout_follows_the_sample_and_scales_as_torchs(name):
+    plain, shape = LAYERS[name]
+    layer = copy.deepcopy(plain)
+    noise.convert_dropout(layer)
+    assert isinstance(layer, type(plain)) and isinstance(layer, getattr(noise, name))
+    x = torch.ones(8, *shape, dtype=torch.float64)
+    whole = dropped(layer, x)
+    assert torch.equal(torch.cat([dropped(layer, x[:4]), dropped(layer, x[4:], 4)]), whole)
+    assert whole.unique().tolist() == [0, pytest.approx(1 / 0.7)]
+    share = (whole == 0).double()
+    units = share if name == "Dropout" else share.flatten(3 if name != "Dropout1d" else 2).mean(-1)
+    assert set(units.flatten().tolist()) == {0.0, 1.0} or name == "Dropout"  # a channel is dropped as a whole
+    assert abs(share.mean() - 0.3) < 0.03
+    assert torch.equal(dropped(layer, x.float()) == 0, whole == 0), "in every precision the same"
+    # Outside a phase, and in evaluation, it is torch's own.
+    torch.manual_seed(5)
+    found = layer(x)
+    torch.manual_seed(5)
+    assert torch.equal(plain(x), found)
+    layer.eval()
+    assert torch.equal(dropped(layer, x), x)
+
+
+def test_the_control_torchs_dropout_does_not_follow_the_sample():
+    plain, x = nn.Dropout(0.3), torch.ones(8, 50)
+    assert not torch.equal(torch.cat([dropped(plain, x[:4]), dropped(plain, x[4:], 4)]), dropped(plain, x))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_all_or_nothing_is_dropped(p):
+    x = torch.ones(8, 5, requires_grad=True)
+    found = dropped(noise.Dropout(p), x)
+    assert torch.equal(found, torch.full_like(x, 1 - p))
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.full_like(x, 1 - p))
+
+
+def test_dropout_in_place_and_what_it_refuses():
+    x = torch.ones(8, 5)
+    assert dropped(noise.Dropout(0.5, inplace=True), x) is x and (x == 0).any()
+    with pytest.raises(UserError, match=r"p=1.5 is not between 0 and 1"):
+        dropped(lambda x: noise.dropout(x, 1.5), x)
+    with pytest.raises(UserError, match=r"Dropout2d got 3 dimensions; .* needs all 4"):
+        dropped(noise.Dropout2d(0.5), torch.ones(8, 3, 4))
+
+
+def test_a_network_is_converted_in_place():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.ModuleDict({"deep": nn.Dropout2d(0.2, inplace=True)}))
+    layers, keys = list(net.modules()), list(net.state_dict())
+    assert [name for name, _ in noise.own_dropouts(net)] == ["1", "2.deep"]
+    noise.convert_dropout(net)
+    assert [one is other for one, other in zip(net.modules(), layers, strict=True)] == [True] * len(layers)
+    assert list(net.state_dict()) == keys
+    assert (net[1].p, net[2]["deep"].p, net[2]["deep"].inplace) == (0.1, 0.2, True)
+    assert list(noise.own_dropouts(net)) == []
+
+
+def test_what_cannot_be_converted_is_named():
+    for layer in (nn.MultiheadAttention(4, 2, dropout=0.1), nn.LSTM(3, 3, 2, dropout=0.1), nn.AlphaDropout(0.1)):
+        with pytest.raises(UserError, match=f"'1' is a {type(layer).__name__}, whose dropout cannot follow the sample"):
+            noise.convert_dropout(nn.Sequential(nn.Dropout(0.1), layer))
+    noise.convert_dropout(nn.Sequential(nn.MultiheadAttention(4, 2), nn.LSTM(3, 3), nn.AlphaDropout(0.0)))

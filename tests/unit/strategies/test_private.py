@@ -43,6 +43,7 @@ def test_what_a_trainer_keeps_is_still_there():
 
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True)
     assert hasattr(trainer._logger_connector, "should_update_logs")
+    assert hasattr(trainer._accelerator_connector, "use_distributed_sampler")
     assert hasattr(trainer._signal_connector, "_sigterm_notifier_fn")
     assert hasattr(trainer.fit_loop.epoch_loop.manual_optimization, "optim_step_progress")
 

@@ -1,0 +1,148 @@
+"""Loaders for data sets and streams of one's own, whose batches are the same at any number of ranks."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from datasets.batches import GlobalBatches, ResumableLoader, check_divides, leave_signals_to_the_trainer
+from gan.errors import UserError
+from gan.noise import seed_for
+
+END = object()  # what comes after the last sample of a stream
+
+
+class GlobalLoader(ResumableLoader):
+    """A DataLoader for any data set with a length. Ranks together get the batches that one device gets.
+
+    `batch_size` counts the samples of all ranks. In training the order is shuffled (not with `shuffle=False`) and an
+    incomplete last batch is dropped. What the data set draws at random for a sample depends on (seed, epoch, index)
+    alone, also in workers. Checkpoints save the position. Make it where the ranks are known: in `train_dataloader()`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        training: bool = True,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        rank, ranks = _rank_of_ranks()
+        check_divides(batch_size, ranks, "batch", "batch_size=")
+        if training and len(dataset) < batch_size:
+            raise UserError(f"{len(dataset)} samples do not fill a batch of {batch_size}; make batch_size smaller")
+        sampler = GlobalBatches(
+            len(dataset), batch_size, ranks=ranks, rank=rank, seed=seed, training=training, shuffle=shuffle
+        )
+        super().__init__(Seeded(dataset, seed), sampler, workers=workers, collate_fn=collate_fn)
+
+
+class GlobalStream(DataLoader):
+    """The same for a stream: an iterable of samples, such as an IterableDataset, with or without an end.
+
+    Each rank, and each of its workers, reads the whole stream and keeps its own rows of the global batches. What the
+    stream draws at random is the same for all of them. An incomplete last batch is dropped. Checkpoints save no
+    position: a resumed run reads the stream from its beginning.
+    """
+
+    def __init__(
+        self,
+        stream: Iterable[Any],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        rank, self.ranks = _rank_of_ranks()
+        check_divides(batch_size, self.ranks, "batch", "batch_size=")
+        super().__init__(
+            Rows(stream, batch_size, rank, self.ranks, seed),
+            batch_size=batch_size // self.ranks,
+            num_workers=workers,
+            collate_fn=collate_fn,
+            worker_init_fn=leave_signals_to_the_trainer,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator().manual_seed(seed),  # else it would draw from the global one
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        self.dataset.passes += 1
+        return super().__iter__()
+
+
+class Seeded(Dataset):
+    """A data set with the index (epoch, index), in which all global generators are seeded for each sample."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, which: tuple[int, int]) -> Any:
+        with _seeded(seed_for("sample", self.seed, *which)):
+            return self.dataset[which[1]]
+
+
+class Rows(IterableDataset):
+    """This rank's rows of the global batches of a stream."""
+
+    def __init__(self, stream: Iterable[Any], batch_size: int, rank: int, ranks: int, seed: int) -> None:
+        self.stream, self.batch_size, self.seed = stream, batch_size, seed
+        share = batch_size // ranks
+        self.own = range(rank * share, (rank + 1) * share)
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        helper = get_worker_info()
+        worker, workers = (0, 1) if helper is None else (helper.id, helper.num_workers)
+        rows: list[Any] = []
+        for number, sample in enumerate(self._samples()):
+            batch, row = divmod(number, self.batch_size)
+            if batch % workers == worker:
+                if row in self.own:
+                    rows.append(sample)
+                if row == self.batch_size - 1:
+                    yield from rows
+                    rows = []
+
+    def _samples(self) -> Iterator[Any]:
+        """The stream. The global generators are seeded for its beginning and for each sample."""
+        with _seeded(seed_for("stream", self.seed, self.passes)):
+            samples = iter(self.stream)
+        for number in count():
+            with _seeded(seed_for("stream", self.seed, self.passes, number)):
+                sample = next(samples, END)
+            if sample is END:
+                return
+            yield sample
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Inside the `with`, the generators of torch (for the CPU), NumPy and Python start from a seed."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+def _rank_of_ranks() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)

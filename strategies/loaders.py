@@ -1,0 +1,45 @@
+"""What several ranks must agree on about a loader."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.utils.data import DistributedSampler
+
+from datasets import GlobalStream, ResumableLoader
+from gan.errors import UserError
+from gan.noise import seed_for
+from strategies import random_state
+
+
+class SameOrder(DistributedSamplerWrapper):
+    """Lightning's wrapper, which lets each rank take its part of the order that a person's own sampler makes.
+
+    Each rank makes the whole order. It must be the same order everywhere, and a sampler often draws it from torch's
+    own generator, which differs from rank to rank. So it draws from generators that are seeded by the epoch.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        with random_state.untouched():
+            random_state.reseed(seed_for("order", self.seed, self.epoch))
+            return iter(list(super().__iter__()))
+
+
+def check_loader(loader: Any, ranks: int, training: bool) -> None:
+    """Make the order of a loader the same on all ranks. Refuse or name what would differ from one device."""
+    if isinstance(loader, (ResumableLoader, GlobalStream)) and loader.ranks != ranks:
+        raise UserError(
+            f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
+            f"train_dataloader() of the game or its data module, where the ranks are known"
+        )
+    for holder in (loader, getattr(loader, "batch_sampler", None)):
+        sampler = getattr(holder, "sampler", None)
+        if type(sampler) is DistributedSamplerWrapper:
+            sampler.__class__ = SameOrder
+        if training and ranks > 1 and type(sampler) in (DistributedSampler, SameOrder):
+            rank_zero_warn(
+                f"the training loader deals samples out one by one (rank 0 gets 0, {ranks}, {2 * ranks}, ...), so "
+                f"training differs from one device's; return GlobalLoader(dataset, batch_size=...) from "
+                f"train_dataloader(), with `from datasets import GlobalLoader`; batch_size counts all ranks' samples"
+            )

@@ -1,0 +1,183 @@
+"""The order of samples under a Trainer: one device keeps its loader's own, ranks share that of one device."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+from lightning import Callback
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+
+from datasets import GlobalLoader, GlobalStream
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from tests.support.hard_games import Plain
+from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, trainer
+
+SAMPLES = 40
+
+
+class Own(Dataset):
+    """As people write them, with augmentation."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        row = torch.randn(6, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+        return {"x": row + 0.1 * torch.rand(6, dtype=torch.float64), "index": index}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([Own()[index] for index in torch.randperm(SAMPLES).tolist()])
+
+
+class Recorded(Plain):
+    """Makes its loader where the ranks are known, and remembers its samples."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.make_loader, self.seen = loader, []
+
+    def train_dataloader(self):
+        return self.make_loader()
+
+    def training_step(self, batch):
+        self.seen.append((self.trainer.current_epoch, batch["index"].tolist()))
+        super().training_step({"x": batch["x"]})
+
+
+class Saved(Callback):
+    """Saves after the third step."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(self.path)
+
+
+def fit(make, world, policy="ddp", epochs=2, save=None, resume=None):
+    game, strategy = Recorded(make), PhaseStrategy(policy)
+    callbacks = [] if save is None else [Saved(save)]
+    made = trainer(strategy, world, -1, max_epochs=epochs, use_distributed_sampler=True, callbacks=callbacks)
+    made.fit(game, ckpt_path=resume)
+    return game.seen, snapshot(game, strategy)
+
+
+def own():
+    return GlobalLoader(Own(), BATCH)
+
+
+def unshuffled():
+    return GlobalLoader(Own(), BATCH, shuffle=False)
+
+
+def streamed():
+    return GlobalStream(Stream(), BATCH)
+
+
+def lightnings():
+    """A plain loader, whose batch size counts the samples of a rank."""
+    return DataLoader(Own(), BATCH // 2)
+
+
+def together(ranks, *args, **kwargs):
+    """What the ranks trained, and the global batches that they saw."""
+    found = ranks(2).run(fit, *args, **kwargs)
+    seen = [(epoch, mine + theirs) for (epoch, mine), (_, theirs) in zip(*(each[0] for each in found), strict=True)]
+    return seen, [each[1] for each in found]
+
+
+@pytest.mark.parametrize(("make", "policy"), [(own, "ddp"), (own, "zero3"), (unshuffled, "ddp"), (streamed, "ddp")])
+def test_ranks_train_on_ones_own_data_as_one_device_does(make, policy, ranks):
+    alone, expected = fit(make, 1, "single")
+    seen, found = together(ranks, make, 2, policy)
+    assert seen == alone
+    assert [epoch for epoch, _ in seen] == [0, 0, 1, 1]
+    equals(found, expected)
+
+
+def test_a_run_of_one_device_goes_on_inside_an_epoch_on_two_ranks(ranks, tmp_path):
+    path = str(tmp_path / "three.ckpt")
+    seen, expected = fit(own, 1, "single", 3, save=path)
+    rest, found = together(ranks, own, 2, "zero3", 3, resume=path)
+    assert rest == seen[3:] and len(rest) == 3
+    equals(found, expected)
+
+
+def test_the_control_lightnings_sampler_differs(ranks):
+    _, found = together(ranks, lightnings, 2)
+    assert distance(found[0], fit(own, 1, "single")[1]) > BROKEN
+
+
+def warned(make):
+    """The first rank warns for all."""
+    words = r"the training loader deals samples out one by one \(rank 0 gets 0, 2, 4, ...\), .* GlobalLoader\(dataset"
+    first = torch.distributed.get_rank() == 0
+    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
+        fit(make, 2, epochs=1)
+
+
+def dealt():
+    return DataLoader(Own(), BATCH // 2, sampler=DistributedSampler(Own()))
+
+
+@pytest.mark.parametrize("make", [lightnings, dealt])
+def test_samples_that_are_dealt_out_one_by_one_are_named(make, ranks):
+    ranks(2).run(warned, make)
+
+
+def made_too_early():
+    loader = GlobalLoader(Own(), BATCH)
+    loader.sampler.num_replicas = 1
+    with pytest.raises(UserError, match=r"a GlobalLoader was made for 1 rank\(s\), and there are 2; make it in train_"):
+        fit(lambda: loader, 2)
+
+
+def test_a_loader_that_was_made_before_the_ranks_is_refused(ranks):
+    ranks(2).run(made_too_early)
+
+
+# ---- one device ----
+
+
+@pytest.mark.parametrize("policy", ["single", "ddp"])
+def test_one_device_keeps_the_order_of_its_loader(policy):
+    seen, _ = fit(lambda: DataLoader(Own(), BATCH, drop_last=True), 1, policy)
+    assert [batch for _, batch in seen] == [list(range(16)), list(range(16, 32))] * 2
+    torch.manual_seed(5)
+    seen, _ = fit(lambda: DataLoader(Own(), SAMPLES, shuffle=True), 1, policy)
+    assert [sorted(batch) for _, batch in seen] == [list(range(SAMPLES))] * 2
+    assert seen[0][1] != list(range(SAMPLES)) and seen[0][1] != seen[1][1]
+
+
+# ---- a sampler of one's own ----
+
+
+def weighted():
+    """It draws from torch's own generator, which differs from rank to rank in training."""
+    return DataLoader(Own(), 4, sampler=WeightedRandomSampler(torch.arange(SAMPLES).double(), 8, replacement=False))
+
+
+def test_a_sampler_that_draws_makes_the_same_order_on_all_ranks(ranks):
+    torch.manual_seed(0)
+    seen, _ = together(ranks, weighted, 2)
+    assert len(seen) == 2
+    for _, batch in seen:
+        assert len(set(batch)) == 8, "drawn without replacement, so ranks of one order share no sample"
+    assert seen[0][1] != seen[1][1]
+
+
+def weighted_apart():
+    with mock.patch("strategies.loaders.SameOrder", DistributedSamplerWrapper):
+        return fit(weighted, 2)
+
+
+def test_the_control_left_alone_it_makes_another_order_on_each_rank(ranks):
+    torch.manual_seed(0)
+    (mine, _), (theirs, _) = ranks(2).run(weighted_apart)
+    assert any(set(one) & set(other) for (_, one), (_, other) in zip(mine, theirs, strict=True))

@@ -1,0 +1,160 @@
+"""What games draw: the training of one device under every policy; and torch's own generator, by rank."""
+
+import contextlib
+import os
+import random
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from lightning import Callback, seed_everything
+from torch import nn
+
+from gan import noise
+from strategies import PhaseStrategy, random_state
+from tests.support.hard_games import Plain
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, snapshot, train, trainer
+from tests.support.saved import read_checkpoint, write_checkpoint
+
+POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute"]
+
+
+class AllDraws(Plain):
+    """Every kind of draw, in two micro-batches; a dropout in each network."""
+
+    micro_batches = 2
+
+    def __init__(self):
+        super().__init__()
+        self.generator.insert(2, nn.Dropout(0.3))
+        self.discriminator.insert(2, nn.Dropout(0.2))
+        self.convert()
+
+    def convert(self):
+        noise.convert_dropout(self)
+
+    def fake(self, real):
+        time = noise.rand((), like=real, common=True)
+        kind = noise.randint(0, 4, (len(real),), like=real)
+        mixed = noise.rand((len(real), 4), like=real) * time + nn.functional.one_hot(kind, 4)
+        return noise.dropout(self.generator(mixed + noise.randn((len(real), 4), like=real)), 0.1)
+
+
+class Unconverted(AllDraws):
+    """The control: torch's own dropout."""
+
+    def convert(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(AllDraws, policy="single")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_draws_are_those_of_one_device(policy, ranks, alone):
+    equals(ranks(2).run(train, AllDraws, policy=policy, world=2), alone)
+
+
+def test_all_draws_are_those_of_one_device_under_dp(alone):
+    with pytest.warns(UserWarning, match="strategy dp"):
+        assert distance(train(AllDraws, policy="dp", devices=2), alone) < EXACT
+
+
+def test_the_control_torchs_dropout_differs(ranks):
+    found = ranks(2).run(train, Unconverted, world=2)
+    assert distance(found[0], train(Unconverted, policy="single")) > BROKEN
+
+
+def unconverted_warns():
+    """The first rank warns for all."""
+    words = r"player 'generator': the dropout of Dropout '2' .* gan.noise.convert_dropout"
+    first = torch.distributed.get_rank() == 0
+    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
+        train(Unconverted, world=2, steps=1)
+
+
+def test_a_dropout_that_is_not_converted_is_named(ranks):
+    ranks(2).run(unconverted_warns)
+
+
+# ---- torch's own generator, and those of NumPy and Python ----
+
+
+class GlobalNoise(Plain):
+    """Draws as an author without our noise would, and remembers it."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def fake(self, real):
+        self.drawn.append((torch.rand(()).item(), np.random.rand(), random.random()))
+        return self.generator(torch.randn(len(real), 4, dtype=real.dtype) + sum(self.drawn[-1]))
+
+
+class Alike(PhaseStrategy):
+    """The control: ranks keep the random states that seed_everything gave them."""
+
+    def on_train_start(self):
+        state = random_state.capture()
+        super().on_train_start()
+        random_state.restore(state)
+
+
+class Interrupted(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(self.path)
+            raise KeyboardInterrupt
+
+
+def seeded(world, kind=PhaseStrategy, steps=6, path=None, resume=None):
+    """What this rank draws after seed_everything, and the weights that come of it."""
+    seed_everything(3, verbose=False)
+    game, strategy = GlobalNoise(), kind("ddp")
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    with contextlib.suppress(SystemExit), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        made = trainer(strategy, world, steps, callbacks=[Interrupted(path)] if path else [])
+        made.fit(game, Whole(steps, rank, world), ckpt_path=resume)
+    return game.drawn, snapshot(game, strategy)
+
+
+def test_ranks_draw_different_numbers_and_the_same_ones_in_every_run(ranks):
+    (one, _), (other, _) = ranks(2).run(seeded, 2)
+    for ours, theirs in zip(one, other, strict=True):
+        assert all(a != b for a, b in zip(ours, theirs, strict=True))
+    assert [drawn for drawn, _ in ranks(2).run(seeded, 2)] == [one, other]
+
+
+def test_the_control_ranks_that_seed_everything_seeded_draw_alike(ranks):
+    (one, _), (other, _) = ranks(2).run(seeded, 2, Alike)
+    assert one == other
+
+
+def test_a_single_rank_draws_what_it_was_seeded_for():
+    drawn, _ = seeded(1)
+    seed_everything(3, verbose=False)
+    GlobalNoise()
+    assert drawn[0] == (torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random())
+
+
+def test_a_resumed_run_draws_what_the_unbroken_one_does(ranks, tmp_path):
+    path = str(tmp_path / "three.ckpt")
+    unbroken = ranks(2).run(seeded, 2)
+    ranks(2).run(seeded, 2, path=path)
+    for (drawn, found), (all_drawn, expected) in zip(ranks(2).run(seeded, 2, resume=path), unbroken, strict=True):
+        assert drawn == all_drawn[-len(drawn) :] and 0 < len(drawn) < len(all_drawn)
+        assert distance(found, expected) == 0
+    # The control: a run that begins anew at this step draws other numbers.
+    tree = read_checkpoint(path)
+    write_checkpoint(tmp_path / "anew.ckpt", {**tree, "random_states": tree["random_states"][:1]})
+    for (drawn, _), (all_drawn, _) in zip(
+        ranks(2).run(seeded, 2, resume=str(tmp_path / "anew.ckpt")), unbroken, strict=True
+    ):
+        assert not {each[0] for each in drawn} & {each[0] for each in all_drawn}

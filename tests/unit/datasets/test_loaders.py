@@ -1,0 +1,140 @@
+"""Loaders for data sets and streams of one's own: ranks together get what one device gets."""
+
+import random
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, RandomSampler
+
+from datasets import GlobalLoader, GlobalStream, loaders
+from gan.errors import UserError
+
+
+class Own(Dataset):
+    """A data set as people write them: a tuple, with augmentation from every global generator."""
+
+    def __init__(self, length=22):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor(index), torch.rand(2), np.random.rand(), random.random(), f"caption {index}"
+
+
+class Stream(IterableDataset):
+    def __init__(self, length=22):
+        self.length = length
+
+    def __iter__(self):
+        order = torch.randperm(self.length).tolist()
+        return (
+            (torch.tensor(number), torch.rand(2), np.random.rand(), random.random(), str(number)) for number in order
+        )
+
+
+def on_rank(rank, ranks, kind, *args, **kwargs):
+    with mock.patch.object(loaders, "_rank_of_ranks", lambda: (rank, ranks)):
+        return kind(*args, **kwargs)
+
+
+def joined(parts):
+    """The batches of several ranks, put together."""
+    return [[both(*values) for values in zip(*batch, strict=True)] for batch in zip(*parts, strict=True)]
+
+
+def both(*values):
+    return torch.cat(values) if torch.is_tensor(values[0]) else [item for value in values for item in value]
+
+
+def same(one, other):
+    assert len(one) == len(other) > 0
+    for ours, theirs in zip(one, other, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b) if torch.is_tensor(a) else list(a) == list(b)
+
+
+def lists(batches):
+    return [[list(v) if isinstance(v, tuple) else v for v in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_get_the_batches_of_one_device(ranks, workers):
+    def batches(rank, ranks, epoch, workers=0):
+        loader = on_rank(rank, ranks, GlobalLoader, Own(), 8, workers=workers, seed=3)
+        loader.sampler.set_epoch(epoch)
+        return lists(loader)
+
+    epochs = [batches(0, 1, epoch) for epoch in (0, 1)]
+    assert [len(batch[0]) for batch in epochs[0]] == [8, 8]
+    same(joined([batches(rank, ranks, 1, workers) for rank in range(ranks)]), epochs[1])
+    assert not torch.equal(epochs[0][0][0], epochs[1][0][0]), "every epoch has its own order"
+    assert len({float(x) for batch in epochs[0] for x in batch[1][:, 0]}) == 16, "every sample its own augmentation"
+
+
+def test_a_data_set_may_keep_its_order_and_its_last_batch():
+    assert [batch[0].tolist() for batch in GlobalLoader(Own(10), 4, shuffle=False)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    kept = [batch[0].tolist() for batch in GlobalLoader(Own(10), 4, training=False)]
+    assert kept == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_loader_goes_on_where_it_was():
+    loader = GlobalLoader(Own(), 4)
+    passing = iter(loader)
+    next(passing), next(passing)
+    state, rest = loader.state_dict(), lists(passing)
+    other = on_rank(0, 2, GlobalLoader, Own(), 4), on_rank(1, 2, GlobalLoader, Own(), 4)
+    for each in other:
+        each.load_state_dict(state)
+    same(joined([lists(each) for each in other]), rest)
+
+
+def test_the_global_generators_are_left_alone():
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = torch.rand(1).item(), np.random.rand(), random.random()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    list(GlobalLoader(Own(), 8))
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_together_get_the_stream_of_one_device(ranks, workers):
+    """Also where it shuffles and augments."""
+
+    def batches(rank, ranks, workers=0):
+        loader = on_rank(rank, ranks, GlobalStream, Stream(), 4, workers=workers, seed=2)
+        return lists(loader), lists(loader)
+
+    first, second = batches(0, 1)
+    numbers = [number for batch in first for number in batch[0].tolist()]
+    assert len(set(numbers)) == 20 and max(numbers) < 22, "each sample once, but for the last two"
+    parts = [batches(rank, ranks, workers) for rank in range(ranks)]
+    same(joined([part[0] for part in parts]), first)
+    same(joined([part[1] for part in parts]), second)
+    assert not torch.equal(first[0][0], second[0][0]), "every pass has its own order"
+
+
+def test_a_stream_that_is_a_plain_iterable_and_a_collation_of_ones_own():
+    assert list(GlobalStream(range(7), 3, collate_fn=sum)) == [3, 12]
+    assert list(GlobalLoader(Own(6), 3, shuffle=False, collate_fn=len)) == [3, 3]
+
+
+@pytest.mark.parametrize("kind", [GlobalLoader, GlobalStream])
+def test_batches_that_ranks_cannot_share_are_refused(kind):
+    with pytest.raises(UserError, match="batch 6 is not divisible by 4 ranks; try batch_size=4 or batch_size=8"):
+        on_rank(0, 4, kind, Own(), 6)
+    with pytest.raises(UserError, match="22 samples do not fill a batch of 32"):
+        GlobalLoader(Own(), 32)
+
+
+def test_the_control_a_plain_loader_draws_another_augmentation_in_each_rank():
+    def batches():
+        loader = torch.utils.data.DataLoader(Own(), 4, sampler=RandomSampler(Own(), generator=torch.Generator()))
+        return [batch[1] for batch in loader]
+
+    assert not all(map(torch.equal, batches(), batches()))
