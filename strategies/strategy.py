@@ -27,6 +27,7 @@ from nets.norm import convert_sync_batchnorm
 from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
+from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
 from strategies.guard import Guard
@@ -187,6 +188,8 @@ class PhaseStrategy(SavingStrategy):
         self.seed = self.broadcast(seed)
         self.agree_on_ending(trainer if training else None)
         self._adopt_players(game, training)
+        if training and trainer.checkpoint_callbacks:
+            check_loadable({"hyper_parameters": dict(game.hparams)})
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
