@@ -16,6 +16,7 @@ from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
+from strategies.optimizers import check_optimizer, check_schedule
 from strategies.options.compile import Compiled
 from strategies.options.recompute import Recompute
 from strategies.policies.groups import Groups
@@ -95,6 +96,7 @@ class Policy:
             self.optimizer = self._make_optimizer()
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
+                check_schedule(self.player, self.schedule)
         if training and "recompute" in self.options:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
@@ -114,6 +116,7 @@ class Policy:
         If the storage is sharded, then let it step on the pieces that this rank owns.
         """
         optimizer = self.player.optimizer(list(self.weights.values()))
+        check_optimizer(self.player, optimizer, self.weights)
         names = {id(weight): name for name, weight in self.weights.items()}
         self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
         if not self.storage.sharded:
@@ -128,6 +131,9 @@ class Policy:
         owned = self.storage.owned
         for group, members in zip(optimizer.param_groups, self.groups, strict=True):
             group["params"] = [owned[name] for name in members if name in owned]
+            if "param_names" in group:
+                named = zip(members, group["param_names"], strict=True)
+                group["param_names"] = [called for name, called in named if name in owned]
         return optimizer
 
     @cached_property
