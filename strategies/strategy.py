@@ -31,6 +31,7 @@ from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
 from strategies.guard import Guard
+from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loss_scale import LossScale
 from strategies.policies import POLICIES
 from strategies.policies.groups import Groups
@@ -82,6 +83,7 @@ class PhaseStrategy(SavingStrategy):
         self.check_replicas = check_replicas
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
+        self.hooks = NO_HOOKS
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
     # ---- a step ----
@@ -95,6 +97,11 @@ class PhaseStrategy(SavingStrategy):
         step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
         output = step(*args, **kwargs)
         game.forget_shared()
+        if not self.ending.played and any(phase.due(game.step) for phase in game.phases):
+            raise UserError(
+                f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
+                f"super().training_step(batch) in it, or leave it out"
+            )
         self._log(game)
         private.count_step(game.trainer)
         return output
@@ -102,7 +109,9 @@ class PhaseStrategy(SavingStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
         step = self.lightning_module.step
-        context = PhaseContext(self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step)
+        context = PhaseContext(
+            self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step, self.hooks
+        )
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
         if self.check_replicas:
@@ -170,11 +179,19 @@ class PhaseStrategy(SavingStrategy):
 
     # ---- set-up ----
 
+    def connect(self, model: LightningModule) -> None:
+        """Lightning calls it first. What it refuses itself without our words is refused here."""
+        super().connect(model)
+        if isinstance(model, GanModule) and model.trainer.state.fn == TrainerFn.FITTING:
+            refuse_what_is_not_called(model.trainer, model)
+
     def setup(self, trainer: Trainer) -> None:
         """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
         training = trainer.state.fn == TrainerFn.FITTING
         game = _game(self.lightning_module)
         self.accelerator.setup(trainer)
+        if training and trainer.checkpoint_callbacks:
+            check_loadable({"hyper_parameters": dict(game.hparams)})
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()
         if training and self._layer_sync is not None:
@@ -188,8 +205,6 @@ class PhaseStrategy(SavingStrategy):
         self.seed = self.broadcast(seed)
         self.agree_on_ending(trainer if training else None)
         self._adopt_players(game, training)
-        if training and trainer.checkpoint_callbacks:
-            check_loadable({"hyper_parameters": dict(game.hparams)})
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
@@ -207,7 +222,9 @@ class PhaseStrategy(SavingStrategy):
             policy.adopt(training)
             if _needs_loss_scale(self.precision_plugin):
                 policy.loss_scale = LossScale()
+        self.hooks = Hooks.of(game.trainer, game) if training else NO_HOOKS
         if training and self.threaded and len(self.parallel_devices) > 1:
+            self.hooks.refuse_in_threads()
             self._make_replicas(game)
         players = {id(p) for player in game.players.values() for p in player.module.parameters()}
         for parameter in game.parameters():

@@ -186,6 +186,10 @@ class Policy:
         """Complete the gradients after the last backward. Returns the norm of each, the same on all ranks."""
         return self.reduction.finish(scale)
 
+    def norms(self) -> Tensor:
+        """The norm of each gradient, the same on all ranks: after a hook that may have changed the gradients."""
+        return self.reduction.norms()
+
     def update(self, norm: Tensor) -> None:
         """Clip, step the optimizer, the schedule and the average."""
         if self.player.clip is not None:

@@ -281,9 +281,12 @@ class EngineReduction(Reduction):
         gradients = [piece.grad for piece in self.storage.owned.values()]
         if scale != 1 and gradients:
             torch._foreach_mul_(gradients, 1 / scale)
-        norms = norms_of_pieces(self.storage, self.group, self.device)
+        norms = self.norms()
         self._stepped = drop_unreached(self.storage, norms, reached, self.group)
         return norms
+
+    def norms(self) -> Tensor:
+        return norms_of_pieces(self.storage, self.group, self.device)
 
 
 class _Twins(nn.Module):
