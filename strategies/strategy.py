@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -38,6 +38,7 @@ from strategies.policies.groups import Groups
 from strategies.policies.policy import World
 from strategies.policies.replica import ADVICE
 from strategies.ranks import Ranks
+from strategies.replicas import compare_replicas, watching_writes
 from strategies.threads import ThreadRanks
 from strategies.turn import PhaseContext, play
 
@@ -48,8 +49,8 @@ class PhaseStrategy(SavingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check_replicas` compares the players on all ranks after every phase. Processes, devices and the process group are
-    Lightning's own: the other arguments are those of its DDPStrategy.
+    `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
+    group are Lightning's own: the other arguments are those of its DDPStrategy.
     """
 
     def __init__(
@@ -131,28 +132,25 @@ class PhaseStrategy(SavingStrategy):
         game.log_dict({**self.losses, **skipped})
 
     def _compare_replicas(self, phase: Phase) -> None:
-        """Raise if a weight differs between ranks."""
-        for policy in self.policies.values():
-            with policy.gathered():
-                for name, weight in policy.player.module.named_parameters():
-                    first = weight.detach().clone()
-                    if self.world_size > 1:
-                        dist.broadcast(first, 0)
-                    if not self.reduce_boolean_decision(torch.equal(first, weight.detach())):
-                        raise UserError(
-                            f"after phase '{phase.name}' of step {self.lightning_module.step}, weight '{name}' of "
-                            f"player '{policy.player.name}' differs between ranks; does its loss depend on the rank?"
-                        )
+        replica = threads.here()
+        game = self.lightning_module if replica is None else replica.game
+        gather = self.gather_objects if replica is None else partial(self.ranks.every, "the comparison of replicas")
+        compare_replicas(game, self.policies, gather, f"after phase '{phase.name}' of step {game.step}")
 
     # ---- whole weights ----
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it."""
+    def gathered(self, write: bool = False) -> Iterator[None]:
+        """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it.
+
+        With `write` they may be written: all ranks write the same values, and each keeps its part of them. Without it
+        a write is an error.
+        """
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
-            yield
+            with watching_writes(self.policies, write, self.gather_objects):
+                yield
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

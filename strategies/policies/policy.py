@@ -215,7 +215,10 @@ class Policy:
 
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:
-        """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank."""
+        """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank.
+
+        What is written into them is kept.
+        """
         before = self.storage.unsharded
         self.storage.unshard(exact)
         yield
@@ -231,11 +234,13 @@ class Policy:
             with self.gathered(exact=False):
                 yield
             return
+        self.storage.keep_writes()
         try:
             with self.ema.swapped():
                 self.storage.shards_changed()
                 self.storage.unshard()
                 yield
+                self.storage.keep_writes()
         finally:
             self.storage.shards_changed()
         self.storage.reshard()
