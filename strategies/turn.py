@@ -78,7 +78,9 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
 
     with ExitStack() as held:
         # The policies make weights whole when they are read, also those of players that do not learn.
-        held.enter_context(played(phase, [name for name, policy in policies.items() if policy.compiled]))
+        by_author = any(policy.compiled_by_author for policy in policies.values())
+        compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
+        held.enter_context(played(phase, compiled, by_author))
         for policy in policies.values():
             held.enter_context(policy.hold(phase))
 

@@ -17,7 +17,7 @@ from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 from strategies.optimizers import check_optimizer, check_schedule
-from strategies.options.compile import Compiled
+from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.groups import Groups
 from strategies.sharding.reduction import Reduction
@@ -72,6 +72,7 @@ class Policy:
         self.ema: Ema | None = None
         self.loss_scale: LossScale | None = None
         self.compiled: Compiled | None = None
+        self.compiled_by_author = any(map(compiled_by_author, player.module.modules()))
         self.recompute: Recompute | None = None
         self.skipped = 0
         self.learning = True

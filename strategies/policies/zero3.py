@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gan.phase import Phase, Player
+from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.policy import World
 from strategies.policies.zero2 import Zero2
 from strategies.sharding.storage import Buckets, Storage
@@ -48,6 +49,7 @@ class Zero3(Zero2):
         everything = dict(self.player.module.named_parameters())
         if self.world.size == 1 or not everything:
             return super().make_storage()
+        refuse_compiled_by_author(self.player, self.name, f"{self.name}+compile,*={self.name}")
         others = {name: weight for name, weight in everything.items() if name not in self.weights}
         storage = Buckets(self.weights, self.sharing, others)
         self.on_read = UnshardOnRead(self.player.module, storage)
