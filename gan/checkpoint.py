@@ -11,6 +11,7 @@ contain only numbers, and values.pt is read by a weights-only `torch.load`.
 """
 
 import json
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from gan.errors import UserError
 
@@ -89,7 +91,16 @@ def load(path: str | Path, weights_only: bool = True) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read as a checkpoint: it has no {VALUES}; is it a run's folder?")
     with _failing(path, Exception):
         identity = _identity(path)
-        saved = torch.load(path / VALUES, map_location="cpu", weights_only=weights_only)
+        try:
+            saved = torch.load(path / VALUES, map_location="cpu", weights_only=weights_only)
+        except pickle.UnpicklingError as error:
+            kinds = get_unsafe_globals_in_checkpoint(path / VALUES)
+            if not kinds:
+                raise
+            raise UserError(
+                f"it holds {', '.join(sorted(kinds))}, which loading would run as code; if you trust it, type "
+                f"weights_only=False, in trainer.fit(...) or load_from_checkpoint(...)"
+            ) from error
         if saved["format"] != FORMAT:
             raise UserError(f"it has format {saved['format']}, and this version reads {FORMAT}")
         tree = saved["values"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from lightning import LightningModule
 
@@ -115,6 +115,36 @@ class GanModule(LightningModule):
         except RuntimeError as error:
             raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
         return game if map_location is None else game.to(map_location)
+
+    # ---- Lightning's manual optimization, in which nothing would be synchronised ----
+
+    def _trained_by_hand(self, call: str) -> UserError:
+        return UserError(
+            f"{type(self).__name__} calls self.{call}(), but what is trained by hand is not synchronised; write each "
+            f"turn as a method that returns its loss: yield Player('generator', self.generator, partial(Adam, "
+            f"lr=2e-4)) in configure_players(), Phase('generator', self.fool, learners='generator') in "
+            f"configure_phases(), and leave training_step out"
+        )
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> NoReturn:
+        """Refused. `self.trainer.optimizers` has the players' optimizers, e.g. to read a learning rate."""
+        raise self._trained_by_hand("optimizers")
+
+    def lr_schedulers(self) -> NoReturn:
+        """Refused: a player's schedule takes a step after each of its updates."""
+        raise self._trained_by_hand("lr_schedulers")
+
+    def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: a phase's method returns its loss."""
+        raise self._trained_by_hand("manual_backward")
+
+    def toggle_optimizer(self, optimizer: Any) -> NoReturn:
+        """Refused: in a phase only its learners require gradients."""
+        raise self._trained_by_hand("toggle_optimizer")
+
+    def clip_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: `Player(clip=...)`."""
+        raise self._trained_by_hand("clip_gradients")
 
     def configure_optimizers(self) -> None:
         """Refuse other strategies. Only they call this; PhaseStrategy takes the optimizers from the players."""

@@ -15,6 +15,8 @@ from lightning.pytorch.overrides.distributed import _sync_module_states as broad
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
 from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
+from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
+from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
 from torch import nn
 
 __all__ = ["FunctionLauncher", "Launcher", "ScriptLauncher", "broadcast_module", "set_threads"]
@@ -25,6 +27,12 @@ BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 def logs_are_due(trainer: Trainer) -> bool:
     """Whether the loggers get this step's numbers."""
     return trainer._logger_connector.should_update_logs
+
+
+def call_hooks(trainer: Trainer, name: str, *args: Any) -> None:
+    """Call a hook of the callbacks and then of the module, in which `self.log` works."""
+    call_callbacks(trainer, name, *args)
+    call_module(trainer, name, *args)
 
 
 def count_step(trainer: Trainer) -> None:

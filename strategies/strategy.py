@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
@@ -27,15 +27,18 @@ from nets.norm import convert_sync_batchnorm
 from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
+from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
 from strategies.guard import Guard
+from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loss_scale import LossScale
 from strategies.policies import POLICIES
 from strategies.policies.groups import Groups
 from strategies.policies.policy import World
 from strategies.policies.replica import ADVICE
 from strategies.ranks import Ranks
+from strategies.replicas import compare_replicas, watching_writes
 from strategies.threads import ThreadRanks
 from strategies.turn import PhaseContext, play
 
@@ -46,8 +49,8 @@ class PhaseStrategy(SavingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check_replicas` compares the players on all ranks after every phase. Processes, devices and the process group are
-    Lightning's own: the other arguments are those of its DDPStrategy.
+    `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
+    group are Lightning's own: the other arguments are those of its DDPStrategy.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class PhaseStrategy(SavingStrategy):
         self.check_replicas = check_replicas
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
+        self.hooks = NO_HOOKS
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
     # ---- a step ----
@@ -96,6 +100,11 @@ class PhaseStrategy(SavingStrategy):
         step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
         output = step(*args, **kwargs)
         game.forget_shared()
+        if not self.ending.played and any(phase.due(game.step) for phase in game.phases):
+            raise UserError(
+                f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
+                f"super().training_step(batch) in it, or leave it out"
+            )
         for policy in self.policies.values():
             policy.end_step(game.trainer.is_last_batch)
         self._log(game)
@@ -109,7 +118,9 @@ class PhaseStrategy(SavingStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
         step = self.lightning_module.step
-        context = PhaseContext(self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step)
+        context = PhaseContext(
+            self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step, self.hooks
+        )
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
         if self.check_replicas:
@@ -129,28 +140,25 @@ class PhaseStrategy(SavingStrategy):
         game.log_dict({**self.losses, **skipped})
 
     def _compare_replicas(self, phase: Phase) -> None:
-        """Raise if a weight differs between ranks."""
-        for policy in self.policies.values():
-            with policy.gathered():
-                for name, weight in policy.player.module.named_parameters():
-                    first = weight.detach().clone()
-                    if self.world_size > 1:
-                        dist.broadcast(first, 0)
-                    if not self.reduce_boolean_decision(torch.equal(first, weight.detach())):
-                        raise UserError(
-                            f"after phase '{phase.name}' of step {self.lightning_module.step}, weight '{name}' of "
-                            f"player '{policy.player.name}' differs between ranks; does its loss depend on the rank?"
-                        )
+        replica = threads.here()
+        game = self.lightning_module if replica is None else replica.game
+        gather = self.gather_objects if replica is None else partial(self.ranks.every, "the comparison of replicas")
+        compare_replicas(game, self.policies, gather, f"after phase '{phase.name}' of step {game.step}")
 
     # ---- whole weights ----
 
     @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it."""
+    def gathered(self, write: bool = False) -> Iterator[None]:
+        """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it.
+
+        With `write` they may be written: all ranks write the same values, and each keeps its part of them. Without it
+        a write is an error.
+        """
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
-            yield
+            with watching_writes(self.policies, write, self.gather_objects):
+                yield
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -177,6 +185,12 @@ class PhaseStrategy(SavingStrategy):
 
     # ---- set-up ----
 
+    def connect(self, model: LightningModule) -> None:
+        """Lightning calls it first. What it refuses itself without our words is refused here."""
+        super().connect(model)
+        if isinstance(model, GanModule) and model.trainer.state.fn == TrainerFn.FITTING:
+            refuse_what_is_not_called(model.trainer, model)
+
     def setup(self, trainer: Trainer) -> None:
         """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
         training = trainer.state.fn == TrainerFn.FITTING
@@ -184,6 +198,8 @@ class PhaseStrategy(SavingStrategy):
         if self.world_size == 1:
             private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
+        if training and trainer.checkpoint_callbacks:
+            check_loadable({"hyper_parameters": dict(game.hparams)})
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()
         if training and self._layer_sync is not None:
@@ -217,7 +233,9 @@ class PhaseStrategy(SavingStrategy):
         for policy in self.policies.values():
             if training and policy.followed is not None:
                 policy.follow()
+        self.hooks = Hooks.of(game.trainer, game) if training else NO_HOOKS
         if training and self.threaded and len(self.parallel_devices) > 1:
+            self.hooks.refuse_in_threads()
             self._make_replicas(game)
         players = {id(p) for player in game.players.values() for p in player.module.parameters()}
         for parameter in game.parameters():

@@ -15,6 +15,7 @@ from gan import noise
 from gan.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.guard import Guard
+from strategies.hooks import NO_HOOKS, Hooks
 from strategies.micro_batches import rows, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
@@ -23,7 +24,10 @@ from strategies.ranks import Ranks
 
 @dataclass(frozen=True)
 class PhaseContext:
-    """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise."""
+    """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise.
+
+    `hooks` are Lightning's, of the game and of callbacks.
+    """
 
     policies: Mapping[str, Policy]
     ranks: Ranks
@@ -31,6 +35,7 @@ class PhaseContext:
     guard: Guard
     seed: int
     step: int
+    hooks: Hooks = NO_HOOKS
 
 
 def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
@@ -43,6 +48,9 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
         # Update weights. A player whose gradients are not finite skips its turn, on all ranks together.
         for learner in context.ranks.once(learners, f"the update of phase '{phase.name}'"):
             norms = learner.finish(scale)
+            if "on_before_optimizer_step" in context.hooks.wanted:
+                context.hooks.call("on_before_optimizer_step", learner.optimizer)
+                norms = learner.norms()
             norm = torch.linalg.vector_norm(norms)
             finite = all(map(_is_finite, norms.tolist()))
             if finite:
@@ -50,6 +58,7 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)
             context.guard.saw(phase, learner, finite, losses, context.step)
+            context.hooks.call("on_before_zero_grad", learner.optimizer)
             learner.drop_gradients()
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
@@ -69,7 +78,9 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
 
     with ExitStack() as held:
         # The policies make weights whole when they are read, also those of players that do not learn.
-        held.enter_context(played(phase, [name for name, policy in policies.items() if policy.compiled]))
+        by_author = any(policy.compiled_by_author for policy in policies.values())
+        compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
+        held.enter_context(played(phase, compiled, by_author))
         for policy in policies.values():
             held.enter_context(policy.hold(phase))
 
@@ -89,8 +100,10 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
                 )
             for learner in learners:
                 total = learner.arm(total, last=index == len(parts) - 1)
+            context.hooks.call("on_before_backward", total)
             if total.requires_grad:
                 total.backward()
+            context.hooks.call("on_after_backward")
         _check_that_ranks_agree(phase, policies)
         yield ranks.mean(means)
 

@@ -7,6 +7,7 @@ would take more code than this file has.
 
 import json
 import os
+import pickle
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ import torch
 from gan.checkpoint import FORMAT, START, STARTS, VALUES, Key, Share, reason
 from gan.errors import UserError
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
+from strategies.checkpoint.loadable import unloadable
 from strategies.checkpoint.ranks import ALONE, SavingRanks
 
 
@@ -143,14 +145,24 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _complete(path: Path, values: dict[str, Any], offers: list[dict[str, Offer]], dealt: list[list[str]]) -> None:
-    """After all tensors are written: write values.pt, and give the folder its final name."""
+    """After all tensors are written: write values.pt, and give the folder its final name.
+
+    values.pt is read once, so that a checkpoint that could not be loaded never takes the place of one that can.
+    """
     part = part_of(path)
     for rank, names in enumerate(dealt):
         if names and not _file(part, rank).is_file():
             raise UserError(f"what rank {rank} wrote is not there; save to a disk that all machines share")
     tensors = {name: (offer.key, offer.shape, offer.dtype) for offered in offers for name, offer in offered.items()}
     with (part / VALUES).open("wb") as file:
-        torch.save({"format": FORMAT, "values": values, "tensors": tensors}, file)
+        try:
+            torch.save({"format": FORMAT, "values": values, "tensors": tensors}, file)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise unloadable(values) from error
         file.flush()
         os.fsync(file.fileno())
+    try:
+        torch.load(part / VALUES, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise unloadable(values) from error
     put(path)

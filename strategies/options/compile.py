@@ -110,6 +110,20 @@ class Network:
             self.module._compiled_call_impl = self.before
 
 
+def compiled_by_author(module: nn.Module) -> bool:
+    """Whether the game itself has called torch.compile on this module, or its `compile()`."""
+    return type(module).__module__.startswith("torch._dynamo") or vars(module).get("_compiled_call_impl") is not None
+
+
+def refuse_compiled_by_author(player: Player, policy: str, instead: str) -> None:
+    """Refuse it where weights are sharded: a graph reads them without a word, so nothing would gather them."""
+    if any(map(compiled_by_author, player.module.modules())):
+        raise UserError(
+            f"player '{player.name}': the game compiles its network, and '{policy}' must gather the weights before "
+            f"each compiled call; leave torch.compile out of the game and type --strategy {player.name}={instead}"
+        )
+
+
 def _with_forward(module: nn.Module) -> list[nn.Module]:
     """The outermost modules that have a forward."""
     if type(module).forward is not nn.Module.forward:
@@ -118,8 +132,11 @@ def _with_forward(module: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
-    """A context around a phase. It explains torch's error if the phase differentiates a gradient of these players."""
+def played(phase: Phase, compiled: list[str], by_author: bool) -> Iterator[None]:
+    """A context around a phase. It explains torch's error if the phase differentiates a gradient of these players.
+
+    `by_author`: the game itself compiles some of them.
+    """
     if not compiled:
         yield
         return
@@ -128,10 +145,11 @@ def played(phase: Phase, compiled: list[str]) -> Iterator[None]:
             yield
     except RuntimeError as error:
         if "does not currently support double backward" in str(error):
+            option = f"leave torch.compile out of the game, type --strategy {compiled[0]}=ddp+compile,*=ddp and "
             raise UserError(
                 f"phase '{phase.name}' differentiates a gradient, and a compiled player cannot be differentiated twice "
-                f"({', '.join(compiled)}); type Phase('{phase.name}', ..., second_order=True), and in this phase they "
-                f"run without torch.compile"
+                f"({', '.join(compiled)}); {option * by_author}type Phase('{phase.name}', ..., second_order=True), "
+                f"and in this phase they run without torch.compile"
             ) from error
         raise
 

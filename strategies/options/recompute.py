@@ -41,7 +41,7 @@ class Recompute:
     Weights are not restored. If they have changed since the first forward, the error is that of plain torch.
 
     It cannot restore random numbers of Python and numpy, or a module's state that is not a buffer. A block that
-    changes a buffer outside itself, or overwrites its input, is refused when it does so.
+    changes a buffer outside itself, writes its own weights, or overwrites its input, is refused when it does so.
 
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
@@ -141,6 +141,7 @@ class ForwardState:
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         before = [_version(tensor) for tensor in inputs], [_version(buffer) for _, _, buffer in others]
+        unwritten = [_version(weight) for weight in self.weights]
         with recording(self.sums):
             yield
         if before[0] != [_version(tensor) for tensor in inputs]:
@@ -148,6 +149,13 @@ class ForwardState:
                 f"{self.what} overwrites its input, from which recompute would start again; build its first layer "
                 f"without inplace=True, or name the blocks: Player(..., blocks=[...])"
             )
+        for weight, version in zip(self.weights, unwritten, strict=True):
+            if _version(weight) != version:
+                raise UserError(
+                    f"{self.what} writes its weight of shape {tuple(weight.shape)} in forward, and recompute would "
+                    f"write it again in backward; leave recompute out for this player, or write the weight between "
+                    f"phases, inside trainer.strategy.gathered(write=True)"
+                )
         for (module, name, buffer), version in zip(others, before[1], strict=True):
             if _version(buffer) != version:
                 raise UserError(

@@ -8,6 +8,7 @@ from torch import nn
 
 from gan.errors import UserError
 from gan.phase import Phase, Player
+from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy, World
 from strategies.sharding import deepspeed_engine
@@ -110,6 +111,8 @@ class DeepSpeed3(DeepSpeed2):
         return dict(self.player.module.named_parameters())
 
     def make_storage(self) -> Storage:
+        if self.world.size > 1:
+            refuse_compiled_by_author(self.player, self.name, f"zero3+compile,*={self.name}")
         storage = super().make_storage()
         if isinstance(storage, Engine):
             self.on_read = UnshardOnRead(self.player.module, storage)
@@ -122,8 +125,8 @@ class DeepSpeed3(DeepSpeed2):
         return self.on_read.during(phase.name, piecewise=False, now=self.learning and bool(self.weights))
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        with nullcontext() if self.on_read is None else self.on_read.resting(), super().writing():
+    def gathered(self, exact: bool = True) -> Iterator[None]:
+        with nullcontext() if self.on_read is None else self.on_read.resting(), super().gathered(exact):
             yield
 
     def release(self) -> None:

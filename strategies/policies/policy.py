@@ -16,11 +16,11 @@ from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
-from strategies.options.compile import Compiled
+from strategies.optimizers import check_optimizer, check_schedule
+from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.follower import Follower
 from strategies.policies.groups import Groups
-from strategies.policies.schedule import make_schedule
 from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -77,6 +77,7 @@ class Policy:
         self.followers: list[Follower] = []  # what follows this player
         self.loss_scale: LossScale | None = None
         self.compiled: Compiled | None = None
+        self.compiled_by_author = any(map(compiled_by_author, player.module.modules()))
         self.recompute: Recompute | None = None
         self.skipped = 0
         self.switch = PlayerSwitch(player, self.requiring_grad)
@@ -100,7 +101,8 @@ class Policy:
         if training and self.weights:
             self.optimizer = self._make_optimizer()
             if self.player.schedule is not None:
-                self.schedule = make_schedule(self.player, self.optimizer)
+                self.schedule = self.player.schedule(self.optimizer)
+                check_schedule(self.player, self.schedule)
         if training and "recompute" in self.options:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
@@ -130,6 +132,7 @@ class Policy:
         If the storage is sharded, then let it step on the pieces that this rank owns.
         """
         optimizer = self.player.optimizer(list(self.weights.values()))
+        check_optimizer(self.player, optimizer, self.weights)
         names = {id(weight): name for name, weight in self.weights.items()}
         self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
         if not self.storage.sharded:
@@ -144,6 +147,9 @@ class Policy:
         owned = self.storage.owned
         for group, members in zip(optimizer.param_groups, self.groups, strict=True):
             group["params"] = [owned[name] for name in members if name in owned]
+            if "param_names" in group:
+                named = zip(members, group["param_names"], strict=True)
+                group["param_names"] = [called for name, called in named if name in owned]
         return optimizer
 
     @cached_property
@@ -221,6 +227,10 @@ class Policy:
         """Complete the gradients after the last backward. Returns the norm of each, the same on all ranks."""
         return self.reduction.finish(scale)
 
+    def norms(self) -> Tensor:
+        """The norm of each gradient, the same on all ranks: after a hook that may have changed the gradients."""
+        return self.reduction.norms()
+
     def update(self, norm: Tensor) -> None:
         """Clip, step the optimizer, call `Player(after=...)`; then move the schedule and the average."""
         if self.player.clip is not None:
@@ -229,7 +239,7 @@ class Policy:
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.player.after is not None:
-            with torch.no_grad(), self.writing():
+            with torch.no_grad(), self.gathered():
                 self.player.after(self.player.module)
         self._count("update")
 
@@ -246,7 +256,10 @@ class Policy:
 
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:
-        """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank."""
+        """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank.
+
+        What is written into them is kept.
+        """
         before = self.storage.unsharded
         self.storage.unshard(exact)
         yield
@@ -256,28 +269,19 @@ class Policy:
             self.storage.reshard()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Inside the `with`, the author's parameters are whole on all ranks, and what is written to them is kept.
-
-        All ranks must write the same. After an error it waits for no rank.
-        """
-        self.storage.unshard(exact=True)
-        yield
-        self.storage.take_written()
-        self.storage.reshard()
-
-    @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the `with`, the player has its averaged weights, if any. After an error it waits for no rank."""
         if self.ema is None:
             with self.gathered(exact=False):
                 yield
             return
+        self.storage.keep_writes()
         try:
             with self.ema.swapped():
                 self.storage.shards_changed()
                 self.storage.unshard()
                 yield
+                self.storage.keep_writes()
         finally:
             self.storage.shards_changed()
         self.storage.reshard()

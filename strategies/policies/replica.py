@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gan.errors import UserError
 from gan.module import GanModule
+from strategies.options.compile import compiled_by_author
 from strategies.policies.deep_copy import ADVICE, deep_copy
 from strategies.policies.policy import Policy
 from strategies.policies.switch import Switch
@@ -167,8 +168,7 @@ class Replica:
 
 def _refuse_compiled(game: GanModule) -> None:
     for module in game.modules():
-        compiled = isinstance(module, torch.jit.ScriptModule) or type(module).__module__.startswith("torch._dynamo")
-        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+        if isinstance(module, torch.jit.ScriptModule) or compiled_by_author(module):
             raise UserError(f"strategy dp makes no replicas of compiled networks ({type(module).__name__}); {ADVICE}")
 
 

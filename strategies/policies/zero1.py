@@ -4,6 +4,7 @@ from torch import Tensor
 
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
+from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import Reduction
 
 
@@ -25,11 +26,17 @@ class Zero1(Sharded):
             return super().make_reduction()
         return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
 
-    def update(self, norm: Tensor) -> None:
+    def finish(self, scale: float) -> Tensor:
         """Give each piece its part of the reduced gradients, because the optimizer steps on pieces."""
+        norms = super().finish(scale)
         if self.storage.sharded:
             for bucket in self.storage.buckets:
                 for name, piece in bucket.pieces.items():
                     gradient = bucket.weights[name].grad
                     piece.grad = None if gradient is None else bucket.piece_of(name, gradient)
-        super().update(norm)
+        return norms
+
+    def norms(self) -> Tensor:
+        if not self.storage.sharded:
+            return super().norms()
+        return norms_of_pieces(self.storage, self.sharing.group, self.world.device)

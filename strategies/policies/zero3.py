@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from gan.phase import Phase, Player
+from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.policy import World
 from strategies.policies.zero2 import Zero2
 from strategies.sharding.storage import Buckets, Storage
@@ -52,6 +53,7 @@ class Zero3(Zero2):
         everything = {name: parameters[name] for name, _ in like.player.module.named_parameters()}
         if self.world.size == 1 or not everything:
             return super().make_storage()
+        refuse_compiled_by_author(self.player, self.name, f"{self.name}+compile,*={self.name}")
         weights = {name: everything.pop(name) for name in like.weights}
         storage = Buckets(weights, self.sharing, everything)
         self.on_read = UnshardOnRead(self.player.module, storage)
@@ -69,8 +71,8 @@ class Zero3(Zero2):
         return None if self.on_read is None else self.on_read.check_code()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        with nullcontext() if self.on_read is None else self.on_read.resting(), super().writing():
+    def gathered(self, exact: bool = True) -> Iterator[None]:
+        with nullcontext() if self.on_read is None else self.on_read.resting(), super().gathered(exact):
             yield
 
     def release(self) -> None:

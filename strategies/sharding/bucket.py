@@ -1,5 +1,6 @@
 """A bucket: weights laid end to end in one piece of memory, of which every rank owns an equal shard."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,14 @@ class Bucket:
     With `keep` that memory is always the whole bucket. The shard is a view of it if they have the same device and
     dtype. Without `keep` the memory exists between `unshard` and `reshard` only. Otherwise reading the parameter
     is an error (see resharded_parameter.py).
+
+    [Note: written weights]
+    A forward may write weights (the first batch of an ActNorm, a forced norm), and so may code between phases. Then the
+    whole weights are newer than the shard. So before whole weights are dropped or gathered again, `keep_writes` copies
+    this rank's part of them into its shard. It compares nothing: a comparison would make a GPU wait, and autograd's
+    versions do not count what is written through `.data`. Every rank must have written the same, because each keeps
+    its own part. Two cases differ. If the shard has a wider dtype, only the elements that were written are copied. If
+    the shard is on another device, it is copied only if a version has changed.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
@@ -65,6 +74,7 @@ class Bucket:
         for name, weight in self.weights.items():
             self.starts[name] = start
             start += weight.numel()
+        self._in_order, self._first_elements = list(self.weights.values()), list(self.starts.values())
         like = next(iter(self.weights.values()))
         self.device, self.dtype = like.device, like.dtype
         self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
@@ -74,12 +84,13 @@ class Bucket:
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
+        self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
         if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
             self._show()
         else:
             self.shard = self._at_home(self.shard)
-            self.reshard()
+            self._hide()
             if sharing.keep:
                 self.unshard()
         self.pieces = {
@@ -154,9 +165,58 @@ class Bucket:
         for name, weight in self.weights.items():
             start = self.starts[name]
             show(weight, self.whole[start : start + weight.numel()])
+        self.up_to_date()
+
+    def up_to_date(self) -> None:
+        """Whole weights and shard are equal now. What is written from now on is found by the weights' versions."""
+        if self.shard.device != self.device:
+            self.seen = [version_of(weight) for weight in self.weights.values()]
+
+    def keep_writes(self) -> None:
+        """Copy into the shard what code has written into the whole weights. See [Note: written weights]."""
+        if self.whole is None or self.work is not None:
+            return
+        moved = self._move_back()
+        own = self.whole[self.first : self.first + self.length]
+        if own.data_ptr() == self.shard.data_ptr():
+            return
+        if own.device != self.shard.device:
+            if not moved and self.seen == [version_of(weight) for weight in self.weights.values()]:
+                return
+            own = own.to(self.shard.device)
+        if own.dtype != self.shard.dtype:
+            own = torch.where(own == self.shard.to(own.dtype), self.shard, own.to(self.shard.dtype))
+        self.shard.copy_(own)
+        self.up_to_date()
+
+    def _move_back(self) -> bool:
+        """After `weight.data = ...` a weight has other memory. Copy its values to its place in the bucket."""
+        moved, first, size = False, self.whole.data_ptr(), self.whole.element_size()
+        for name, weight in self.weights.items():
+            start, count = self.starts[name], weight.numel()
+            if count and weight.data_ptr() != first + start * size:
+                place = self.whole[start : start + count]
+                place.copy_(weight.detach().reshape(-1))
+                show(weight, place)
+                moved = True
+        return moved
+
+    def version_at(self, element: int) -> int:
+        """How often the weight at this element has changed, by updates and by code that wrote it."""
+        number = bisect_right(self._first_elements, element) - 1
+        return self.version + version_of(self._in_order[number])
+
+    def shard_changed(self) -> None:
+        """Drop the whole weights, because the shard is newer."""
+        self.version += 1
+        self._hide()
 
     def reshard(self) -> None:
         """Keep only the shard. Reading a weight is an error from now on."""
+        self.keep_writes()
+        self._hide()
+
+    def _hide(self) -> None:
         if self.whole is None:
             return
         if self.work is not None:
@@ -165,19 +225,6 @@ class Bucket:
         nothing = torch.full((), torch.nan, dtype=self.compute_dtype, device=self.device)
         for weight in self.weights.values():
             hide(weight, nothing)
-
-    @torch.no_grad()
-    def take_written(self) -> None:
-        """Take what was written to the whole weights into this rank's shard."""
-        for name, weight in self.weights.items():
-            start = self.starts[name]
-            own = self.whole[start : start + weight.numel()]
-            if weight.data_ptr() != own.data_ptr():  # its `data` was set to other memory
-                own.copy_(weight.detach().reshape(-1))
-                show(weight, own)
-        for name, piece in self.pieces.items():
-            piece.copy_(self.piece_of(name, self.weights[name]))
-        self.version += 1
 
     def release(self) -> None:
         """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN."""
@@ -227,6 +274,11 @@ class PendingReduction:
             if self.copies is not None:
                 dist.all_reduce(self.shard.div_(dist.get_world_size(self.copies)), group=self.copies)
         return self.shard
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often autograd saw that this tensor was written."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from gan.errors import UserError
+from strategies.sharding.bucket import version_of
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.resharded_parameter import hide, show
@@ -73,12 +74,13 @@ class Engine(Storage):
         self.optimizer = self.engine.optimizer
         self._gather = deepspeed.zero.GatheredParameters
         self._whole, self._stale, self._reduced = True, False, False
+        self._seen: list[int] = []  # versions of the weights when whole weights and pieces were equal
         if self.partitioned:
             for twin in self.twins.values():
                 twin.ds_process_group = group  # its own, because ranks may gather two players in different orders
         self._find_pieces()
         if self.partitioned:
-            self.reshard()
+            self._hide()
         else:
             self._show()
 
@@ -134,10 +136,47 @@ class Engine(Storage):
     def _show(self) -> None:
         for name, weight in self.everything.items():
             show(weight, self.twins[name].data)
+        self._up_to_date()
+
+    def _up_to_date(self) -> None:
+        if self._offloaded:
+            self._seen = [version_of(weight) for weight in self.everything.values()]
+
+    @property
+    def _offloaded(self) -> bool:
+        return any(long.device != self.world.device for long in self.longs)
+
+    def keep_writes(self) -> None:
+        """See [Note: written weights] in bucket.py. Here the pieces are what the shard is there."""
+        if self.engine is None or self._stale or not self._whole:
+            return
+        moved = False
+        for name, weight in () if self.partitioned else self.everything.items():
+            twin = self.twins[name].data
+            if weight.data_ptr() != twin.data_ptr():  # after `weight.data = ...`
+                twin.copy_(weight.detach().reshape(-1))
+                show(weight, twin)
+                moved = True
+        versions = [version_of(weight) for weight in self.everything.values()] if self._offloaded else []
+        if self._offloaded and not moved and versions == self._seen:
+            return
+        for name, weight in self.everything.items() if self.partitioned else self.weights.items():
+            self._keep(name, weight.detach().reshape(-1))
+        self._up_to_date()
+
+    def _keep(self, name: str, flat: Tensor) -> None:
+        """Copy this rank's part of a weight to where the engine has it."""
+        share = self._share(name)
+        if share is not None:
+            part = flat[share.start : share.stop]
+            share.tensor.copy_(part)
+            if self.partitioned:  # stage 3 gathers from another copy
+                self.twins[name].ds_tensor.data[: part.numel()].copy_(part)
 
     def unshard(self, exact: bool = False) -> None:
         if self.engine is None:
             return
+        self.keep_writes()
         if self.partitioned and not self._whole:
             with self._gather(list(self.twins.values())):
                 self._show()
@@ -149,7 +188,12 @@ class Engine(Storage):
     def reshard(self) -> None:
         if not self.partitioned:
             self.unshard()
-        elif self._whole:
+        else:
+            self.keep_writes()
+            self._hide()
+
+    def _hide(self) -> None:
+        if self._whole:
             self._whole = False
             nothing = torch.full((), torch.nan, dtype=DTYPE, device=self.world.device)
             for weight in self.everything.values():
@@ -161,23 +205,10 @@ class Engine(Storage):
             return
         for name, piece in self.owned.items():  # stage 3 gathers from another copy of the shard
             self.twins[name].ds_tensor.data[: piece.numel()].copy_(piece.detach())
-        self.reshard()
-
-    @torch.no_grad()
-    def take_written(self) -> None:
-        for name, weight in self.everything.items():
-            twin = self.twins[name]
-            if not self.partitioned and weight.data_ptr() != twin.data_ptr():  # its `data` was set to other memory
-                twin.copy_(weight.detach().reshape(-1))
-                show(weight, twin.data)
-            share = self._share(name)
-            if share is not None:
-                part = weight.detach().reshape(-1)[share.start : share.stop]
-                share.tensor.copy_(part)
-        if self.partitioned:
-            self.shards_changed()
+        self._hide()
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
+        self.keep_writes()
         known = self.everything if self.partitioned else self.weights
         return {weight: self._share(name) for name, weight in known.items()}
 
@@ -216,6 +247,7 @@ class Engine(Storage):
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         """Let the engine step. It calls `_step`, and then updates the weights from the result."""
         self._players_optimizer = optimizer
+        self.keep_writes()
         self.engine.step()
         self._reduced = False
         if not self.engine.was_step_applied():
@@ -223,8 +255,10 @@ class Engine(Storage):
                 f"{self.what}: DeepSpeed did not step, as the norm of all gradients is beyond float32; "
                 f"try clip=1.0 or a lower learning rate"
             )
-        self.reshard()
+        if self.partitioned:
+            self._hide()
         autograd.graph.increment_version(stepped)
+        self._up_to_date()
 
     def _step(self) -> None:
         """DeepSpeed may call it several times in a step. After the first call no gradients are left."""
@@ -241,6 +275,7 @@ class Engine(Storage):
     def drop_reduced(self) -> None:
         """Remove the gradients of a skipped update from the engine, by a step without gradients."""
         if self._reduced:
+            self.keep_writes()
             for piece in self.owned.values():
                 piece.grad = None
             self.engine.step()
@@ -248,6 +283,7 @@ class Engine(Storage):
 
     def reduce(self) -> None:
         """Average the gradients over the ranks, and give the pieces their parts."""
+        self.keep_writes()  # before the twins get the weights' memory, which may be other memory by now
         for name, weight in self.weights.items():
             twin, gradient = self.twins[name], weight.grad
             twin.data = weight.data.view(-1)  # in stage 3 it is empty, so it could not have a gradient
@@ -295,9 +331,12 @@ class EngineReduction(Reduction):
         gradients = [piece.grad for piece in self.storage.owned.values()]
         if scale != 1 and gradients:
             torch._foreach_mul_(gradients, 1 / scale)
-        norms = norms_of_pieces(self.storage, self.group, self.device)
+        norms = self.norms()
         self._stepped = drop_unreached(self.storage, norms, reached, self.group)
         return norms
+
+    def norms(self) -> Tensor:
+        return norms_of_pieces(self.storage, self.group, self.device)
 
 
 class _Twins(nn.Module):

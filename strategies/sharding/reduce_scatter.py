@@ -79,9 +79,12 @@ class ReduceScatter(Reduction):
             shard = reduction.wait()
             bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
         self._pending = []
-        norms = norms_of_pieces(self.storage, self.storage.sharing.group, self.device)
+        norms = self.norms()
         self._stepped = drop_unreached(self.storage, norms, self.reached, self.group)
         return norms
+
+    def norms(self) -> Tensor:
+        return norms_of_pieces(self.storage, self.storage.sharing.group, self.device)
 
     def drop(self) -> None:
         super().drop()
@@ -97,9 +100,10 @@ def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.de
     """The norm of each whole weight's gradient, by one all-reduce of 8 bytes a weight."""
     numbers = {name: number for number, name in enumerate(storage.weights)}
     squares = torch.zeros(len(numbers), dtype=torch.float64, device=device)
-    if storage.owned:
-        own = torch.stack([norm.double() for norm in torch._foreach_norm([p.grad for p in storage.owned.values()])])
-        squares[[numbers[name] for name in storage.owned]] = own.square().to(device)
+    there = {name: piece.grad for name, piece in storage.owned.items() if piece.grad is not None}
+    if there:
+        own = torch.stack([norm.double() for norm in torch._foreach_norm(list(there.values()))])
+        squares[[numbers[name] for name in there]] = own.square().to(device)
     dist.all_reduce(squares, group=group)
     return squares.sqrt().to(next(iter(storage.weights.values())).dtype)
 

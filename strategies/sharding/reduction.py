@@ -30,7 +30,14 @@ class Reduction:
         A weight that the loss did not reach has no gradient, as in plain torch.
         """
         gradients = [weight.grad for weight in self.storage.weights.values() if weight.grad is not None]
-        return norms(gradients, scale, self.device)
+        if scale != 1 and gradients:
+            torch._foreach_mul_(gradients, 1 / scale)
+        return self.norms()
+
+    def norms(self) -> Tensor:
+        """The norm of each gradient as it is now, the same on all ranks."""
+        gradients = [weight.grad for weight in self.storage.weights.values() if weight.grad is not None]
+        return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.device)
 
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
@@ -38,15 +45,6 @@ class Reduction:
 
     def release(self) -> None:
         """Remove every hook from the weights."""
-
-
-def norms(gradients: list[Tensor], scale: float, device: torch.device) -> Tensor:
-    """Divide gradients by the loss scale, in place, and return their norms."""
-    if not gradients:
-        return torch.zeros(0, device=device)
-    if scale != 1:
-        torch._foreach_mul_(gradients, 1 / scale)
-    return torch.stack(torch._foreach_norm(gradients))
 
 
 def unreached(names: Sequence[str], norms: Tensor, reached: Iterable[str], group: dist.ProcessGroup) -> set[str]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gan.errors import UserError
 
-# What works without the values, such as a size or a hook. Properties, such as `.shape`, are allowed too.
+# What works without the values, such as a size or a hook. Properties, such as `.shape`, work too, except `.data`.
 HARMLESS = {
     Tensor.__hash__,
     Tensor.__len__,
@@ -30,6 +30,7 @@ HARMLESS = {
     Tensor.stride,
     Tensor.untyped_storage,
 }
+DATA = (Tensor.data.__get__, Tensor.data.__set__)
 
 
 class ReshardedParameter(nn.Parameter):
@@ -42,14 +43,15 @@ class ReshardedParameter(nn.Parameter):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """torch calls this in place of every function that gets such a parameter."""
-        if function in HARMLESS or (type(function).__name__ == "method-wrapper" and function != Tensor.data.__get__):
+        if function in HARMLESS or (type(function).__name__ == "method-wrapper" and function not in DATA):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         shapes = [tuple(each.shape) for each in args if isinstance(each, cls)]
         raise UserError(
             f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
-            f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; save them with "
-            f"trainer.save_checkpoint(path), or on all ranks, inside gathered(), by torch.save"
+            f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; write them inside "
+            f"gathered(write=True), the same on all ranks; save them with trainer.save_checkpoint(path), or on all "
+            f"ranks, inside gathered(), by torch.save"
         )
 
     def __repr__(self) -> str:
@@ -58,8 +60,8 @@ class ReshardedParameter(nn.Parameter):
 
 def hide(weight: nn.Parameter, values: Tensor) -> None:
     """Replace the parameter's values by the one element of `values`, which frees their memory."""
+    weight.__class__ = vars(weight).setdefault("_class", type(weight))
     weight.data = values.expand(weight.shape)
-    vars(weight).setdefault("_class", type(weight))
     weight.__class__ = ReshardedParameter
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from strategies.sharding.bucket import UNSHARDED, Bucket
+from strategies.sharding.bucket import UNSHARDED, Bucket, version_of
 
 
 def kept_as_places() -> saved_tensors_hooks:
@@ -30,16 +30,18 @@ def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
     if bucket is None or tensor.dtype != bucket.whole.dtype:
         # The parameter may use other memory later, so keep the memory that it uses now.
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
-        return tensor, 0 if tensor.is_inference() else tensor._version
-    return WeightPlace(bucket, tensor.size(), tensor.stride(), tensor.storage_offset(), bucket.version)
+        return tensor, version_of(tensor)
+    offset = tensor.storage_offset()
+    return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
 
 
 def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:
     if isinstance(packed, WeightPlace):
-        bucket, now, then = packed.bucket, packed.bucket.version, packed.version
+        bucket, then = packed.bucket, packed.version
+        now = bucket.version_at(packed.offset)
     else:
         tensor, then = packed
-        now = 0 if tensor.is_inference() else tensor._version
+        now = version_of(tensor)
     if now != then:
         # The message is the one of plain torch.
         raise RuntimeError(

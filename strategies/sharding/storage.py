@@ -45,8 +45,8 @@ class Storage:
         `others`: the shards of parameters that do not learn were written to as well.
         """
 
-    def take_written(self) -> None:
-        """Keep what was written to the weights while they were whole and exact. Communicates nothing."""
+    def keep_writes(self) -> None:
+        """Copy into the shards what code has written into the whole weights. Communicates nothing."""
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         """Step what this rank owns, and update the weights from it. `stepped` are the weights that have a gradient."""
@@ -104,6 +104,7 @@ class Buckets(Storage):
         return not self.stale and all(bucket.unsharded for bucket in self.buckets)
 
     def unshard(self, exact: bool = False) -> None:
+        self.keep_writes()
         for bucket in self.buckets:
             dtype = bucket.dtype if exact else bucket.compute_dtype
             if bucket.released:
@@ -124,20 +125,23 @@ class Buckets(Storage):
             self.stale = True
             return
         for bucket in self.buckets if others else self.learning:
-            bucket.version += 1
-            bucket.reshard()
+            bucket.shard_changed()
 
-    def take_written(self) -> None:
-        for bucket in self.buckets:
-            bucket.take_written()
+    def keep_writes(self) -> None:
+        if not self.stale:
+            for bucket in self.buckets:
+                bucket.keep_writes()
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
+        self.keep_writes()
         optimizer.step()
         self.shards_changed()
         if self.sharing.keep:
             self.unshard()
             # An earlier graph must not run backward with the new weights. Plain torch finds this out by the version.
             autograd.graph.increment_version(stepped)
+            for bucket in self.buckets:
+                bucket.up_to_date()
 
     def drop_gradients(self) -> None:
         super().drop_gradients()
@@ -145,6 +149,7 @@ class Buckets(Storage):
             piece.grad = None
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
+        self.keep_writes()
         return {weight: bucket.share_of(name) for bucket in self.buckets for name, weight in bucket.weights.items()}
 
     def share_of(self, name: str, tensor: Tensor) -> Share:

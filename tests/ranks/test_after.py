@@ -96,7 +96,7 @@ def test_it_is_kept_where_few_buckets_are_whole_for_the_phase(ranks, by_hand):
 
 
 def forgetting(policy, world):
-    with mock.patch.object(Buckets, "take_written", lambda self: None):
+    with mock.patch.object(Buckets, "keep_writes", lambda self: None):
         return fit(After, policy, world)
 
 

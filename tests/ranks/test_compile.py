@@ -21,7 +21,7 @@ from strategies.options import compile as compiled
 from strategies.options.compile import Compiled
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
-from tests.support.parity import EXACT, distance, equals, parts, train, trainer, vectors
+from tests.support.parity import EXACT, distance, equals, parts, refused, train, trainer, vectors
 from tests.support.watch import moved
 
 CPU = torch.device("cpu")
@@ -289,3 +289,53 @@ def test_compile_and_recompute_exclude_each_other():
     )
     with pytest.raises(UserError, match=words):
         trainer(PhaseStrategy("single+compile+recompute"), 1, 1).fit(Plain(), parts(1))
+
+
+# ---- a torch.compile of the game's own ----
+
+
+class InPlace(Plain):
+    def __init__(self):
+        super().__init__()
+        for network in (self.generator, self.discriminator):
+            network.compile(backend="aot_eager")
+
+
+class Wrapped(Plain):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.compile(self.generator, backend="aot_eager")
+
+
+def plainly(found):
+    return {name.replace("_orig_mod.", ""): value for name, value in found.items()}
+
+
+@pytest.mark.parametrize("game", [InPlace, Wrapped])
+@pytest.mark.parametrize("policy", ["single", "ddp", "zero2"])
+def test_the_games_own_compile_trains_the_same(policy, game, ranks, hard_alone):
+    torch._dynamo.reset()
+    counters.clear()
+    found = [train(game, policy=policy)] if policy == "single" else ranks(2).run(train, game, policy=policy, world=2)
+    equals([plainly(each) for each in found], hard_alone("Plain"))
+    assert policy != "single" or counters["stats"]["unique_graphs"] > 0  # it ran compiled
+
+
+@pytest.mark.parametrize("game", [InPlace, Wrapped])
+def test_it_is_refused_where_weights_are_sharded(game, ranks):
+    for said in ranks(2).run(refused, game, policy="zero3", world=2):
+        assert "player 'generator': the game compiles its network, and 'zero3' must gather" in said
+        assert "leave torch.compile out of the game and type --strategy generator=zero3+compile,*=zero3" in said
+
+
+class OwnPenalised(Penalised):
+    def __init__(self):
+        super().__init__()
+        self.discriminator.compile(backend="aot_eager")
+
+
+def test_a_gradient_penalty_of_a_network_that_the_game_compiles_says_what_to_type():
+    torch._dynamo.reset()
+    said = refused(OwnPenalised, policy="single", steps=1)
+    assert "a compiled player cannot be differentiated twice (discriminator); leave torch.compile out of" in said
+    assert "type --strategy discriminator=ddp+compile,*=ddp and type Phase('discriminator', ..., second_order" in said

@@ -110,7 +110,7 @@ class Stale(DeepSpeed3):
 
     def make_storage(self):
         storage = super().make_storage()
-        storage.reshard = lambda: None
+        storage._hide = lambda: None
         return storage
 
 

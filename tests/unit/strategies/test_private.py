@@ -14,6 +14,7 @@ NAMES = {
     "lightning.pytorch.overrides.distributed": ["_sync_module_states", "prepare_for_backward"],
     "lightning.pytorch.strategies.launchers": ["_MultiProcessingLauncher", "_SubprocessScriptLauncher"],
     "lightning.pytorch.strategies.launchers.launcher": ["_Launcher"],
+    "lightning.pytorch.trainer.call": ["_call_callback_hooks", "_call_lightning_module_hook"],
     "lightning.pytorch.strategies:DDPStrategy": ["_configure_launcher"],
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],
     "lightning.pytorch.core:LightningModule": ["on_validation_model_zero_grad"],

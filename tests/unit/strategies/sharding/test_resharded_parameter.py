@@ -33,6 +33,7 @@ READS = {
     "a norm": lambda net: torch.linalg.vector_norm(net.weight),
     "a comparison": lambda net: torch.equal(net.weight, net.weight),
     "another device": lambda net: net.weight.to("cpu"),
+    "other memory": lambda net: setattr(net.weight, "data", torch.zeros(2, 3)),
     "writing": lambda net: nn.init.zeros_(net.weight),
 }
 
@@ -43,6 +44,7 @@ def test_its_values_cannot_be_read_or_written(read, net):
         read(net)
     assert "of shape (2, 3) is sharded" in str(refused.value)
     assert "`with trainer.strategy.gathered():`, on all ranks" in str(refused.value)
+    assert "write them inside gathered(write=True)" in str(refused.value)
 
 
 def test_what_needs_no_values_is_answered(net):

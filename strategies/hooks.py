@@ -1,0 +1,93 @@
+"""Lightning's hooks around backward and update: called where they belong, or refused by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+
+from gan.errors import UserError
+from gan.module import GanModule
+from strategies import private
+
+BACKWARD = ("on_before_backward", "on_after_backward")
+HOOKS = (*BACKWARD, "on_before_optimizer_step", "on_before_zero_grad")
+
+# Methods of a LightningModule that nobody calls here, and what to write instead.
+INSTEAD = {
+    "configure_optimizers": "yield Player(name, network, optimizer=..., schedule=...) in configure_players()",
+    "configure_gradient_clipping": "type Player(..., clip=1.0)",
+    "optimizer_step": "write on_before_optimizer_step(optimizer), or Phase(..., every=...) for other intervals",
+    "optimizer_zero_grad": "leave it out: no gradient stays from one phase to the next",
+    "backward": "return the loss from the phase's method; on_before_backward(loss) sees it",
+    "lr_scheduler_step": "type Player(..., schedule=...)",
+    "configure_sharded_model": "make the networks in __init__ or configure_model()",
+}
+CALLBACKS = {
+    GradientAccumulationScheduler: "type Phase(..., micro_batches=...)",
+    StochasticWeightAveraging: "type Player(..., ema=0.999)",
+}
+
+
+class Hooks:
+    """Calls those of HOOKS that the game or a callback overrides. Which these are is decided once."""
+
+    def __init__(self, trainer: Trainer | None = None, wanted: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`wanted` has the hooks that are overridden, and by whom."""
+        self.trainer, self.wanted = trainer, wanted
+
+    @classmethod
+    def of(cls, trainer: Trainer, game: GanModule) -> "Hooks":
+        """Those that this game and this trainer's callbacks override."""
+        pairs = [(game, GanModule), *((callback, Callback) for callback in trainer.callbacks)]
+        return cls(
+            trainer,
+            {name: type(each).__name__ for name in HOOKS for each, base in pairs if overrides(each, name, base)},
+        )
+
+    def call(self, name: str, *args: Any) -> None:
+        """In Lightning's order: the callbacks, then the game."""
+        if name in self.wanted:
+            private.call_hooks(self.trainer, name, *args)
+
+    def refuse_in_threads(self) -> None:
+        """Each replica of dp has a backward of its own, and there is one callback for all of them."""
+        for name in BACKWARD:
+            if name in self.wanted:
+                raise UserError(
+                    f"strategy dp does not call {name} of {self.wanted[name]}, because each device has a backward of "
+                    f"its own; write on_before_optimizer_step, or type --strategy ddp"
+                )
+
+
+NO_HOOKS = Hooks()
+
+
+def overrides(instance: Any, name: str, base: type) -> bool:
+    """Whether a class or an instance has a method of its own in place of the one of `base`."""
+    own = getattr(type(instance), name, None)
+    return name in getattr(instance, "__dict__", ()) or (own is not None and own is not getattr(base, name, None))
+
+
+def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
+    """Refuse methods, settings and callbacks of Lightning that would do nothing here, before training."""
+    what = type(game).__name__
+    for name, instead in INSTEAD.items():
+        if overrides(game, name, GanModule):
+            raise UserError(f"{what} has a method {name}(), which PhaseStrategy does not call; {instead}")
+    if game.automatic_optimization:
+        raise UserError(f"{what} sets automatic_optimization = True; leave it out: PhaseStrategy plays the phases")
+    if trainer.gradient_clip_val:
+        value = trainer.gradient_clip_val
+        raise UserError(f"Trainer(gradient_clip_val={value}) is for one optimizer; type Player(..., clip={value})")
+    if trainer.accumulate_grad_batches != 1:
+        number = trainer.accumulate_grad_batches
+        raise UserError(
+            f"Trainer(accumulate_grad_batches={number}) is not for several phases; type a batch {number} times as "
+            f"large and Phase(..., micro_batches={number})"
+        )
+    for callback in trainer.callbacks:
+        for kind, instead in CALLBACKS.items():
+            if isinstance(callback, kind):
+                raise UserError(f"the callback {kind.__name__} changes Lightning's own loop; {instead}")

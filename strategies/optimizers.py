@@ -1,0 +1,59 @@
+"""Checks what a player's functions for optimizer and schedule have made, before anything is trained."""
+
+from collections.abc import Mapping
+from inspect import Parameter as Argument
+from inspect import signature
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from gan.errors import UserError
+from gan.phase import Player
+
+
+def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Parameter]) -> None:
+    """Refuse what is no optimizer of these weights, and what a phase cannot step."""
+    what = f"player '{player.name}': its function for the optimizer"
+    if not isinstance(optimizer, Optimizer):
+        raise UserError(
+            f"{what} returned {_kind(optimizer)}; it must return one torch.optim.Optimizer, e.g. "
+            f"optimizer=partial(Adam, lr=1e-4), and the schedule is a function of its own: Player(..., schedule=...)"
+        )
+    own = {id(weight) for weight in weights.values()}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    if foreign:
+        names = {id(p): name for name, p in player.module.named_parameters()}
+        name = names.get(id(foreign[0]))
+        which = "a parameter that is not the player's" if name is None else f"'{name}', which requires no gradient"
+        raise UserError(
+            f"{what} took {which} (shape {tuple(foreign[0].shape)}); let it use only the parameters that it is given: "
+            f"lambda weights: Adam(weights, lr=1e-4)"
+        )
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Argument.empty:
+        raise UserError(
+            f"player '{player.name}': {_kind(optimizer)} computes the loss several times in a step, by a closure, and "
+            f"a phase computes it once; take an optimizer that needs no closure, e.g. Adam"
+        )
+    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+        raise UserError(
+            f"player '{player.name}': {_kind(optimizer)} keeps two kinds of weights, which its train() and eval() "
+            f"exchange, and nobody calls them here; take an optimizer without them, and an average: Player(..., "
+            f"ema=0.999)"
+        )
+
+
+def check_schedule(player: Player, schedule: Any) -> None:
+    """Refuse what is no schedule, or needs more than the count of updates."""
+    if isinstance(schedule, ReduceLROnPlateau) or not isinstance(schedule, LRScheduler):
+        why = "which needs a score" if isinstance(schedule, ReduceLROnPlateau) else "which is no LRScheduler"
+        raise UserError(
+            f"player '{player.name}': its function for the schedule returned {_kind(schedule)}, {why}; a schedule "
+            f"counts updates, e.g. schedule=partial(CosineAnnealingLR, T_max=10_000)"
+        )
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

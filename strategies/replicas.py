@@ -1,0 +1,93 @@
+"""Whether ranks hold the same values, and the error that names what differs."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gan.errors import UserError
+from gan.module import GanModule
+from strategies.policies.policy import Policy
+from strategies.sharding.bucket import version_of
+
+Gather = Callable[[Any], list[Any]]  # the values of all ranks
+
+
+def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Gather, when: str) -> None:
+    """Raise on all ranks if a weight or a buffer of the game differs between them. `when` says after what."""
+    codes: dict[str, int] = {}
+    named: set[int] = set()
+    for name, player in game.players.items():
+        with policies[name].gathered():
+            codes |= _codes("weight", player.module.named_parameters(), f" of player '{name}'")
+        codes |= _codes("buffer", player.module.named_buffers(), f" of player '{name}'")
+        named |= {id(buffer) for buffer in player.module.buffers()}
+    codes |= _codes("buffer", ((name, each) for name, each in game.named_buffers() if id(each) not in named))
+    what = _first_difference(codes, gather)
+    if what is not None:
+        raise UserError(
+            f"{when}, {what} differs between ranks; does it depend on the rank's own samples or random numbers? "
+            f"Take sums over all ranks with gan.ranks, and noise from gan.noise"
+        )
+
+
+@contextmanager
+def watching_writes(players: Mapping[str, Policy], write: bool, gather: Gather) -> Iterator[None]:
+    """Around code that sees whole weights. With `write` all ranks must write the same; without it, nothing."""
+    before = {key: _state(weight) for key, weight in _weights(players)}
+    yield
+    now = dict(_weights(players))
+    for key, weight in now.items():
+        if key not in before or before[key][0] != id(weight):
+            raise UserError(
+                f"{_called(*key)} was replaced by another parameter, and its player trains the one before; copy values "
+                f"into it, e.g. by load_state_dict without assign=True"
+            )
+    if not write:
+        written = [key for key, weight in now.items() if before.get(key) != _state(weight)]
+        if written:
+            raise UserError(f"{_called(*written[0])} was written inside gathered(); type gathered(write=True)")
+        return
+    codes = {_called(*key): _code(weight) for key, weight in now.items()}
+    what = _first_difference(codes, gather)
+    if what is not None:
+        raise UserError(
+            f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "
+            f"all ranks, e.g. what trainer.strategy.broadcast(values) returns"
+        )
+
+
+def _weights(players: Mapping[str, Policy]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
+    for player, policy in players.items():
+        for name, weight in policy.player.module.named_parameters():
+            yield (player, name), weight
+
+
+def _state(weight: Tensor) -> tuple[int, int, int]:
+    """It changes when the values are written, or when other memory or another parameter takes their place."""
+    return id(weight), weight.data_ptr(), version_of(weight)
+
+
+def _called(player: str, name: str) -> str:
+    return f"weight '{name}' of player '{player}'"
+
+
+def _codes(kind: str, tensors: Any, of: str = "") -> dict[str, int]:
+    return {f"{kind} '{name}'{of}": _code(tensor) for name, tensor in tensors}
+
+
+def _code(tensor: Tensor) -> int:
+    """A number made of the tensor's bits."""
+    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _first_difference(codes: dict[str, int], gather: Gather) -> str | None:
+    """The first name whose code is not the same on all ranks."""
+    every = gather(codes)
+    for name in dict.fromkeys(name for each in every for name in each):
+        if len({each.get(name) for each in every}) > 1:
+            return name
+    return None

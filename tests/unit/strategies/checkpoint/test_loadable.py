@@ -1,0 +1,102 @@
+"""What a checkpoint must not hold is refused when it is saved, by its key; what an older one holds is named."""
+
+import re
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+
+from gan.checkpoint import VALUES, load
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.checkpoint.loadable import unloadable
+from strategies.checkpoint.writing import save
+from tests.support.hard_games import Plain
+from tests.support.parity import parts, trainer
+from tests.support.saved import number_of, numbered
+
+
+class Mine:
+    pass
+
+
+def here():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": 1, "b": [0, {"c": Path("x")}]}, r"'b/1/c' is a pathlib\.\w+Path, which could not be loaded again"),
+        ({"a": OrderedDict(b=(1, Mine()))}, r"'a/b/1' is a .*test_loadable\.Mine"),
+        ({"a": {"f": lambda: 1}}, r"'a/f' is a function"),
+        ({"hyper_parameters": {"norm": nn.ReLU}}, r"'hyper_parameters/norm' is a type.*ignore=\['norm'\]"),
+        ({"callbacks": {"Mine": {"x": here}}}, r"'callbacks/Mine/x' is a function.*the callback's state_dict\(\)"),
+        ({"state_dict": {"n._extra_state": Mine()}}, r"'state_dict/n._extra_state' is .*get_extra_state\(\)"),
+    ],
+)
+def test_it_names_the_key_and_the_type(values, message, tmp_path):
+    assert re.search(message, str(unloadable(values)))
+    path = tmp_path / "one.ckpt"
+    save(path, numbered(1))
+    with pytest.raises(UserError, match=f"cannot write checkpoint .*{message}"):
+        save(path, values)
+    assert number_of(path) == 1  # the one before stays
+    assert [each.name for each in tmp_path.iterdir()] == ["one.ckpt"]
+
+
+def test_plain_values_are_saved(tmp_path):
+    values = {"a": [1, 2.0, "3", None, True, {4}, (5,), b"6"], 7: torch.ones(2), "d": torch.float64, "o": OrderedDict()}
+    save(tmp_path / "plain.ckpt", values)
+    assert load(tmp_path / "plain.ckpt")["a"] == values["a"]
+
+
+def test_an_older_checkpoint_names_the_types_that_it_holds(tmp_path):
+    path = tmp_path / "old.ckpt"
+    save(path, {"a": 1})
+    torch.save({"format": 1, "values": {"a": partial(int, 3), "b": Mine()}, "tensors": {}}, path / VALUES)
+    with pytest.raises(
+        UserError, match=r"holds .*functools.partial, .*test_loadable.Mine, which loading would run as co"
+    ):
+        load(path)
+    assert load(path, weights_only=False)["a"]() == 3
+
+
+class Built(Plain):
+    def __init__(self, activation, folder=None):
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Keeps(Callback):
+    def state_dict(self):
+        return {"found": here}
+
+
+def test_hyper_parameters_are_refused_before_training_where_checkpoints_are_asked_for(tmp_path):
+    keep = ModelCheckpoint(tmp_path)
+    with pytest.raises(UserError, match=r"'hyper_parameters/activation' is a torch"):
+        trainer(PhaseStrategy("single"), 1, 1, callbacks=[keep], enable_checkpointing=True).fit(
+            Built(nn.ReLU()), parts(1)
+        )
+    trainer(PhaseStrategy("single"), 1, 1).fit(Built(nn.ReLU()), parts(1))
+
+
+@pytest.mark.parametrize(
+    ("game", "callbacks", "message"),
+    [
+        (lambda: Built(nn.ReLU()), [], r"'hyper_parameters/activation' is a torch\.nn\.modules\.activation\.ReLU"),
+        (lambda: Built(1, Path("x")), [], r"'hyper_parameters/folder' is a pathlib.*ignore=\['folder'\]"),
+        (Plain, [Keeps()], r"'callbacks/Keeps/found' is a function"),
+    ],
+)
+def test_a_training_is_told_when_it_saves(game, callbacks, message, tmp_path):
+    made = trainer(PhaseStrategy("single"), 1, 1, callbacks=callbacks)
+    made.fit(game(), parts(1))
+    with pytest.raises(UserError, match=message):
+        made.save_checkpoint(tmp_path / "a.ckpt")
