@@ -129,7 +129,10 @@ class ThreadRanks(Ranks):
             torch.accelerator.set_device_index(replica.device)
         token = _here.set(replica)
         try:
-            with torch.autograd.set_multithreading_enabled(False), ranks.summed_by(self.total):
+            with (
+                torch.autograd.set_multithreading_enabled(False),
+                ranks.summed_by(self.total, replica.number, self.size),
+            ):
                 result = function(replica)
                 self.meeting.all(replica.number, "the end of the step")
         except BaseException:
