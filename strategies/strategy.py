@@ -190,7 +190,7 @@ class PhaseStrategy(SavingStrategy):
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
-        self.groups = Groups(game.phases)
+        self.groups = Groups(game.phases, self._timeout)
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
         self.policies = assign(
             self.choice, game.players, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
