@@ -6,10 +6,10 @@ Outside a phase they are torch's own functions.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,22 +23,32 @@ def seed_for(*parts: int | str) -> int:
 
 @dataclass
 class Place:
-    """Which rows of the global batch are being computed: `rows` rows of `total`, from row `first` on.
+    """Which rows of the global batch are being computed: `rows` rows of `total`, every `stride`-th from `first` on.
 
-    `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
+    `others` is for a batch of several loaders with batch sizes of their own: the first row of each, by its number of
+    rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
     """
 
     key: tuple[int | str, ...]
     first: int
     rows: int
     total: int
+    stride: int = 1
+    others: Mapping[int, int] = field(default_factory=dict)
     calls: int = 0
 
+    def numbers(self, n: int) -> list[tuple[int, int]]:
+        """For each of n rows its number in the global batch, and which copy of that sample it is.
+
+        They are the rows of the loader that has n rows here. A batch of fakes and reals together has each sample twice.
+        """
+        first, rows = (self.others[n], n) if n in self.others else (self.first, self.rows)
+        return [(first + row % rows * self.stride, row // rows) for row in range(n)]
+
     def seeds(self, n: int) -> list[int]:
-        """A seed for each of n rows. A batch of fakes and reals together has each sample twice, with two seeds."""
+        """A seed for each of n rows. Two copies of a sample have two seeds."""
         call, self.calls = self.calls, self.calls + 1
-        places = ((self.first + row % self.rows, row // self.rows) for row in range(n))
-        return [seed_for(*self.key, call, *place) for place in places]
+        return [seed_for(*self.key, call, *place) for place in self.numbers(n)]
 
 
 _place: ContextVar[Place | None] = ContextVar("place", default=None)

@@ -66,7 +66,8 @@ class Phase:
     - `loss`: takes a batch and returns a scalar, or a dict of named scalars, which are summed and logged by name.
     - `learners`: the names of the players that learn. Each one makes one update at the end of the phase.
     - `every`: play the phase in the steps that are divisible by this number.
-    - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients.
+    - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients. Of M parts, part
+      k has the rows k, k + M, k + 2 M and so on.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP). A policy that shards weights then
       keeps them gathered for the second backward.
     """

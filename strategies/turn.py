@@ -1,7 +1,7 @@
 """One phase, from its losses to the updates of its learners: the same for every policy."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from gan import noise
 from gan.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.guard import Guard
-from strategies.micro_batches import rows, split_batch
+from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.ranks import Ranks
@@ -97,10 +97,7 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
 
 def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
-    size = rows(part)
-    first = (context.ranks.number * phase.micro_batches + index) * size
-    total = context.ranks.size * phase.micro_batches * size
-    place = noise.Place((context.seed, context.step, phase.name), first, size, total)
+    place = _place(phase, row_counts(part), index, context)
     with noise.at(place), context.ranks.forward(context.precision.forward_context()):
         losses: Losses = phase.loss(part)
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
@@ -112,6 +109,15 @@ def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
+
+
+def _place(phase: Phase, counts: Sequence[int], index: int, context: PhaseContext) -> noise.Place:
+    """The place of micro-batch `index`, which has so many rows. See [Note: every k-th row] in micro_batches.py."""
+    parts = phase.micro_batches
+    first = {rows: context.ranks.number * rows * parts + index for rows in counts}
+    rows = counts[0]
+    key, total = (context.seed, context.step, phase.name), context.ranks.size * parts * rows
+    return noise.Place(key, first.pop(rows), rows, total, stride=parts, others=first)
 
 
 def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
