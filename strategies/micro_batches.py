@@ -21,8 +21,9 @@ too. With chunks of neighbours it would not be.
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from numbers import Number
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,11 @@ def rows(batch: Any) -> int:
 
 def row_counts(batch: Any) -> list[int]:
     """How many samples a batch has, and then other numbers of rows in it, such as those of a second loader."""
-    counts = sorted(_counts(batch, top=True), key=lambda count: count[0])
+    counts = _counts(batch, top=True)
     if not counts:
         raise UserError("the batch holds nothing with a row for each sample; return a tensor, or a list of strings")
-    return list(dict.fromkeys(count for _, count in counts))
+    counts.sort(key=itemgetter(0))
+    return list(dict.fromkeys([count for _, count in counts]))
 
 
 def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
@@ -135,30 +137,32 @@ class Cut:
         )
 
 
-def _counts(node: Any, top: bool) -> Iterator[tuple[int, int]]:
+def _counts(node: Any, top: bool) -> list[tuple[int, int]]:
     """For each column of a batch: how certain it is that it has a row for each sample, and its number of rows."""
     if isinstance(node, (Tensor, np.ndarray)):
-        if node.ndim:
-            yield ONE_ROW if len(node) == 1 else TENSOR, len(node)
-    elif (fields := _fields(node)) is not None:
-        for value in fields.values():
-            yield from _counts(value, top=False)
-    elif isinstance(node, (list, tuple)) and node:
-        inside = [count for item in node for count in _counts(item, top=False)]
-        counts = {count for _, count in inside} - {1}
-        if not counts and not all(isinstance(item, Number) for item in node):
-            yield ITEMS, len(node)
-        elif top:
-            yield from inside
-        elif len(counts) == 1:
-            yield COLUMNS, counts.pop()
-        elif counts:
-            yield ITEMS, len(node)
+        if not node.ndim:
+            return []
+        rows = len(node)
+        return [(ONE_ROW if rows == 1 else TENSOR, rows)]
+    if (fields := _fields(node)) is not None:
+        return [count for value in fields.values() for count in _counts(value, top=False)]
+    if not isinstance(node, (list, tuple)) or not node:
+        return []
+    strings = set(map(type, node)) == {str}
+    inside = [] if strings else [count for item in node for count in _counts(item, top=False)]
+    counts = {count for _, count in inside} - {1}
+    if not counts and not all(isinstance(item, Number) for item in node):
+        return [(ITEMS, len(node))]
+    if top:
+        return inside
+    if len(counts) == 1:
+        return [(COLUMNS, counts.pop())]
+    return [(ITEMS, len(node))] if counts else []
 
 
 def _fields(node: Any) -> Mapping[Any, Any] | None:
     """The named values of a dict, NamedTuple or dataclass."""
-    if isinstance(node, Mapping):
+    if type(node) is dict or isinstance(node, Mapping):
         return node
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return node._asdict()

@@ -85,14 +85,15 @@ class PhaseStrategy(SavingStrategy):
 
     # ---- a step ----
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
         game = self.lightning_module
         self.guard.raise_if_hopeless()
         game.forget_shared()
         self.losses = {}
+        self.equal_rows.begin(batch)
         step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
-        output = step(*args, **kwargs)
+        output = step(batch, *args, **kwargs)
         game.forget_shared()
         self._log(game)
         private.count_step(game.trainer)
@@ -101,7 +102,9 @@ class PhaseStrategy(SavingStrategy):
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
         step = self.lightning_module.step
-        context = PhaseContext(self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step)
+        context = PhaseContext(
+            self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step, self.equal_rows
+        )
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
         if self.check_replicas:

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,12 +18,16 @@ from strategies.guard import Guard
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
+from strategies.processes.equal_rows import EqualRows
 from strategies.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class PhaseContext:
-    """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise."""
+    """What `play` needs beside the phase and the batch.
+
+    Policies, ranks, precision, guard; seed and step for noise; the comparison of batch sizes.
+    """
 
     policies: Mapping[str, Policy]
     ranks: Ranks
@@ -31,6 +35,7 @@ class PhaseContext:
     guard: Guard
     seed: int
     step: int
+    equal_rows: EqualRows = field(default_factory=EqualRows)
 
 
 def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
@@ -45,6 +50,7 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
             norms = learner.finish(scale)
             norm = torch.linalg.vector_norm(norms)
             finite = all(map(_is_finite, norms.tolist()))
+            context.equal_rows.check(phase.name, context.step)
             if finite:
                 learner.update(norm)
             if learner.loss_scale is not None:

@@ -74,6 +74,7 @@ def test_a_replica_has_neighbouring_rows():
         ({"deep": [{"x": x()}, {"x": x()}]}, lambda part: part["deep"][1]["x"]),
         ({"x": x().numpy()}, lambda part: part["x"]),
         ({"crops": [x(), x()]}, lambda part: part["crops"][1]),
+        ({"named": ("photo", x())}, lambda part: part["named"][1]),
         # Lists with an item for each sample: the first number of the item tells which.
         ({"clips": clips(5, 7, 7, 3)}, lambda part: [clip[0] for clip in part["clips"]]),
         ({"clips": clips(3, 3, 3, 3), "x": x()}, lambda part: [clip[0] for clip in part["clips"]]),
