@@ -4,7 +4,8 @@ A game is a `GanModule`. It names its `Player`s (networks) and its `Phase`s (tur
 decides how players are distributed over devices.
 """
 
+from gan import noise, ranks
 from gan.module import GanModule
 from gan.phase import Phase, Player
 
-__all__ = ["GanModule", "Phase", "Player"]
+__all__ = ["GanModule", "Phase", "Player", "noise", "ranks"]

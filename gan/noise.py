@@ -10,10 +10,10 @@ Outside a phase the draws are torch's own functions.
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,39 +36,45 @@ def _digest(parts: Sequence[int | str], size: int) -> bytes:
 
 @dataclass
 class Place:
-    """Which rows of the global batch are being computed: `rows` rows of `total`, from row `first` on.
+    """Which rows of the global batch are being computed: `rows` rows of `total`, every `stride`-th from `first` on.
 
-    `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
+    `others` is for a batch of several loaders with batch sizes of their own: the first row of each, by its number of
+    rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
     """
 
     key: tuple[int | str, ...]
     first: int
     rows: int
     total: int
+    stride: int = 1
+    others: Mapping[int, int] = field(default_factory=dict)
     calls: int = 0
 
-    @property
-    def numbers(self) -> range:
-        """The numbers of these rows in the global batch."""
-        return range(self.first, self.first + self.rows)
+    def numbers(self, n: int) -> range:
+        """The numbers, in the global batch, of the samples of a draw of n rows.
+
+        They are those of the loader that has n rows here. A batch of fakes and reals together has each sample twice.
+        """
+        first, rows = (self.others[n], n) if n in self.others else (self.first, self.rows)
+        return range(first, first + rows * self.stride, self.stride)
 
     def seeds(self, n: int) -> list[int]:
-        """A seed for each of n rows. A batch of fakes and reals together has each sample twice, with two seeds."""
-        call, numbers = self._next_call(), self.numbers
-        return [seed_for(*self.key, call, numbers[row % self.rows], row // self.rows) for row in range(n)]
+        """A seed for each of n rows. Two copies of a sample have two seeds."""
+        call, numbers = self._next_call(), self.numbers(n)
+        return [seed_for(*self.key, call, numbers[row % len(numbers)], row // len(numbers)) for row in range(n)]
 
     def streams(self, n: int, device: torch.device) -> tuple[Tensor, int]:
         """The same for a draw of n rows: where each row starts, and the step, for gan/splitmix.py."""
-        if n % self.rows and self.rows < self.total:
+        numbers = self.numbers(n)
+        if n % len(numbers) and self.rows < self.total:
             raise UserError(
                 f"noise of {n} rows in a phase whose batch has {self.rows}: other ranks would draw other rows than one "
                 f"device does; draw a row for each sample and take some, or type common=True for one draw of all ranks"
             )
         key, by_number, by_copy, step = self._stream()
-        numbers = self.numbers
         start = torch.arange(numbers.start, numbers.stop, numbers.step, device=device).mul_(by_number).add_(key)
-        if n != self.rows:
-            copies = torch.arange(-(-n // self.rows), device=device).mul_(by_copy)
+        if n != len(numbers):
+            copies = torch.arange(-(-n // len(numbers)), device=device).mul_(by_copy)
             start = (copies.unsqueeze(1) + start).flatten()[:n]
         return start, splitmix.step_of(step)
 

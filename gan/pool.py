@@ -35,8 +35,9 @@ class ImagePool(nn.Module):
             return images.detach()
         depth = max(1, self.size // place.total)
         shown = []
-        for row, (image, seed) in enumerate(zip(images.detach(), place.seeds(len(images)), strict=True)):
-            number = place.first + row
+        numbers, seeds = place.numbers(len(images)), place.seeds(len(images))
+        for row, (image, seed) in enumerate(zip(images.detach(), seeds, strict=True)):
+            number = numbers[row % len(numbers)]
             slots = self.slots.setdefault(number, [])
             self._visited.add(number)
             coin = random.Random(seed)

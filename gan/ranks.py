@@ -1,52 +1,129 @@
-"""Sums over the ranks of a run, which gradients flow through.
+"""What all ranks have, together: `mean`, `sum` and `gather`, through which gradients flow.
 
-A sum is an all-reduce of torch.distributed. Inside a `with`, something else can take its place: threads of one
-process that add up among themselves (`summed_by`), or the recorded sums of an earlier forward (`replaying`).
+    from gan import ranks
+    center = ranks.mean(scores.mean(0))         # the mean over the global batch
+    keys = ranks.gather(self.encode(images))    # the rows of the global batch, in its order
+
+Use them in losses and inside any module, where one device would look at its whole batch. Every rank that plays the
+phase must call them in the same order. On one device each returns what it was given.
+
+[Note: the gradient of what ranks share]
+Each rank differentiates its own loss, and the strategy averages the gradients over the ranks. Let all n ranks compute
+the same loss f from a sum T. One device has the gradient f'(T). The gradients of the ranks' parts of T must average to
+it. So each part gets the sum over the ranks of f'(T), which is n times as much. The gradient of a sum is therefore a
+sum, that of a mean is a mean, and a gathered row gets the sum of what all ranks give it.
+
+A mean and a gathering are made of sums: the mean is a sum divided by the number of ranks, and to gather, each rank adds
+its rows to zeros. A sum is an all-reduce of torch.distributed. Inside a `with`, something else can take its place:
+threads of one process that add up among themselves (`summed_by`), or the recorded sums of an earlier forward
+(`replaying`).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_replacement: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("replacement", default=None)
+from gan.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's number, the number of ranks, and the function that sums a tensor over them."""
+
+    number: int
+    size: int
+    add: Callable[[Tensor], Tensor]
+
+
+_replacement: ContextVar[World | None] = ContextVar("replacement", default=None)
 
 
 def more_than_one() -> bool:
     return _replacement.get() is not None or (dist.is_initialized() and dist.get_world_size() > 1)
 
 
-@torch.compiler.disable  # each rank compiles by itself, and all must meet in one order
+def _world() -> World:
+    return _replacement.get() or World(dist.get_rank(), dist.get_world_size(), _all_reduce)
+
+
+# torch.compile leaves these functions alone: each rank compiles by itself, and all must meet in one order.
+
+
+@torch.compiler.disable
 def sum(values: Tensor) -> Tensor:
-    """The sum over all ranks, in the values' own type. It can be differentiated as often as you like."""
-    return _Sum.apply(values)
+    """The sum over all ranks, in the values' own type; that of booleans is a count.
+
+    It can be differentiated as often as you like. See [Note: the gradient of what ranks share].
+    """
+    if values.dtype == torch.bool:
+        values = values.long()
+    return _Sum.apply(values) if more_than_one() else values
+
+
+@torch.compiler.disable
+def mean(values: Tensor) -> Tensor:
+    """The mean over all ranks of floating-point values. It can be differentiated as often as you like."""
+    if not (values.is_floating_point() or values.is_complex()):
+        raise UserError(f"gan.ranks.mean of {values.dtype} values has no such type; type values.float() first")
+    return sum(values) / _world().size if more_than_one() else values
+
+
+@torch.compiler.disable
+def gather(rows: Tensor) -> Tensor:
+    """All ranks' rows, concatenated along dimension 0: the rows of the global batch, in its order.
+
+    Ranks may have different numbers of rows. If a sample has several rows, they must be neighbours; so gather fakes and
+    reals one by one, not concatenated. It can be differentiated as often as you like.
+    """
+    if not rows.ndim:
+        raise UserError("gan.ranks.gather concatenates rows, and a scalar has none; type gather(value[None])")
+    if not more_than_one():
+        return rows
+    world = _world()
+    counts = torch.zeros(world.size, dtype=torch.long, device=rows.device)
+    counts[world.number] = len(rows)
+    starts = list(accumulate(world.add(counts).tolist(), initial=0))
+    before, after = starts[world.number], starts[-1] - starts[world.number + 1]
+    padded = torch.cat([rows.new_zeros(before, *rows.shape[1:]), rows, rows.new_zeros(after, *rows.shape[1:])])
+    return sum(padded).bool() if rows.dtype == torch.bool else sum(padded)
 
 
 class _Sum(torch.autograd.Function):
-    """The gradient of a sum over ranks is itself a sum over ranks."""
+    """The gradient of a sum over ranks is itself a sum over ranks, and so is the derivative in a direction."""
 
     @staticmethod
-    def forward(ctx, values: Tensor) -> Tensor:  # noqa: ANN001
-        return (_replacement.get() or _all_reduce)(values.detach())
+    def forward(values: Tensor) -> Tensor:
+        return _world().add(values.detach())
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ANN001
+        pass
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:  # noqa: ANN001
-        return _Sum.apply(gradient.contiguous())
+        return _Sum.apply(gradient)
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor) -> Tensor:  # noqa: ANN001
+        return _Sum.apply(tangent)
 
 
 def _all_reduce(values: Tensor) -> Tensor:
-    total = values.clone()
+    total = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total
 
 
 @contextmanager
-def summed_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def summed_by(add: Callable[[Tensor], Tensor], number: int, size: int) -> Iterator[None]:
     """Let this function make the sums of this thread: for ranks that are threads and not processes."""
-    token = _replacement.set(add)
+    token = _replacement.set(World(number, size, add))
     try:
         yield
     finally:
@@ -55,17 +132,21 @@ def summed_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
 
 def recording(sums: list[Tensor]) -> AbstractContextManager[None]:
     """Record every sum of a forward, in order, for `replaying`."""
-    add = _replacement.get() or _all_reduce
+    if not more_than_one():
+        return nullcontext()
+    world = _world()
 
     def record(values: Tensor) -> Tensor:
-        total = add(values)
+        total = world.add(values)
         sums.append(total.clone())  # a copy, because the total itself becomes part of a graph
         return total
 
-    return summed_by(record) if more_than_one() else nullcontext()
+    return summed_by(record, world.number, world.size)
 
 
 def replaying(sums: list[Tensor]) -> AbstractContextManager[None]:
     """Use the recorded sums, in the same order: a forward that runs again must not communicate again."""
-    left = iter(sums)
-    return summed_by(lambda values: next(left).clone()) if more_than_one() else nullcontext()
+    if not more_than_one():
+        return nullcontext()
+    world, left = _world(), iter(sums)
+    return summed_by(lambda values: next(left).clone(), world.number, world.size)

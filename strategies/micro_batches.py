@@ -1,24 +1,56 @@
-"""Splitting the batch of one rank into micro-batches."""
+"""Cutting a batch by its samples: into the micro-batches of a phase, and among the replicas of dp.
 
-from functools import partial
+[Note: what has a row for each sample]
+A batch may be any nesting of dicts, UserDicts, lists, tuples, NamedTuples and dataclasses. In it are cut:
+
+    a tensor or array               by its rows
+    a list or tuple of strings      by its items; so is one of other objects that are no numbers
+    a list or tuple of tensors      of the same length: each by its rows, as torch's default_collate makes them;
+                                    of different lengths: by its items
+
+The batch itself, if it is a list or tuple of tensors, is always that of default_collate. A list of tensors of one
+length is cut by its items if its number of items, and not their length, fits the rest of the batch. Shared by all
+parts are numbers, a single string, scalar tensors and tensors of one row. Whatever else does not fit is refused.
+
+[Note: every k-th row]
+Micro-batch k of M has the rows k, k + M, k + 2 M and so on of the rank's batch. A rank has neighbouring rows of the
+global batch, and their number divides by M. So micro-batch k of all ranks together is the same set of samples at any
+number of ranks, in the same order. A loss that looks at the whole micro-batch (batch norm, gan.ranks) is then the same
+too. With chunks of neighbours it would not be.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping, MutableMapping
+from numbers import Number
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from gan.errors import UserError
 
+# How certain it is that a column of a batch has a row for each sample; the smallest is the most certain.
+TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)
+
 
 def rows(batch: Any) -> int:
-    """How many samples a batch has: the length of its first tensor that is not a scalar."""
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return len(leaf)
-    raise UserError("the batch holds no tensor with a batch dimension; return tensors from the data set")
+    """How many samples a batch has."""
+    return row_counts(batch)[0]
+
+
+def row_counts(batch: Any) -> list[int]:
+    """How many samples a batch has, and then other numbers of rows in it, such as those of a second loader."""
+    counts = _counts(batch, top=True)
+    if not counts:
+        raise UserError("the batch holds nothing with a row for each sample; return a tensor, or a list of strings")
+    counts.sort(key=itemgetter(0))
+    return list(dict.fromkeys([count for _, count in counts]))
 
 
 def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
-    """The batch in equal chunks: tensors and lists as long as the batch are split, everything else is shared."""
+    """The micro-batches of a rank's batch. See [Note: every k-th row]."""
     if parts == 1:
         return [batch]
     total = rows(batch)
@@ -27,13 +59,128 @@ def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
             f"phase '{phase}': a rank's batch of {total} does not divide into {parts} micro-batches; "
             f"choose micro_batches or the batch size so that it does"
         )
-    size = total // parts
+    return [Cut(f"phase '{phase}'", slice(part, None, parts), total)(batch) for part in range(parts)]
 
-    def chunk(leaf: Any, part: int) -> Any:
-        has_rows = isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.ndim)
-        return leaf[part * size : (part + 1) * size] if has_rows and len(leaf) == total else leaf
 
-    def is_strings(node: Any) -> bool:
-        return isinstance(node, list) and all(isinstance(item, str) for item in node)
+def deal_batch(batch: Any, replicas: int) -> list[Any]:
+    """The parts of the replicas of dp: neighbouring rows of the global batch."""
+    total = rows(batch)
+    if total % replicas:
+        raise UserError(
+            f"a batch of {total} does not divide among the {replicas} devices of strategy dp; choose a "
+            f"--batch-size that does, and drop_last=True in a loader of your own"
+        )
+    size = total // replicas
+    return [Cut("strategy dp", slice(first, first + size), total)(batch) for first in range(0, total, size)]
 
-    return [pytree.tree_map(partial(chunk, part=part), batch, is_leaf=is_strings) for part in range(parts)]
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Takes these rows out of a batch of `total` samples. See [Note: what has a row for each sample]."""
+
+    what: str  # who cuts, for an error
+    rows: slice
+    total: int
+
+    def __call__(self, batch: Any) -> Any:
+        return self._cut(batch, "batch", top=True)
+
+    def _cut(self, node: Any, path: str, top: bool = False) -> Any:
+        if isinstance(node, (Tensor, np.ndarray)):
+            return self._tensor(node, path)
+        if (fields := _fields(node)) is not None:
+            return _rebuilt(node, {name: self._cut(value, f"{path}[{name!r}]") for name, value in fields.items()})
+        if isinstance(node, (list, tuple)):
+            if self._has_samples(node, path, top):
+                return node[self.rows]
+            return type(node)([self._cut(item, f"{path}[{number}]") for number, item in enumerate(node)])
+        if callable(getattr(node, "to", None)):
+            raise self._refusal(path, f"a {type(node).__name__}, which cannot be cut", "return tensors in its place")
+        return node
+
+    def _tensor(self, node: Any, path: str) -> Any:
+        if not node.ndim or len(node) == 1:
+            return node
+        if len(node) != self.total:
+            raise self._refusal(path, f"of {len(node)} rows")
+        part = node[self.rows]
+        spread = isinstance(part, Tensor) and self.rows.step is not None
+        return part.clone() if spread else part  # a clone is dense, in the same memory format
+
+    def _has_samples(self, node: list | tuple, path: str, top: bool) -> bool:
+        """Whether each item is that of one sample. If not, the items are searched."""
+        counts = sorted({count for item in node for _, count in _counts(item, top=False)} - {1})
+        fits = len(node) == self.total
+        if not counts:
+            numbers = all(isinstance(item, Number) for item in node)
+            if numbers and fits:
+                raise self._refusal(path, f"a list of {len(node)} numbers", "return a tensor")
+            if not fits and any(isinstance(item, str) for item in node):
+                raise self._refusal(path, f"a list of {len(node)} strings")
+            return fits
+        if top:
+            return False
+        if len(counts) > 1 and not fits:
+            raise self._refusal(path, f"a list of {len(node)} with {' and '.join(map(str, counts))} rows in its items")
+        if counts == [self.total] and fits:
+            raise self._refusal(path, f"a list of {len(node)} with {self.total} rows in each item", "return a dict")
+        return fits
+
+    def _refusal(self, path: str, found: str, advice: str = "") -> UserError:
+        advice = advice or (
+            "give it one row for each sample; what all samples share can be an attribute of the game, and loaders of "
+            "one batch need the same batch size"
+        )
+        return UserError(
+            f"{self.what}: the batch has {self.total} samples and {path} is {found}, so it is not clear how to cut it; "
+            f"{advice}"
+        )
+
+
+def _counts(node: Any, top: bool) -> list[tuple[int, int]]:
+    """For each column of a batch: how certain it is that it has a row for each sample, and its number of rows."""
+    if isinstance(node, (Tensor, np.ndarray)):
+        if not node.ndim:
+            return []
+        rows = len(node)
+        return [(ONE_ROW if rows == 1 else TENSOR, rows)]
+    if (fields := _fields(node)) is not None:
+        return [count for value in fields.values() for count in _counts(value, top=False)]
+    if not isinstance(node, (list, tuple)) or not node:
+        return []
+    strings = set(map(type, node)) == {str}
+    inside = [] if strings else [count for item in node for count in _counts(item, top=False)]
+    counts = {count for _, count in inside} - {1}
+    if not counts and not all(isinstance(item, Number) for item in node):
+        return [(ITEMS, len(node))]
+    if top:
+        return inside
+    if len(counts) == 1:
+        return [(COLUMNS, counts.pop())]
+    return [(ITEMS, len(node))] if counts else []
+
+
+def _fields(node: Any) -> Mapping[Any, Any] | None:
+    """The named values of a dict, NamedTuple or dataclass."""
+    if type(node) is dict or isinstance(node, Mapping):
+        return node
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return node._asdict()
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    return None
+
+
+def _rebuilt(node: Any, fields: dict[Any, Any]) -> Any:
+    """A dict, NamedTuple or dataclass like this one, with other values."""
+    if isinstance(node, tuple):
+        return type(node)(**fields)
+    if isinstance(node, Mapping) and not isinstance(node, MutableMapping):
+        return fields
+    made = copy.copy(node)
+    for name, value in fields.items():
+        if isinstance(node, Mapping):
+            made[name] = value
+        else:
+            object.__setattr__(made, name, value)  # a dataclass may be frozen
+    return made

@@ -89,7 +89,7 @@ class PhaseStrategy(SavingStrategy):
 
     # ---- a step ----
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
         game = self.lightning_module
         self.guard.raise_if_hopeless()
@@ -97,8 +97,9 @@ class PhaseStrategy(SavingStrategy):
         self.losses = {}
         for policy in self.policies.values():
             policy.begin_step(game.step)
+        self.equal_rows.begin(batch)
         step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
-        output = step(*args, **kwargs)
+        output = step(batch, *args, **kwargs)
         game.forget_shared()
         if not self.ending.played and any(phase.due(game.step) for phase in game.phases):
             raise UserError(
@@ -119,7 +120,14 @@ class PhaseStrategy(SavingStrategy):
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
         step = self.lightning_module.step
         context = PhaseContext(
-            self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step, self.hooks
+            self.policies,
+            self.ranks,
+            self.precision_plugin,
+            self.guard,
+            self.seed,
+            step,
+            self.hooks,
+            self.equal_rows,
         )
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
@@ -216,7 +224,7 @@ class PhaseStrategy(SavingStrategy):
         self.setup_precision_plugin()
 
     def _adopt_players(self, game: GanModule, training: bool) -> None:
-        self.groups = Groups(game.phases)
+        self.groups = Groups(game.phases, self._timeout)
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
         self.policies = assign(
             self.choice, game.players, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")

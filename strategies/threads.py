@@ -17,7 +17,7 @@ from gan import ranks
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies.micro_batches import rows, split_batch
+from strategies.micro_batches import deal_batch
 from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE, Replica
 from strategies.ranks import Ranks
@@ -75,13 +75,7 @@ class ThreadRanks(Ranks):
 
     def step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run training_step on every replica, each with its part of the batch. Returns the result of the first."""
-        size = rows(batch)
-        if size % self.size:
-            raise UserError(
-                f"a batch of {size} does not divide among the {self.size} devices of strategy dp; choose a "
-                f"--batch-size that does, and drop_last=True in a loader of your own"
-            )
-        parts = split_batch(batch, self.size, "dp")
+        parts = deal_batch(batch, self.size)
         for replica in self.replicas[1:]:
             replica.follow()
 
@@ -129,7 +123,10 @@ class ThreadRanks(Ranks):
             torch.accelerator.set_device_index(replica.device)
         token = _here.set(replica)
         try:
-            with torch.autograd.set_multithreading_enabled(False), ranks.summed_by(self.total):
+            with (
+                torch.autograd.set_multithreading_enabled(False),
+                ranks.summed_by(self.total, replica.number, self.size),
+            ):
                 result = function(replica)
                 self.meeting.all(replica.number, "the end of the step")
         except BaseException:

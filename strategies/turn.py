@@ -1,9 +1,9 @@
 """One phase, from its losses to the updates of its learners: the same for every policy."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,17 +16,18 @@ from gan.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks
-from strategies.micro_batches import rows, split_batch
+from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
+from strategies.processes.equal_rows import EqualRows
 from strategies.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class PhaseContext:
-    """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise.
+    """What `play` needs beside the phase and the batch.
 
-    `hooks` are Lightning's, of the game and of callbacks.
+    `seed` and `step` give each sample its noise. `hooks` are Lightning's, of the game and of callbacks.
     """
 
     policies: Mapping[str, Policy]
@@ -36,6 +37,7 @@ class PhaseContext:
     seed: int
     step: int
     hooks: Hooks = NO_HOOKS
+    equal_rows: EqualRows = field(default_factory=EqualRows)
 
 
 def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
@@ -53,6 +55,7 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
                 norms = learner.norms()
             norm = torch.linalg.vector_norm(norms)
             finite = all(map(_is_finite, norms.tolist()))
+            context.equal_rows.check(phase.name, context.step)
             if finite:
                 learner.update(norm)
             if learner.loss_scale is not None:
@@ -110,10 +113,7 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
 
 def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
-    size = rows(part)
-    first = (context.ranks.number * phase.micro_batches + index) * size
-    total = context.ranks.size * phase.micro_batches * size
-    place = noise.Place((context.seed, context.step, phase.name), first, size, total)
+    place = _place(phase, row_counts(part), index, context)
     with noise.at(place), context.ranks.forward(context.precision.forward_context()):
         losses: Losses = phase.loss(part)
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
@@ -125,6 +125,15 @@ def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise UserError(f"phase '{phase.name}': its loss '{name}' is not a scalar tensor; take its mean")
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
+
+
+def _place(phase: Phase, counts: Sequence[int], index: int, context: PhaseContext) -> noise.Place:
+    """The place of micro-batch `index`, which has so many rows. See [Note: every k-th row] in micro_batches.py."""
+    parts = phase.micro_batches
+    first = {rows: context.ranks.number * rows * parts + index for rows in counts}
+    rows = counts[0]
+    key, total = (context.seed, context.step, phase.name), context.ranks.size * parts * rows
+    return noise.Place(key, first.pop(rows), rows, total, stride=parts, others=first)
 
 
 def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:

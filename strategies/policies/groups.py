@@ -1,6 +1,7 @@
 """The process groups in which the players' collectives run."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -18,14 +19,15 @@ class Groups:
     All ranks must ask for the groups of the same players, in the same order.
     """
 
-    def __init__(self, phases: Sequence[Phase] = ()) -> None:
-        self.phases = phases
+    def __init__(self, phases: Sequence[Phase] = (), timeout: timedelta | None = None) -> None:
+        """`timeout` is how long a collective waits for the other ranks; None is torch's own limit."""
+        self.phases, self.timeout = phases, timeout
         self._made: list[dist.ProcessGroup] = []
         self._shared: list[tuple[dist.ProcessGroup, set[str]]] = []  # with the players that have it
 
     def own(self) -> dist.ProcessGroup:
         """A group for one player alone, whose collectives may run at any time."""
-        self._made.append(dist.new_group())
+        self._made.append(dist.new_group(timeout=self.timeout))
         return self._made[-1]
 
     def shared(self, player: str) -> dist.ProcessGroup:

@@ -15,6 +15,7 @@ from strategies.assignment import check_ranks
 from strategies.choice import Choice
 from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
+from strategies.processes.equal_rows import EqualRows
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
@@ -31,7 +32,7 @@ class LaunchedStrategy(DDPStrategy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.ending = Ending()
+        self.ending, self.equal_rows = Ending(), EqualRows()
         self.signals = Signals()
         self.survivor: Survivor | None = None
         self.advice = ""  # the command to type after a rank was lost
@@ -82,9 +83,10 @@ class LaunchedStrategy(DDPStrategy):
         return values
 
     def agree_on_ending(self, trainer: Trainer | None) -> None:
-        """Give all ranks the same `Ending`. The process group must exist. Pass the trainer only in training."""
+        """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
         run = self.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if self.world_size > 1 else "")
+        self.equal_rows = EqualRows(self.global_rank, self.world_size, run, self.gather_objects)
         if trainer is not None and self.world_size > 1:
             private.end_by(trainer, self.ending.wish)
 

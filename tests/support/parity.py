@@ -48,8 +48,7 @@ def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
 
 def share(batch: Any, rank: int, world: int) -> Any:
     """A rank's part of a global batch."""
-    size = BATCH // world
-    return {name: value[rank * size : (rank + 1) * size] for name, value in batch.items()}
+    return {name: value[rank * len(value) // world : (rank + 1) * len(value) // world] for name, value in batch.items()}
 
 
 def parts(steps: int, world: int = 1, batches: Callable[[int], Any] = vectors) -> DataLoader:

@@ -25,6 +25,25 @@ def test_a_rank_draws_its_rows_of_the_global_batch():
     assert len(whole.unique()) == whole.numel()
 
 
+def test_micro_batches_of_every_other_row_draw_their_rows_of_the_global_batch():
+    whole = draw(0, 8)
+    for rank in (0, 4):
+        for part in (0, 1):
+            with noise.at(Place((1, 5, "phase"), rank + part, 2, 8, stride=2)):
+                assert torch.equal(noise.randn((2, 3)), whole[rank + part : rank + 4 : 2])
+
+
+def test_a_draw_belongs_to_the_loader_with_its_number_of_rows():
+    def drawn(first, rows, others):
+        with noise.at(Place((1,), first, rows, 8, others=others)):
+            return [noise.randn((n, 3)) for n in (rows, *others, 2 * rows)]
+
+    whole, *halves = drawn(0, 8, {4: 0}), drawn(0, 4, {2: 0}), drawn(4, 4, {2: 2})
+    for number in (0, 1):
+        assert torch.equal(torch.cat([half[number] for half in halves]), whole[number])
+    assert torch.equal(torch.cat([half[2][:4] for half in halves]), whole[2][:8])
+
+
 def test_fakes_and_reals_in_one_forward_draw_alike_at_any_number_of_ranks():
     fakes, reals = draw(0, 8, copies=2).split(8)
     mine = [draw(first, 4, copies=2).split(4) for first in (0, 4)]

@@ -12,11 +12,15 @@ def images(step, first, rows):
     return torch.tensor([[step * 100.0 + place] for place in range(first, first + rows)])
 
 
-def play(pool, steps, first, rows, total=4, start=0):
+def play(pool, steps, first, rows, total=4, start=0, parts=1):
+    """What the pool shows for these rows, which come in so many micro-batches."""
     shown = []
     for step in range(start, steps):
-        with noise.at(Place((7, step, "d"), first, rows, total)):
-            shown.append(pool.query(images(step, first, rows)))
+        found = images(step, first, rows)
+        for part in range(parts):
+            with noise.at(Place((7, step, "d"), first + part, rows // parts, total, stride=parts)):
+                found[part::parts] = pool.query(found[part::parts])
+        shown.append(found)
     return torch.stack(shown)
 
 
@@ -34,6 +38,7 @@ def test_two_ranks_show_what_one_shows():
     whole = play(ImagePool(8), 50, 0, 4)
     halves = torch.cat([play(ImagePool(8), 50, first, 2) for first in (0, 2)], dim=1)
     assert torch.equal(halves, whole)
+    assert torch.equal(play(ImagePool(8), 50, 0, 4, parts=2), whole)
 
 
 def test_a_pool_resumes_exactly_and_travels_to_another_number_of_ranks():

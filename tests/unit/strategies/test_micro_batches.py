@@ -1,38 +1,155 @@
-"""Splitting batches."""
+"""Cutting batches: what has a row for each sample, and which rows a part has."""
 
+from collections import UserDict, defaultdict
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 import torch
 
 from gan.errors import UserError
-from strategies.micro_batches import rows, split_batch
+from strategies.micro_batches import deal_batch, row_counts, rows, split_batch
 
 
-def test_tensors_and_lists_are_split_and_constants_shared():
+class Pair(NamedTuple):
+    image: torch.Tensor
+    caption: list
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    caption: tuple
+    scale: float = 2.0
+
+
+def x(rows=4):
+    """Rows that tell their number."""
+    return torch.arange(float(rows))
+
+
+def clips(*lengths):
+    """Tensors of these lengths that tell their number."""
+    return [torch.full((length,), float(number)) for number, length in enumerate(lengths)]
+
+
+def test_a_micro_batch_has_every_kth_row_and_shares_constants():
     batch = {
         "x": torch.arange(4),
         "pair": (torch.arange(8).reshape(4, 2), 5),
         "names": list("abcd"),
         "scale": torch.tensor(2.0),
+        "bias": torch.tensor([3.0]),
+        "size": (256, 256),
+        "set": "train",
     }
     first, second = split_batch(batch, 2, "phase")
-    assert first["x"].tolist() == [0, 1]
-    assert second["pair"][0].tolist() == [[4, 5], [6, 7]]
-    assert second["names"] == ["c", "d"]
+    assert first["x"].tolist() == [0, 2]
+    assert second["pair"][0].tolist() == [[2, 3], [6, 7]]
+    assert second["names"] == ["b", "d"]
     assert first["scale"] == second["scale"] == 2
-    assert second["pair"][1] == 5
+    assert second["bias"].tolist() == [3]
+    assert (second["pair"][1], second["size"], second["set"]) == (5, (256, 256), "train")
+
+
+def test_a_replica_has_neighbouring_rows():
+    first, second = deal_batch({"x": x(), "names": tuple("abcd")}, 2)
+    assert (first["x"].tolist(), first["names"]) == ([0, 1], ("a", "b"))
+    assert (second["x"].tolist(), second["names"]) == ([2, 3], ("c", "d"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "get"),
+    [
+        (x(), lambda part: part),
+        ([x(), x()], lambda part: part[1]),
+        ((x(), tuple("abcd")), lambda part: part[0]),
+        (UserDict(x=x()), lambda part: part["x"]),
+        (MappingProxyType({"x": x()}), lambda part: part["x"]),
+        (defaultdict(list, x=x()), lambda part: part["x"]),
+        (Pair(x(), list("abcd")), lambda part: part.image),
+        (Sample(x(), tuple("abcd")), lambda part: part.image),
+        ({"deep": [{"x": x()}, {"x": x()}]}, lambda part: part["deep"][1]["x"]),
+        ({"x": x().numpy()}, lambda part: part["x"]),
+        ({"crops": [x(), x()]}, lambda part: part["crops"][1]),
+        ({"named": ("photo", x())}, lambda part: part["named"][1]),
+        # Lists with an item for each sample: the first number of the item tells which.
+        ({"clips": clips(5, 7, 7, 3)}, lambda part: [clip[0] for clip in part["clips"]]),
+        ({"clips": clips(3, 3, 3, 3), "x": x()}, lambda part: [clip[0] for clip in part["clips"]]),
+        ({"boxes": [{"at": at} for at in clips(1, 2, 3, 4)]}, lambda part: [each["at"][0] for each in part["boxes"]]),
+        (["0", "1", "2", "3"], lambda part: list(map(int, part))),
+        (("0", "1", "2", "3"), lambda part: list(map(int, part))),
+        ({"captions": ("0", "1", "2", "3")}, lambda part: list(map(int, part["captions"]))),
+    ],
+)
+def test_all_kinds_of_batches_are_cut_alike(batch, get):
+    assert rows(batch) == 4
+    first, second = split_batch(batch, 2, "phase")
+    assert [*map(int, get(first))] == [0, 2]
+    assert [*map(int, get(second))] == [1, 3]
+    assert type(first) is (dict if isinstance(batch, MappingProxyType) else type(batch))
+
+
+def test_what_holds_them_keeps_the_rest():
+    first, _ = split_batch(Sample(x(), tuple("abcd")), 2, "phase")
+    assert (first.caption, first.scale) == (("a", "c"), 2.0)
+    first, _ = split_batch(defaultdict(list, x=x()), 2, "phase")
+    assert first["absent"] == []
+
+
+def test_a_part_is_dense_and_keeps_its_memory_format():
+    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    for parts in (split_batch(images, 2, "phase"), deal_batch(images, 2)):
+        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
+    assert split_batch(torch.zeros(4, 3), 2, "phase")[0].is_contiguous()
 
 
 def test_one_part_is_the_batch_itself():
-    batch = {"x": torch.arange(3)}
+    batch = {"x": torch.arange(3), "others": torch.zeros(5)}
     assert split_batch(batch, 1, "phase")[0] is batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"a": x(8), "b": x()}, r"has 8 samples and batch\['b'\] is of 4 rows, .*loaders of one batch need the same"),
+        ([x(4), x(6)], r"has 4 samples and batch\[1\] is of 6 rows"),
+        ({"x": x(), "y": np.zeros(3)}, r"batch\['y'\] is of 3 rows"),
+        ({"x": x(), "names": ["one", "two"]}, r"batch\['names'\] is a list of 2 strings, .*can be an attribute of the"),
+        ({"x": x(), "labels": [1, 2, 3, 4]}, r"batch\['labels'\] is a list of 4 numbers, .*; return a tensor"),
+        ({"x": x(), "clips": clips(2, 3)}, r"batch\['clips'\] is a list of 2 with 2 and 3 rows in its items"),
+        ({"x": x(), "clips": clips(3, 3)}, r"batch\['clips'\]\[0\] is of 3 rows"),
+        ({"x": x(), "clips": clips(4, 4, 4, 4)}, r"batch\['clips'\] is a list of 4 with 4 rows in each item, .*a dict"),
+        ({"x": x(), "net": torch.nn.Linear(1, 1)}, r"batch\['net'\] is a Linear, which cannot be cut, .*; return tens"),
+    ],
+)
+def test_what_is_ambiguous_is_refused_by_its_key(batch, message):
+    with pytest.raises(UserError, match=f"phase 'fool': the batch .*{message}"):
+        split_batch(batch, 2, "fool")
+    with pytest.raises(UserError, match="strategy dp: the batch"):
+        deal_batch(batch, 2)
+    assert rows(batch) >= 4  # but a whole batch may hold anything
 
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UserError, match="phase 'fool': a rank's batch of 5 does not divide into 2 micro-batches"):
         split_batch(torch.zeros(5, 3), 2, "fool")
+    with pytest.raises(UserError, match="a batch of 5 does not divide among the 2 devices of strategy dp"):
+        deal_batch(torch.zeros(5, 3), 2)
 
 
-def test_rows_is_the_length_of_the_first_tensor():
+def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
     assert rows((torch.tensor(1.0), torch.zeros(7, 2))) == 7
-    with pytest.raises(UserError, match="no tensor with a batch dimension"):
-        rows({"name": "a"})
+    assert rows({"scale": torch.ones(1), "x": torch.zeros(7)}) == 7
+    assert rows({"names": ["a", "b"], "crops": [x(3), x(3)], "x": torch.zeros(7)}) == 7
+    assert rows({"crops": [x(3), x(3)], "names": ["a", "b"]}) == 2
+    assert rows({"x": torch.zeros(1, 3)}) == 1
+    with pytest.raises(UserError, match="the batch holds nothing with a row for each sample"):
+        rows({"name": "a", "size": (3, 4)})
+
+
+def test_a_second_loader_has_a_number_of_rows_of_its_own():
+    assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]
+    assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]

@@ -1,5 +1,6 @@
 """Which players share a process group."""
 
+from datetime import timedelta
 from itertools import count
 from unittest import mock
 
@@ -17,8 +18,8 @@ def phases(*learners):
 @pytest.fixture
 def made():
     """torch's groups are numbers here. The list has those that were ended."""
-    ended = []
-    with mock.patch.multiple(groups.dist, new_group=count().__next__, destroy_process_group=ended.append):
+    ended, numbers = [], count()
+    with mock.patch.multiple(groups.dist, new_group=lambda timeout: next(numbers), destroy_process_group=ended.append):
         yield ended
 
 
@@ -39,6 +40,13 @@ def test_players_share_one_unless_they_learn_in_the_same_phase(turns, expected, 
 def test_one_of_its_own_is_never_shared(made):
     group = Groups(phases("a", "b", "c"))
     assert [group.shared("a"), group.own(), group.own(), group.shared("b")] == [0, 1, 2, 0]
+
+
+def test_all_have_the_timeout_of_the_strategy():
+    with mock.patch.object(groups.dist, "new_group") as made:
+        made_groups = Groups(phases("a", ["a", "b"]), timedelta(seconds=7))
+        made_groups.shared("a"), made_groups.shared("b"), made_groups.own()
+    assert [call.kwargs for call in made.call_args_list] == [{"timeout": timedelta(seconds=7)}] * 3
 
 
 def test_released_once_all_are_ended(made):

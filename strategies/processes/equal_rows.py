@@ -1,0 +1,75 @@
+"""Batches of one size on all ranks: with others, the mean of the ranks' gradients is not the mean over the samples."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from gan.errors import UserError
+from strategies.micro_batches import rows
+from strategies.private import default_store
+
+
+class EqualRows:
+    """Refuses an update from batches of different sizes.
+
+    [Note: sizes are compared when one changes]
+    In the first step all ranks tell each other the size of their batch. From then on, a step whose batch has the same
+    size as the last one costs nothing. A rank whose size changes writes the new one into torch's store before it plays.
+    When its gradients are reduced, every other rank has begun the step too, and has written if its size has changed.
+    So the rank reads what the others have written, and knows all sizes before it makes its update. If they differ it
+    ends with an error, and the lifeline tells the others. A rank whose own size has not changed may have made this
+    update meanwhile. But nothing of it can be saved, because all ranks save together.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, run: str = "", gather: Callable[[Any], list[Any]] = list) -> None:
+        """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks."""
+        self.rank, self.size, self.run, self.gather = rank, size, run, gather
+        self.store = default_store() if size > 1 else None
+        self.rows = 0  # of the last step
+        self.before: int | None = None  # the size before a change that is not compared yet
+        self._steps = 0  # how many have begun
+
+    def begin(self, batch: Any) -> None:
+        """Call it before each step."""
+        if self.store is None:
+            return
+        size = 0
+        with suppress(UserError):  # a training_step of one's own may make its batch from anything
+            size = rows(batch)
+        self._steps += 1
+        if self._steps == 1:
+            _refuse_unequal(dict(enumerate(self.gather(size))))
+        elif size != self.rows:
+            self.before = self.rows
+            self.store.set(self._key(self.rank), f"{self._steps} {size}")
+            self.store.check([self._key(self.rank)])  # returns when the store has it
+        self.rows = size
+
+    def check(self, phase: str, step: int) -> None:
+        """Call it when gradients are reduced, before an update."""
+        if self.before is None:
+            return
+        sizes = {rank: self._written(rank) or self.before for rank in range(self.size)}
+        self.before = None
+        _refuse_unequal(sizes, f"phase '{phase}' of step {step}: ")
+
+    def _key(self, rank: int) -> str:
+        # Two in turn: a rank may write for the next step before another one has read what it wrote for this one.
+        return f"rows of {self.run}, rank {rank}, {self._steps % 2}"
+
+    def _written(self, rank: int) -> int | None:
+        """The size of another rank's batch, if it has changed in this step."""
+        if not self.store.check([self._key(rank)]):
+            return None
+        step, size = self.store.get(self._key(rank)).split()
+        return int(size) if int(step) == self._steps else None
+
+
+def _refuse_unequal(sizes: Mapping[int, int], where: str = "") -> None:
+    for rank, size in sizes.items():
+        if size != sizes[0]:
+            raise UserError(
+                f"{where}rank {rank}'s batch has {size} rows and rank 0's {sizes[0]}, so the mean over ranks is not "
+                f"the mean over samples; give all ranks equally many rows: datasets.GanData does, and in a loader of "
+                f"your own type drop_last=True, and leave out no samples on one rank alone"
+            )
