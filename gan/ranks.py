@@ -16,7 +16,10 @@ _replacement: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("replac
 
 
 def more_than_one() -> bool:
-    return _replacement.get() is not None or (dist.is_initialized() and dist.get_world_size() > 1)
+    replacement = _replacement.get()
+    if replacement is None:
+        return dist.is_initialized() and dist.get_world_size() > 1
+    return replacement is not _itself
 
 
 @torch.compiler.disable  # each rank compiles by itself, and all must meet in one order
@@ -51,6 +54,15 @@ def summed_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
         yield
     finally:
         _replacement.reset(token)
+
+
+def alone() -> AbstractContextManager[None]:
+    """Inside the `with`, this rank is the only one: a sum is the value itself."""
+    return summed_by(_itself)
+
+
+def _itself(values: Tensor) -> Tensor:
+    return values
 
 
 def recording(sums: list[Tensor]) -> AbstractContextManager[None]:

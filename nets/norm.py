@@ -76,6 +76,17 @@ def wide_sum(values: Tensor) -> Tensor:
     return ranks.sum(values.double()) if ranks.more_than_one() else values
 
 
+def unsynchronised(module: nn.Module) -> list[str]:
+    """The names of batch norms that see only the samples of their own rank."""
+    return [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, _BatchNorm)
+        and type(child).__module__ == "torch.nn.modules.batchnorm"
+        and type(child) is not nn.SyncBatchNorm
+    ]
+
+
 def convert_sync_batchnorm(module: nn.Module) -> None:
     """Synchronise every batch norm inside, in place: objects, weights and state-dict keys stay the same."""
     for child in module.modules():

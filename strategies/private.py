@@ -15,11 +15,8 @@ from lightning.pytorch.overrides.distributed import _sync_module_states as broad
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
 from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
-from torch import nn
 
 __all__ = ["FunctionLauncher", "Launcher", "ScriptLauncher", "broadcast_module", "set_threads"]
-
-BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 def logs_are_due(trainer: Trainer) -> bool:

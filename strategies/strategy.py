@@ -13,20 +13,22 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from nets.norm import convert_sync_batchnorm
+from nets.norm import convert_sync_batchnorm, unsynchronised
 from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
+from strategies.check import Trial, check_step
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
 from strategies.guard import Guard
@@ -46,6 +48,7 @@ class PhaseStrategy(SavingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
+    `check` tries the first step: on all ranks together, and on each as if it were one device (see check.py).
     `check_replicas` compares the players on all ranks after every phase. Processes, devices and the process group are
     Lightning's own: the other arguments are those of its DDPStrategy.
     """
@@ -54,6 +57,7 @@ class PhaseStrategy(SavingStrategy):
         self,
         policy: str | Mapping[str, str] = "ddp",
         *,
+        check: bool = True,
         check_replicas: bool = False,
         start_method: str = "popen",
         process_group_backend: str | None = None,
@@ -78,7 +82,9 @@ class PhaseStrategy(SavingStrategy):
         self.threaded = in_threads(self.choice)
         if self.threaded and self.cluster_environment is None:
             self.cluster_environment = LightningEnvironment()
-        self.check_replicas = check_replicas
+        self.check, self.check_replicas = check, check_replicas
+        self.unchecked: set[str] = set()  # phases whose first step has not been tried yet
+        self.trial: Trial | None = None
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
@@ -89,6 +95,7 @@ class PhaseStrategy(SavingStrategy):
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
         game = self.lightning_module
         self.guard.raise_if_hopeless()
+        self._try_first(game, *args, **kwargs)
         game.forget_shared()
         self.losses = {}
         step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
@@ -98,14 +105,45 @@ class PhaseStrategy(SavingStrategy):
         private.count_step(game.trainer)
         return output
 
+    def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """Before a phase is played for the first time on several ranks, check that they train as one device does."""
+        due = {phase.name for phase in game.phases if phase.due(game.step)}
+        if not due & self.unchecked:
+            return
+        self.unchecked -= due
+
+        def step(trial: Trial, samples: Any) -> None:
+            game.forget_shared()
+            self.trial = trial
+            try:
+                game.training_step(move_data_to_device(samples, self.root_device), *args, **kwargs)
+            finally:
+                self.trial = None
+
+        check_step(game, self._context(), batch, step, self.gather_objects)
+
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
-        step = self.lightning_module.step
-        context = PhaseContext(self.policies, self.ranks, self.precision_plugin, self.guard, self.seed, step)
+        context = self._context()
+        if self.trial is not None:
+            self.trial.play(phase, batch, context)
+            return
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
         if self.check_replicas:
             self._compare_replicas(phase)
+
+    def _context(self) -> PhaseContext:
+        return PhaseContext(
+            policies=self.policies,
+            ranks=self.ranks,
+            precision=self.precision_plugin,
+            guard=self.guard,
+            number=self.ranks.number,
+            size=self.ranks.size,
+            seed=self.seed,
+            step=self.lightning_module.step,
+        )
 
     def _log(self, game: GanModule) -> None:
         """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
@@ -200,6 +238,7 @@ class PhaseStrategy(SavingStrategy):
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
             self._warn_of_unsynchronised_batch_norm()
+            self.unchecked = {phase.name for phase in game.phases} if self.check and self.world_size > 1 else set()
         for policy in self.policies.values():
             policy.adopt(training)
             if _needs_loss_scale(self.precision_plugin):
@@ -231,18 +270,12 @@ class PhaseStrategy(SavingStrategy):
         if self.world_size == 1 and not (self.threaded and len(self.parallel_devices) > 1):
             return
         for policy in self.policies.values():
-            for name, module in policy.player.module.named_modules():
-                if (
-                    isinstance(module, private.BATCH_NORMS)
-                    and type(module).__module__ == "torch.nn.modules.batchnorm"
-                    and type(module) is not nn.SyncBatchNorm
-                    and not policy.player.frozen
-                ):
-                    rank_zero_warn(
-                        f"player '{policy.player.name}': batch norm '{name}' sees only its own rank's samples, so "
-                        f"training differs from one device's; type Trainer(sync_batchnorm=True)"
-                    )
-                    return
+            for name in () if policy.player.frozen else unsynchronised(policy.player.module):
+                rank_zero_warn(
+                    f"player '{policy.player.name}': batch norm '{name}' sees only its own rank's samples, so "
+                    f"training differs from one device's; type Trainer(sync_batchnorm=True)"
+                )
+                return
 
     def on_train_end(self) -> None:
         """Make the author's weights whole again. Raise if the last updates were all skipped."""

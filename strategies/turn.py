@@ -23,12 +23,17 @@ from strategies.ranks import Ranks
 
 @dataclass(frozen=True)
 class PhaseContext:
-    """What `play` needs beside the phase and the batch: policies, ranks, precision, guard; seed and step for noise."""
+    """What `play` needs beside the phase and the batch.
+
+    `number` of `size`: which part of the global batch this is. With `seed` and `step` it gives each sample its noise.
+    """
 
     policies: Mapping[str, Policy]
     ranks: Ranks
     precision: Precision
     guard: Guard
+    number: int
+    size: int
     seed: int
     step: int
 
@@ -98,8 +103,8 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
 def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
     size = rows(part)
-    first = (context.ranks.number * phase.micro_batches + index) * size
-    total = context.ranks.size * phase.micro_batches * size
+    first = (context.number * phase.micro_batches + index) * size
+    total = context.size * phase.micro_batches * size
     place = noise.Place((context.seed, context.step, phase.name), first, size, total)
     with noise.at(place), context.ranks.forward(context.precision.forward_context()):
         losses: Losses = phase.loss(part)
