@@ -21,15 +21,6 @@ from tests.support.worlds import Ranks
 torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses a world of ranks has the machine for itself."""
-    for item in items:
-        own = getattr(item, "callspec", None)  # a parameter of that name is no fixture
-        if "ranks" in getattr(item, "fixturenames", ()) and not (own and "ranks" in own.params):
-            item.add_marker("alone")
-
-
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     """`ranks(n)`: a world of n gloo ranks that lives as long as the test session."""
