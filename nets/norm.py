@@ -21,7 +21,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         use_batch = self.training or self.running_mean is None
-        if not use_batch or not ranks.more_than_one():
+        tensors = [each for each in (self.weight, self.running_mean) if each is not None]
+        mixed = len({each.dtype for each in tensors}) > 1  # torch's own batch norm refuses that
+        if not use_batch or not (ranks.more_than_one() or mixed):
             return super().forward(input)
         self._check_input_dim(input)
         mean, variance, count = global_moments(input)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from gan.module import GanModule
 from gan.phase import Phase
 from strategies.policies.policy import Policy
 from strategies.policies.replica import Replica
@@ -26,6 +27,10 @@ class Ranks:
     def other_replicas(self) -> Sequence[Replica]:
         """The replicas in this process beside the author's game."""
         return ()
+
+    def step(self, game: GanModule, batch: Any, *args: Any, tried_alone: bool | None = None, **kwargs: Any) -> Any:
+        """Run the game's training_step. `tried_alone`: it is a trial (see check/first_step.py), with all samples on every rank."""
+        return game.training_step(batch, *args, **kwargs)
 
     def begin(self, phase: Phase, policies: Mapping[str, Policy]) -> None:
         """Let only the phase's learners require gradients."""

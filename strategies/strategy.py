@@ -28,7 +28,8 @@ from nets.norm import convert_sync_batchnorm, unsynchronised
 from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
-from strategies.check import Trial, check_step
+from strategies.check.first_step import check_step
+from strategies.check.trial import Trial
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
 from strategies.guard import Guard
@@ -48,7 +49,7 @@ class PhaseStrategy(SavingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check` tries the first step: on all ranks together, and on each as if it were one device (see check.py).
+    `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py).
     `check_replicas` compares the players on all ranks after every phase. Processes, devices and the process group are
     Lightning's own: the other arguments are those of its DDPStrategy.
     """
@@ -98,8 +99,7 @@ class PhaseStrategy(SavingStrategy):
         self._try_first(game, *args, **kwargs)
         game.forget_shared()
         self.losses = {}
-        step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
-        output = step(*args, **kwargs)
+        output = self.ranks.step(game, *args, **kwargs)
         game.forget_shared()
         self._log(game)
         private.count_step(game.trainer)
@@ -116,11 +116,13 @@ class PhaseStrategy(SavingStrategy):
             game.forget_shared()
             self.trial = trial
             try:
-                game.training_step(move_data_to_device(samples, self.root_device), *args, **kwargs)
+                samples = move_data_to_device(samples, self.root_device)
+                self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
             finally:
                 self.trial = None
 
-        check_step(game, self._context(), batch, step, self.gather_objects)
+        games = [game, *(replica.game for replica in self.ranks.other_replicas)]
+        check_step(games, self._context(), batch, step, self.gather_objects)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
@@ -238,7 +240,6 @@ class PhaseStrategy(SavingStrategy):
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
             self._warn_of_unsynchronised_batch_norm()
-            self.unchecked = {phase.name for phase in game.phases} if self.check and self.world_size > 1 else set()
         for policy in self.policies.values():
             policy.adopt(training)
             if _needs_loss_scale(self.precision_plugin):
@@ -249,6 +250,8 @@ class PhaseStrategy(SavingStrategy):
         for parameter in game.parameters():
             if id(parameter) not in players:
                 parameter.requires_grad_(False)
+        several = self.ranks.size > 1
+        self.unchecked = {phase.name for phase in game.phases} if self.check and training and several else set()
         learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
         self.optimizers = [policy.optimizer for policy in learners]
         self.lr_scheduler_configs = [
