@@ -21,7 +21,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         use_batch = self.training or self.running_mean is None
-        if not use_batch or not ranks.more_than_one():
+        tensors = [each for each in (self.weight, self.running_mean) if each is not None]
+        mixed = len({each.dtype for each in tensors}) > 1  # torch's own batch norm refuses that
+        if not use_batch or not (ranks.more_than_one() or mixed):
             return super().forward(input)
         self._check_input_dim(input)
         mean, variance, count = global_moments(input)
@@ -74,6 +76,17 @@ def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, 
 def wide_sum(values: Tensor) -> Tensor:
     """The sum over ranks, in float64; the values themselves where there is one rank."""
     return ranks.sum(values.double()) if ranks.more_than_one() else values
+
+
+def unsynchronised(module: nn.Module) -> list[str]:
+    """The names of batch norms that see only the samples of their own rank."""
+    return [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, _BatchNorm)
+        and type(child).__module__ == "torch.nn.modules.batchnorm"
+        and type(child) is not nn.SyncBatchNorm
+    ]
 
 
 def convert_sync_batchnorm(module: nn.Module) -> None:

@@ -21,12 +21,14 @@ too. With chunks of neighbours it would not be.
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import chain
 from numbers import Number
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gan.errors import UserError
@@ -74,6 +76,16 @@ def deal_batch(batch: Any, replicas: int) -> list[Any]:
     return [Cut("strategy dp", slice(first, first + size), total)(batch) for first in range(0, total, size)]
 
 
+def first_rows(batch: Any, count: int) -> Any:
+    """The first samples of a batch."""
+    return Cut("the first samples", slice(count), rows(batch))(batch)
+
+
+def join_batches(batches: Sequence[Any]) -> Any:
+    """One batch of the samples of several, in their order: the reverse of cutting."""
+    return Cut("the samples of all ranks", slice(None), rows(batches[0])).joined(batches, "batch", top=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """Takes these rows out of a batch of `total` samples. See [Note: what has a row for each sample]."""
@@ -106,6 +118,21 @@ class Cut:
         part = node[self.rows]
         spread = isinstance(part, Tensor) and self.rows.step is not None
         return part.clone() if spread else part  # a clone is dense, in the same memory format
+
+    def joined(self, nodes: Sequence[Any], path: str, top: bool = False) -> Any:
+        first = nodes[0]
+        if isinstance(first, (Tensor, np.ndarray)):
+            join = torch.cat if isinstance(first, Tensor) else np.concatenate
+            return join(list(nodes)) if first.ndim and len(first) == self.total else first
+        if (fields := _fields(first)) is not None:
+            columns = {name: [_fields(node)[name] for node in nodes] for name in fields}
+            return _rebuilt(first, {name: self.joined(each, f"{path}[{name!r}]") for name, each in columns.items()})
+        if isinstance(first, (list, tuple)):
+            if self._has_samples(first, path, top):
+                return type(first)(chain.from_iterable(nodes))
+            items = enumerate(zip(*nodes, strict=True))
+            return type(first)([self.joined(each, f"{path}[{number}]") for number, each in items])
+        return first
 
     def _has_samples(self, node: list | tuple, path: str, top: bool) -> bool:
         """Whether each item is that of one sample. If not, the items are searched."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gan.module import GanModule
 from gan.phase import Phase
 from strategies.policies.policy import Policy
 from strategies.policies.replica import Replica
@@ -28,6 +29,14 @@ class Ranks:
     def other_replicas(self) -> Sequence[Replica]:
         """The replicas in this process beside the author's game."""
         return ()
+
+    def step(self, game: GanModule, batch: Any, *args: Any, tried_alone: bool | None = None, **kwargs: Any) -> Any:
+        """Run the game's training_step.
+
+        `tried_alone` is None in training. In a trial (see check/first_step.py) it is whether the batch has the samples
+        of all ranks.
+        """
+        return game.training_step(batch, *args, **kwargs)
 
     def begin(self, phase: Phase, policies: Mapping[str, Policy]) -> None:
         """Let only the phase's learners require gradients."""

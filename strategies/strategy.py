@@ -13,20 +13,23 @@ from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from nets.norm import convert_sync_batchnorm
+from nets.norm import convert_sync_batchnorm, unsynchronised
 from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
+from strategies.check.first_step import check_step
+from strategies.check.trial import Trial
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
@@ -49,6 +52,7 @@ class PhaseStrategy(SavingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
+    `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py).
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
     group are Lightning's own: the other arguments are those of its DDPStrategy.
     """
@@ -57,6 +61,7 @@ class PhaseStrategy(SavingStrategy):
         self,
         policy: str | Mapping[str, str] = "ddp",
         *,
+        check: bool = True,
         check_replicas: bool = False,
         start_method: str = "popen",
         process_group_backend: str | None = None,
@@ -81,7 +86,10 @@ class PhaseStrategy(SavingStrategy):
         self.threaded = in_threads(self.choice)
         if self.threaded and self.cluster_environment is None:
             self.cluster_environment = LightningEnvironment()
-        self.check_replicas = check_replicas
+        self.check, self.check_replicas = check, check_replicas
+        self.unchecked: set[str] = set()  # phases whose first step has not been tried yet
+        self.begun: set[str] = set()  # phases that have been played
+        self.trial: Trial | None = None
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
         self.hooks = NO_HOOKS
@@ -93,15 +101,15 @@ class PhaseStrategy(SavingStrategy):
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
         game = self.lightning_module
         self.guard.raise_if_hopeless()
-        game.forget_shared()
-        self.losses = {}
         for policy in self.policies.values():
             policy.begin_step(game.step)
         self.equal_rows.begin(batch)
-        step = self.ranks.step if isinstance(self.ranks, ThreadRanks) else game.training_step
-        output = step(batch, *args, **kwargs)
+        self._try_first(game, batch, *args, **kwargs)
         game.forget_shared()
-        if not self.ending.played and any(phase.due(game.step) for phase in game.phases):
+        self.losses = {}
+        output = self.ranks.step(game, batch, *args, **kwargs)
+        game.forget_shared()
+        if not self.ending.played and any(phase.due(game.step, lambda _: False) for phase in game.phases):
             raise UserError(
                 f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
                 f"super().training_step(batch) in it, or leave it out"
@@ -114,25 +122,61 @@ class PhaseStrategy(SavingStrategy):
 
     def ask(self, question: Callable[[], bool]) -> bool:
         """The first rank's answer, on all ranks: whether a phase with a `when` is played."""
+        if self.trial is not None:
+            return self._has_begun(question)
         return self.ranks.ask(question, self.root_device)
+
+    def _has_begun(self, when: Callable[[], bool]) -> bool:
+        """Whether the phase with this `when` has been played. Before that, its loss may not be ready for a trial."""
+        return any(phase.when is when and phase.name in self.begun for phase in self.lightning_module.phases)
+
+    def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """On several ranks, once for each phase: check that they would train as one device does.
+
+        It is done before a phase is played for the first time, or, if the phase has a `when`, for the second time.
+        """
+        due = self.unchecked and {phase.name for phase in game.phases if phase.due(game.step, self._has_begun)}
+        if not due & self.unchecked:
+            return
+        self.unchecked -= due
+
+        def step(trial: Trial, samples: Any) -> None:
+            game.forget_shared()
+            self.trial = trial
+            try:
+                samples = move_data_to_device(samples, self.root_device)
+                self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
+            finally:
+                self.trial = None
+
+        games = [game, *(replica.game for replica in self.ranks.other_replicas)]
+        check_step(games, self._context(), batch, step, self.gather_objects)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
-        step = self.lightning_module.step
-        context = PhaseContext(
-            self.policies,
-            self.ranks,
-            self.precision_plugin,
-            self.guard,
-            self.seed,
-            step,
-            self.hooks,
-            self.equal_rows,
-        )
+        context = self._context()
+        if self.trial is not None:
+            self.trial.play(phase, batch, context)
+            return
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
+        self.begun.add(phase.name)
         if self.check_replicas:
             self._compare_replicas(phase)
+
+    def _context(self) -> PhaseContext:
+        return PhaseContext(
+            policies=self.policies,
+            ranks=self.ranks,
+            precision=self.precision_plugin,
+            guard=self.guard,
+            number=self.ranks.number,
+            size=self.ranks.size,
+            seed=self.seed,
+            step=self.lightning_module.step,
+            hooks=self.hooks,
+            equal_rows=self.equal_rows,
+        )
 
     def _log(self, game: GanModule) -> None:
         """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
@@ -249,6 +293,8 @@ class PhaseStrategy(SavingStrategy):
         for parameter in game.parameters():
             if id(parameter) not in players:
                 parameter.requires_grad_(False)
+        several = self.ranks.size > 1
+        self.unchecked = {phase.name for phase in game.phases} if self.check and training and several else set()
         learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
         self.optimizers = [policy.optimizer for policy in learners]
         self.lr_scheduler_configs = [
@@ -270,18 +316,12 @@ class PhaseStrategy(SavingStrategy):
         if self.world_size == 1 and not (self.threaded and len(self.parallel_devices) > 1):
             return
         for policy in self.policies.values():
-            for name, module in policy.player.module.named_modules():
-                if (
-                    isinstance(module, private.BATCH_NORMS)
-                    and type(module).__module__ == "torch.nn.modules.batchnorm"
-                    and type(module) is not nn.SyncBatchNorm
-                    and not policy.player.frozen
-                ):
-                    rank_zero_warn(
-                        f"player '{policy.player.name}': batch norm '{name}' sees only its own rank's samples, so "
-                        f"training differs from one device's; type Trainer(sync_batchnorm=True)"
-                    )
-                    return
+            for name in () if policy.player.frozen else unsynchronised(policy.player.module):
+                rank_zero_warn(
+                    f"player '{policy.player.name}': batch norm '{name}' sees only its own rank's samples, so "
+                    f"training differs from one device's; type Trainer(sync_batchnorm=True)"
+                )
+                return
 
     def on_train_end(self) -> None:
         """Make the author's weights whole again. Raise if the last updates were all skipped."""

@@ -73,9 +73,9 @@ class ThreadRanks(Ranks):
 
     # ---- a step ----
 
-    def step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self, game: GanModule, batch: Any, *args: Any, tried_alone: bool | None = None, **kwargs: Any) -> Any:
         """Run training_step on every replica, each with its part of the batch. Returns the result of the first."""
-        parts = deal_batch(batch, self.size)
+        parts = [batch] * self.size if tried_alone else deal_batch(batch, self.size)
         for replica in self.replicas[1:]:
             replica.follow()
 
@@ -87,7 +87,7 @@ class ThreadRanks(Ranks):
             finally:
                 replica.game.forget_shared()
 
-        with self._logging(), self._guarded():
+        with self._logging(silent=tried_alone is not None), self._guarded():
             found = self._each(play)
         for replica in self.replicas[1:]:
             replica.note()
@@ -208,8 +208,8 @@ class ThreadRanks(Ranks):
     # ---- around a step ----
 
     @contextmanager
-    def _logging(self) -> Iterator[None]:
-        """Collect what the replicas log, and log the mean once."""
+    def _logging(self, silent: bool) -> Iterator[None]:
+        """Collect what the replicas log, and log the mean once, or not at all."""
         vars(self.game)["log"] = self.replicas[0].log
         try:
             yield
@@ -218,7 +218,7 @@ class ThreadRanks(Ranks):
             spoken = [replica.logged for replica in self.replicas]
             for replica in self.replicas:
                 replica.logged = []
-        for each in zip(*spoken, strict=False):
+        for each in zip(*spoken, strict=False) if not silent else ():
             name, value, args, kwargs = each[0]
             values = [other[1] for other in each]
             if all(other[0] == name for other in each) and all(isinstance(v, Tensor | float | int) for v in values):

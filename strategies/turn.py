@@ -27,13 +27,16 @@ from strategies.ranks import Ranks
 class PhaseContext:
     """What `play` needs beside the phase and the batch.
 
-    `seed` and `step` give each sample its noise. `hooks` are Lightning's, of the game and of callbacks.
+    `number` of `size`: which part of the global batch this is. With `seed` and `step` it gives each sample its noise.
+    `hooks` are Lightning's, of the game and of callbacks.
     """
 
     policies: Mapping[str, Policy]
     ranks: Ranks
     precision: Precision
     guard: Guard
+    number: int
+    size: int
     seed: int
     step: int
     hooks: Hooks = NO_HOOKS
@@ -130,9 +133,9 @@ def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[
 def _place(phase: Phase, counts: Sequence[int], index: int, context: PhaseContext) -> noise.Place:
     """The place of micro-batch `index`, which has so many rows. See [Note: every k-th row] in micro_batches.py."""
     parts = phase.micro_batches
-    first = {rows: context.ranks.number * rows * parts + index for rows in counts}
+    first = {rows: context.number * rows * parts + index for rows in counts}
     rows = counts[0]
-    key, total = (context.seed, context.step, phase.name), context.ranks.size * parts * rows
+    key, total = (context.seed, context.step, phase.name), context.size * parts * rows
     return noise.Place(key, first.pop(rows), rows, total, stride=parts, others=first)
 
 

@@ -59,7 +59,7 @@ def _fit(argv: list[str] | None) -> None:
         rank_zero_only.rank = rank_zero_only.rank or 1
     quiet()
     seed_everything(settings.seed, verbose=False)
-    strategy = PhaseStrategy(settings.strategy, check_replicas=settings.debug)
+    strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
     computer = machine(settings)
     if strategy.threaded and settings.batch_size % computer.devices:
         fits = -(-settings.batch_size // computer.devices) * computer.devices

@@ -153,6 +153,7 @@ def _parser(run: str) -> Parser:
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
+    add("--check", type=bool, default=True, help="try the first step on all ranks and on one, and compare")
     add(
         "--debug",
         action="store_true",

@@ -57,6 +57,10 @@ class Storage:
         for weight in self.weights.values():
             weight.grad = None
 
+    def held(self) -> list[Tensor]:
+        """The tensors that hold the learning weights between phases."""
+        return list(self.weights.values()) if self.unsharded else []
+
     def shares(self) -> dict[nn.Parameter, Share | None]:
         """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
         return {}
@@ -147,6 +151,9 @@ class Buckets(Storage):
         super().drop_gradients()
         for piece in self.owned.values():
             piece.grad = None
+
+    def held(self) -> list[Tensor]:
+        return [*super().held(), *(bucket.shard for bucket in self.learning)]
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         self.keep_writes()

@@ -18,7 +18,7 @@ from tests.support.watch import WatchedStrategy, moved, operations, sizes_of
 
 @pytest.mark.parametrize("name", HARD)
 def test_parity(name, ranks, hard_alone):
-    one, other = ranks(2).run(train, HARD[name], world=2)
+    one, other = ranks(2).run(train, HARD[name], world=2, check=True)
     assert distance(one, hard_alone(name)) < EXACT
     assert distance(one, other) == 0  # replicas do not drift
 

@@ -97,6 +97,7 @@ def train(
     policy: Any = "ddp",
     world: int = 1,
     steps: int = STEPS,
+    check: bool = False,
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Train and return weights, averages and optimizer states, keyed by name. A control's policy is a class."""
@@ -104,7 +105,7 @@ def train(
         if isinstance(control, type):
             POLICIES[control.name] = control
     policy = policy.name if isinstance(policy, type) else policy
-    module, strategy = game(), PhaseStrategy(policy)
+    module, strategy = game(), PhaseStrategy(policy, check=check)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
         trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, parts(steps, world, batches))
     return snapshot(module, strategy)

@@ -1,0 +1,99 @@
+"""A trial of one step: its phases are played without updates."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
+
+from gan import ranks
+from gan.errors import UserError
+from gan.phase import Phase
+from strategies import random_state
+from strategies.hooks import NO_HOOKS
+from strategies.policies.policy import Policy
+from strategies.turn import PhaseContext, gradients
+
+
+class Different(UserError):
+    """The ranks together would not train as one device does. Every rank raises this together."""
+
+    agreed = True
+
+
+@dataclass
+class Tried:
+    """What a trial of one step gave on this rank."""
+
+    losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
+    norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
+    state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
+    drew: list[str] = field(default_factory=list)  # phases that drew from the global random generators
+
+
+class Trial:
+    """Plays the phases of a step without an update, and notes what they give.
+
+    `alone`: as one device does, with the samples of all ranks. `gather` returns the values of all ranks.
+    """
+
+    def __init__(self, gather: Callable[[Any], list[Any]], alone: bool = False) -> None:
+        self.gather, self.alone, self.tried = gather, alone, Tried()
+
+    def play(self, phase: Phase, batch: Any, context: PhaseContext) -> None:
+        """What `turn.play` does, but without the update, without torch.compile and in full precision."""
+        self.meet(f"plays phase '{phase.name}'")
+        context = replace(context, precision=_exact(context), hooks=NO_HOOKS)
+        if any(policy.compiled for policy in context.policies.values()):
+            phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
+        before = random_state.capture()
+        with ExitStack() as held:
+            if self.alone:
+                context = replace(context, number=0, size=1)
+                held.enter_context(ranks.alone())
+            losses = held.enter_context(gradients(phase, batch, context))
+            learners = [context.policies[name] for name in phase.learners]
+            for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
+                self.tried.norms[phase.name, learner.player.name] = _norms(learner)
+                learner.drop_gradients()
+        self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
+        if not _equal(before, random_state.capture()):
+            self.tried.drew.append(phase.name)
+
+    def meet(self, what: str) -> None:
+        """Raise if another rank does something else now. In training the ranks would wait for each other."""
+        everyone = self.gather(what)
+        if len(set(everyone)) > 1:
+            parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
+            raise Different(
+                f"in the first step the ranks go different ways: {parts}. Which phases are due must not depend on a "
+                f"rank's own samples; decide by what all ranks know, e.g. Phase(every=...) or gan.ranks.mean(...)"
+            )
+
+
+def _norms(learner: Policy) -> dict[str, float]:
+    norms = learner.finish(1.0).tolist()
+    names = list(learner.weights)
+    if len(names) != len(norms):
+        names = [name for name, weight in learner.weights.items() if weight.grad is not None]
+    return dict(zip(names, norms, strict=True))
+
+
+def _exact(context: PhaseContext) -> Precision:
+    """Mixed precision is left out, because it rounds; but weights in bfloat16 (the option bf16) need it."""
+    mixed = isinstance(context.precision, MixedPrecision)
+    halves = any("bf16" in policy.options for policy in context.policies.values())
+    return Precision() if mixed and not halves else context.precision
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return all(map(_equal, one, other))
+    return one == other

@@ -1,0 +1,264 @@
+"""The first step is tried together and alone. What differs is named, and nothing else is."""
+
+import random
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player, noise
+from gan import ranks as all_ranks
+from gan.pool import ImagePool
+from tests.support.hard_games import HARD, Plain
+from tests.support.parity import distance, refused, single, train
+
+
+class One(GanModule):
+    """A game of one network."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-2))
+
+    def configure_phases(self):
+        yield Phase("play", self.play, "net")
+
+
+# ---- what differs ----
+
+
+class RootOfMean(One):
+    def play(self, batch):
+        return {"root": self.net(batch["x"]).square().mean().sqrt()}
+
+
+class Sum(One):
+    def play(self, batch):
+        return self.net(batch["x"]).square().sum()
+
+
+class Relativistic(One):
+    def play(self, batch):
+        score = self.net(batch["x"])
+        return (score - score.mean()).tanh().square().mean()
+
+
+class Contrast(One):
+    """InfoNCE: the others of the batch are the negatives."""
+
+    def play(self, batch):
+        features = self.net(batch["x"])
+        return nn.functional.cross_entropy(features @ features.T, torch.arange(len(features)))
+
+
+class Spread(One):
+    """A minibatch standard deviation within the network."""
+
+    def play(self, batch):
+        hidden = self.net(batch["x"])
+        return (hidden + hidden.std(0, correction=0)).square().mean()
+
+
+class Weighed(One):
+    """An adaptive weight, of norms of gradients."""
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        one, other = out.square().mean(), out.tanh().mean()
+        last = self.net[2].weight
+        norms = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in (one, other)]
+        return one + (norms[0] / norms[1]).detach() * other
+
+
+class Codebook(One):
+    """Sums of what was seen, in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.register_buffer("seen", torch.zeros(3))
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        self.net.seen.lerp_(out.detach().sum(0), 0.5)
+        return out.square().mean()
+
+
+class FirstBatch(One):
+    """ActNorm: the first batch sets a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.register_parameter("scale", nn.Parameter(torch.ones(3)))
+        self.begun = False
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        if not self.begun:
+            self.begun = True
+            with torch.no_grad():
+                self.net.scale.copy_(out.std(0))
+        return (out * self.net.scale).square().mean()
+
+
+class ByHand(One):
+    """A statistic of the samples, kept as an attribute, weighs the next phase's loss."""
+
+    def configure_phases(self):
+        yield Phase("look", self.look, "net")
+        yield Phase("play", self.play, "net")
+
+    def look(self, batch):
+        out = self.net(batch["x"])
+        self.weight = out.detach().square().mean()
+        return out.square().mean()
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean() * (1 + self.weight)
+
+
+class OwnNorms(One):
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(8))
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean()
+
+
+WRONG = {
+    RootOfMean: ("phase 'play': loss 'root' is", "gan.ranks"),
+    Sum: ("phase 'play': loss 'loss' is", "gan.ranks"),
+    Relativistic: ("phase 'play': loss 'loss' is", "gan.ranks"),
+    Contrast: ("phase 'play': loss 'loss' is", "gan.ranks"),
+    Spread: ("phase 'play': loss 'loss' is", "gan.ranks"),
+    Weighed: ("phase 'play', player 'net': the gradients of", "gan.ranks"),
+    Codebook: ("buffer 'net.seen' is written in a loss or forward, and differs by", "gan.ranks"),
+    FirstBatch: ("weight 'net.scale' is written in a loss or forward, and differs by", "gan.ranks"),
+    ByHand: ("phase 'play': loss 'loss' is", "gan.ranks"),
+    OwnNorms: ("phase 'play': loss 'loss' is", "Trainer(sync_batchnorm=True)"),
+}
+
+
+@pytest.mark.parametrize("game", WRONG, ids=lambda game: game.__name__)
+@pytest.mark.parametrize("policy", ["ddp", "zero2"])
+def test_what_differs_from_one_device_is_named(game, policy, ranks):
+    message = ranks(2).run(refused, game, policy=policy, world=2, steps=2, check=True, sync_batchnorm=False)
+    assert message[0] == message[1]
+    assert all(words in message[0] for words in WRONG[game])
+
+
+@pytest.mark.parametrize("game", WRONG, ids=lambda game: game.__name__)
+def test_what_differs_under_dp_is_named(game):
+    """What one device alone learns from its part of the samples is that of the first replica."""
+    message = refused(game, policy="dp", devices=2, steps=2, check=True, sync_batchnorm=False)
+    assert all(words in message for words in WRONG[game])
+
+
+@pytest.mark.parametrize("game", WRONG, ids=lambda game: game.__name__)
+def test_the_control_without_the_check_differs_in_silence(game, ranks):
+    together = ranks(2).run(train, game, world=2, steps=3, check=False, sync_batchnorm=False)
+    assert distance(together[0], train(game, steps=3)) > 1e-6
+
+
+class OwnWay(One):
+    """Each rank decides by its own loss which phase it plays."""
+
+    def configure_phases(self):
+        yield Phase("up", self.up, "net")
+        yield Phase("down", self.down, "net")
+
+    def training_step(self, batch):
+        up, down = self.phases
+        self.trainer.strategy.run(up if batch["x"].sum() > 0 else down, batch)
+
+    def up(self, batch):
+        return self.net(batch["x"]).square().mean()
+
+    def down(self, batch):
+        return -self.up(batch)
+
+
+def test_ranks_that_go_different_ways_are_named(ranks):
+    message = ranks(2).run(refused, OwnWay, _halves, world=2, steps=2, check=True)[1]
+    assert "rank 0 plays phase 'up'; rank 1 plays phase 'down'" in message
+
+
+def _halves(step):
+    return {"x": torch.cat([torch.ones(8, 6), -torch.ones(8, 6)]).double()}
+
+
+# ---- what does not ----
+
+
+class Better(Codebook):
+    """The sum over all ranks."""
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        self.net.seen.lerp_(all_ranks.sum(out.detach().sum(0)).to(self.net.seen), 0.5)
+        return out.square().mean()
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero3", "zero2+bf16"])
+def test_nothing_else_is_named(policy, ranks):
+    """The other games and policies: parity under ddp and dp in their own files, and the matrix."""
+    precision = "bf16-mixed" if "bf16" in policy else "64-true"
+    for game in (HARD["BatchNorms"], HARD["Micro4"], HARD["Teacher"], Better):
+        found = ranks(2).run(refused, game, single, policy, 2, steps=1, check=True, precision=precision)
+        assert found == [None, None]
+
+
+# ---- nothing remains of it ----
+
+
+class Stateful(Plain):
+    """Everything that a loss can change."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool, self.past, self.count, self.mean = ImagePool(8), [], 0, torch.zeros(6)
+        self.dice = random.Random(3)
+        self.register_buffer("w", torch.zeros(6))
+
+    def fool(self, batch):
+        fake = self.fake(batch["x"])
+        old = self.pool.query(fake)
+        self.past.append(self.count)
+        self.count += 1
+        self.mean = 0.9 * self.mean
+        self.mean += 1.0
+        self.w.add_(1.0)
+        self.register_buffer("late", torch.ones(1))
+        coins = random.random() + self.dice.random() + torch.rand(()) + noise.rand((1, 1)).sum()
+        factor = 1 + len(self.past) + self.count + self.mean.sum() + self.w.sum() + 0.1 * coins + old.mean().detach()
+        return (nn.functional.softplus(-self.discriminator(fake)) * factor).mean()
+
+
+def ended(check, policy, world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return train(Stateful, policy=policy, world=world, steps=3, check=check)
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
+def test_training_is_the_same_with_and_without_the_check_to_the_bit(policy, ranks):
+    assert distance(ranks(2).run(ended, True, policy, 2)[0], ranks(2).run(ended, False, policy, 2)[0]) == 0
+
+
+def test_draws_that_cannot_be_compared_are_said(ranks):
+    (first, _) = ranks(2).run(_warned)
+    assert "phase 'generator': draws from torch's own random generators" in first
+
+
+def _warned():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(Stateful, world=2, steps=1, check=True)
+    return " ".join(str(each.message) for each in caught)
