@@ -74,7 +74,7 @@ def test_where_nothing_was_written_the_shard_keeps_what_it_has(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nothing_is_copied_from_the_gpu_for_nothing():
-    net, made = bucket("cuda", home=CPU)
+    _, made = bucket("cuda", home=CPU)
     made.shard.zero_()  # so that a copy would be seen
     made.keep_writes()
     assert ours(made) == ([0.0] * 2, [0.0] * 2)
