@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import call
 from typing import Any
 
 from torch import Tensor, nn
@@ -153,11 +152,11 @@ class Phase:
                 f"type when=lambda: {self.when!r}"
             )
 
-    def due(self, step: int, ask: Callable[[Callable[[], bool]], bool] = call) -> bool:
-        """Whether the phase is played in this step. `ask` calls `when`; a strategy asks the first rank for all."""
+    def due(self, step: int, ask: "Callable[[Phase], bool] | None" = None) -> bool:
+        """Whether the phase is played in this step. `ask` calls `when`: a strategy asks the first rank for all."""
         if step < self.start or (self.until is not None and step >= self.until) or (step - self.start) % self.every:
             return False
-        return self.when is None or bool(ask(self.when))
+        return self.when is None or bool(self.when() if ask is None else ask(self))
 
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -120,22 +120,19 @@ class PhaseStrategy(SavingStrategy):
         private.count_step(game.trainer)
         return output
 
-    def ask(self, question: Callable[[], bool]) -> bool:
-        """The first rank's answer, on all ranks: whether a phase with a `when` is played."""
-        if self.trial is not None:
-            return self._has_begun(question)
-        return self.ranks.ask(question, self.root_device)
-
-    def _has_begun(self, when: Callable[[], bool]) -> bool:
-        """Whether the phase with this `when` has been played. Before that, its loss may not be ready for a trial."""
-        return any(phase.when is when and phase.name in self.begun for phase in self.lightning_module.phases)
+    def ask(self, phase: Phase) -> bool:
+        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
+        # Its loss may not be ready before it is played for the first time, so until then there is no trial of it.
+        return self.ranks.ask(phase.when, self.root_device) if self.trial is None else phase.name in self.begun
 
     def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
         """On several ranks, once for each phase: check that they would train as one device does.
 
         It is done before a phase is played for the first time, or, if the phase has a `when`, for the second time.
         """
-        due = self.unchecked and {phase.name for phase in game.phases if phase.due(game.step, self._has_begun)}
+        due = self.unchecked and {
+            phase.name for phase in game.phases if phase.due(game.step, lambda phase: phase.name in self.begun)
+        }
         if not due & self.unchecked:
             return
         self.unchecked -= due
@@ -148,6 +145,8 @@ class PhaseStrategy(SavingStrategy):
                 self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
             finally:
                 self.trial = None
+                for policy in self.policies.values():
+                    policy.learn(True)
 
         games = [game, *(replica.game for replica in self.ranks.other_replicas)]
         check_step(games, self._context(), batch, step, self.gather_objects)

@@ -92,6 +92,7 @@ def check_step(
         *_different_losses(gather(together.tried.losses), alone.tried.losses, rounding, drew),
         *_different_gradients(together.tried.norms, alone.tried.norms, rounding, drew),
     ]
+    lines = list(dict.fromkeys(line for each in gather(lines) for line in each))  # so that all ranks raise, or none
     if lines:
         raise Different(_said(lines, few, context))
 

@@ -236,7 +236,7 @@ class Stateful(Plain):
         self.mean += 1.0
         self.w.add_(1.0)
         self.register_buffer("late", torch.ones(1))
-        coins = random.random() + self.dice.random() + torch.rand(()) + noise.rand((1, 1)).sum()
+        coins = random.random() + self.dice.random() + torch.rand(()) + noise.rand((1,), common=True).sum()
         factor = 1 + len(self.past) + self.count + self.mean.sum() + self.w.sum() + 0.1 * coins + old.mean().detach()
         return (nn.functional.softplus(-self.discriminator(fake)) * factor).mean()
 

@@ -35,7 +35,7 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
     asked = []
     phase = Phase("p", loss, "one", every=2, start=1, when=lambda: bool(asked.append(1)) or len(asked) > 1)
     assert [step for step in range(6) if phase.due(step)] == [3, 5] and len(asked) == 3
-    assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda when: not when())
+    assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda phase: not phase.when())
 
 
 def test_one_learner_or_several():
