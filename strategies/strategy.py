@@ -29,7 +29,7 @@ from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
 from strategies.check.first_step import check_step
-from strategies.check.trial import Trial
+from strategies.check.trial import Trial, Trials
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
@@ -87,8 +87,7 @@ class PhaseStrategy(SavingStrategy):
         if self.threaded and self.cluster_environment is None:
             self.cluster_environment = LightningEnvironment()
         self.check, self.check_replicas = check, check_replicas
-        self.unchecked: set[str] = set()  # phases whose first step has not been tried yet
-        self.begun: set[str] = set()  # phases that have been played
+        self.trials = Trials()
         self.trial: Trial | None = None
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
@@ -122,20 +121,12 @@ class PhaseStrategy(SavingStrategy):
 
     def ask(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
-        # Its loss may not be ready before it is played for the first time, so until then there is no trial of it.
-        return self.ranks.ask(phase.when, self.root_device) if self.trial is None else phase.name in self.begun
+        return self.ranks.ask(phase.when, self.root_device) if self.trial is None else self.trials.ready(phase)
 
     def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """On several ranks, once for each phase: check that they would train as one device does.
-
-        It is done before a phase is played for the first time, or, if the phase has a `when`, for the second time.
-        """
-        due = self.unchecked and {
-            phase.name for phase in game.phases if phase.due(game.step, lambda phase: phase.name in self.begun)
-        }
-        if not due & self.unchecked:
+        """Before a phase is played for the first time: check that several ranks would train as one device does."""
+        if not self.trials.due(game.phases, game.step):
             return
-        self.unchecked -= due
 
         def step(trial: Trial, samples: Any) -> None:
             game.forget_shared()
@@ -159,7 +150,7 @@ class PhaseStrategy(SavingStrategy):
             return
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
-        self.begun.add(phase.name)
+        self.trials.played.add(phase.name)
         if self.check_replicas:
             self._compare_replicas(phase)
 
@@ -293,7 +284,7 @@ class PhaseStrategy(SavingStrategy):
             if id(parameter) not in players:
                 parameter.requires_grad_(False)
         several = self.ranks.size > 1
-        self.unchecked = {phase.name for phase in game.phases} if self.check and training and several else set()
+        self.trials = Trials(game.phases if self.check and training and several else ())
         learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
         self.optimizers = [policy.optimizer for policy in learners]
         self.lr_scheduler_configs = [

@@ -1,6 +1,6 @@
 """A trial of one step: its phases are played without updates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +32,28 @@ class Tried:
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
     drew: list[str] = field(default_factory=list)  # phases that drew from the global random generators
+
+
+class Trials:
+    """Decides when phases are tried: each once, before it is played for the first time.
+
+    A phase with a `when` is tried before its second time, because its loss may not be ready before the first.
+    """
+
+    def __init__(self, phases: Iterable[Phase] = ()) -> None:
+        """`phases` are those to be tried."""
+        self.untried = {phase.name for phase in phases}
+        self.played: set[str] = set()
+
+    def ready(self, phase: Phase) -> bool:
+        """Whether a phase with a `when` is played in a trial."""
+        return phase.name in self.played
+
+    def due(self, phases: Iterable[Phase], step: int) -> bool:
+        """Whether there is a trial before this step. It counts as done then."""
+        due = self.untried and self.untried & {phase.name for phase in phases if phase.due(step, self.ready)}
+        self.untried -= due
+        return bool(due)
 
 
 class Trial:

@@ -262,3 +262,42 @@ def _warned():
         warnings.simplefilter("always")
         train(Stateful, world=2, steps=1, check=True)
     return " ".join(str(each.message) for each in caught)
+
+
+# ---- phases that are played later, or only sometimes ----
+
+
+class Later(One):
+    """Its second phase is not lawful, and begins at step 2."""
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
+        yield Phase("late", self.late, "net", start=2)
+
+    def late(self, batch):
+        return self.net(batch["x"]).mean().square()
+
+
+class Sometimes(Later):
+    """The same, with a loss that is not ready before `when` says so."""
+
+    def configure_phases(self):
+        yield Phase("net", self.count, "net")
+        yield Phase("late", self.late, "net", when=lambda: hasattr(self, "scale"))
+
+    def count(self, batch):
+        if self.step == 2:
+            self.scale = 2.0
+        return self.net(batch["x"]).square().mean()
+
+    def late(self, batch):
+        return super().late(batch) * self.scale
+
+
+@pytest.mark.parametrize(("game", "step"), [(Later, 2), (Sometimes, 3)])
+def test_a_phase_is_tried_before_its_first_time_or_with_a_when_before_its_second(game, step, ranks):
+    for policy, world in (("ddp", 2), ("zero3", 2)):
+        assert ranks(world).run(refused, game, policy=policy, world=world, steps=step, check=True) == [None, None]
+        message = ranks(world).run(refused, game, policy=policy, world=world, steps=step + 1, check=True)[0]
+        assert "phase 'late': loss 'loss'" in message
+    assert "phase 'late': loss 'loss'" in refused(game, policy="dp", devices=2, steps=step + 1, check=True)
