@@ -104,6 +104,14 @@ class PhaseStrategy(SavingStrategy):
             policy.begin_step(game.step)
         self.equal_rows.begin(batch)
         self._try_first(game, batch, *args, **kwargs)
+        with self.places.named():
+            output = self._step(game, batch, *args, **kwargs)
+            self.places.playing = False
+            self._log(game)
+        private.count_step(game.trainer)
+        return output
+
+    def _step(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> Any:
         game.forget_shared()
         self.losses = {}
         output = self.ranks.step(game, batch, *args, **kwargs)
@@ -115,8 +123,6 @@ class PhaseStrategy(SavingStrategy):
             )
         for policy in self.policies.values():
             policy.end_step(game.trainer.is_last_batch)
-        self._log(game)
-        private.count_step(game.trainer)
         return output
 
     def ask(self, phase: Phase) -> bool:
@@ -148,6 +154,7 @@ class PhaseStrategy(SavingStrategy):
         if self.trial is not None:
             self.trial.play(phase, batch, context)
             return
+        self.places.begin(context.step, phase.name)
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
         self.trials.played.add(phase.name)
@@ -314,7 +321,8 @@ class PhaseStrategy(SavingStrategy):
                 return
 
     def on_train_end(self) -> None:
-        """Make the author's weights whole again. Raise if the last updates were all skipped."""
+        """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
+        self.places.compare()
         for policy in self.policies.values():
             policy.storage.unshard(exact=True)
         self.guard.raise_if_hopeless()

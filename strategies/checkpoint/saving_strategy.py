@@ -53,6 +53,7 @@ class SavingStrategy(LaunchedStrategy):
 
         Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
+        self.places.compare()
         checkpoint |= game_state(self.lightning_module, self.policies)
         checkpoint["seed"] = self.seed
         checkpoint["random_states"] = self.gather_objects(self._set_aside or random_state.capture())
