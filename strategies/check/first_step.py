@@ -78,19 +78,24 @@ def check_step(
             trial.meet("has ended the step")
             trial.tried.state = kept.written()
 
-    drew = {name for each in gather(together.tried.drew) for name in each}
-    if drew:
+    for phase, draw in together.tried.drawn.items():
         rank_zero_warn(
-            f"phase {', '.join(map(repr, sorted(drew)))}: draws from torch's own random generators, other numbers on "
-            f"each rank, so it cannot be compared with one device; gan.noise draws the same on any number of ranks"
+            f"phase '{phase}' draws from torch's own generator ({draw}): on each rank other numbers, and none of them "
+            f"are those of one device; gan.noise draws the same on any number of ranks"
+        )
+    unlike = {name for each in gather(together.tried.unlike) for name in each}
+    if unlike:
+        rank_zero_warn(
+            f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws from "
+            f"Python's or NumPy's random generators, or within attention; draw with gan.noise"
         )
     learners = [policy for policy in context.policies.values() if policy.requiring_grad]
     rounding = max(ROUNDING.get(w.dtype, COARSE) for policy in learners for w in policy.requiring_grad.values())
-    gaps = _gaps(together.tried.state, alone.tried.state, rounding) if not drew else {}
+    gaps = _gaps(together.tried.state, alone.tried.state, rounding) if not unlike else {}
     lines = [
         *_different_state(gather(gaps)),
-        *_different_losses(gather(together.tried.losses), alone.tried.losses, rounding, drew),
-        *_different_gradients(together.tried.norms, alone.tried.norms, rounding, drew),
+        *_different_losses(gather(together.tried.losses), alone.tried.losses, rounding, unlike),
+        *_different_gradients(together.tried.norms, alone.tried.norms, rounding, unlike),
     ]
     lines = list(dict.fromkeys(line for each in gather(lines) for line in each))  # so that all ranks raise, or none
     if lines:
@@ -120,14 +125,14 @@ def _different_state(gaps: list[dict[str, float]]) -> list[str]:
 
 
 def _different_losses(
-    many: list[dict[tuple[str, str], float]], one: dict[tuple[str, str], float], rounding: float, drew: set[str]
+    many: list[dict[tuple[str, str], float]], one: dict[tuple[str, str], float], rounding: float, unlike: set[str]
 ) -> list[str]:
     """`many` are the losses of each rank, `one` those of one device."""
     found = []
     for (phase, name), single in one.items():
         each = [rank[phase, name] for rank in many if (phase, name) in rank]
         mean = sum(each) / len(each) if each else math.nan
-        if phase not in drew and _apart(mean, single, sum(map(abs, each)) / max(len(each), 1), rounding):
+        if phase not in unlike and _apart(mean, single, sum(map(abs, each)) / max(len(each), 1), rounding):
             found.append(f"phase '{phase}': loss '{name}' is {mean:.6g}, on one device {single:.6g}")
     return found
 
@@ -136,7 +141,7 @@ def _different_gradients(
     many: dict[tuple[str, str], dict[str, float]],
     one: dict[tuple[str, str], dict[str, float]],
     rounding: float,
-    drew: set[str],
+    unlike: set[str],
 ) -> list[str]:
     """One line for each phase and learner, with the weight that differs most."""
     found = []
@@ -145,7 +150,7 @@ def _different_gradients(
         size = SMALL_NORM * max([*single.values(), *together.values()], default=0.0)
         pairs = {weight: (together.get(weight, 0.0), single.get(weight, 0.0)) for weight in single | together}
         apart = {weight: pair for weight, pair in pairs.items() if _apart(*pair, size, rounding)}
-        if apart and phase not in drew:
+        if apart and phase not in unlike:
             worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
             found.append(
                 f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that of "

@@ -13,6 +13,7 @@ from gan import ranks
 from gan.errors import UserError
 from gan.phase import Phase
 from strategies import random_state
+from strategies.check.draws import DrawsOfSamples
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.turn import PhaseContext, gradients
@@ -31,7 +32,8 @@ class Tried:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
-    drew: list[str] = field(default_factory=list)  # phases that drew from the global random generators
+    drawn: dict[str, str] = field(default_factory=dict)  # by phase, its first draw from torch's own generators
+    unlike: set[str] = field(default_factory=set)  # phases with other draws, which cannot be compared
 
 
 class Trials:
@@ -76,14 +78,17 @@ class Trial:
             if self.alone:
                 context = replace(context, number=0, size=1)
                 held.enter_context(ranks.alone())
+            draws = held.enter_context(DrawsOfSamples(phase.name))
             losses = held.enter_context(gradients(phase, batch, context))
             learners = [context.policies[name] for name in phase.learners]
             for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
                 self.tried.norms[phase.name, learner.player.name] = _norms(learner)
                 learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
+        if draws.drawn:
+            self.tried.drawn[phase.name] = draws.drawn[0]
         if not _equal(before, random_state.capture()):
-            self.tried.drew.append(phase.name)
+            self.tried.unlike.add(phase.name)
 
     def meet(self, what: str) -> None:
         """Raise if another rank does something else now. In training the ranks would wait for each other."""
