@@ -61,11 +61,12 @@ class Trials:
 class Trial:
     """Plays the phases of a step without an update, and notes what they give.
 
-    `alone`: as one device does, with the samples of all ranks. `gather` returns the values of all ranks.
+    `gather` returns the values of all ranks. `alone`: as one device does, with the samples of all ranks. `exchanging`:
+    draws from torch's own generators are exchanged for those of draws.py, which costs time with each operation.
     """
 
-    def __init__(self, gather: Callable[[Any], list[Any]], alone: bool = False) -> None:
-        self.gather, self.alone, self.tried = gather, alone, Tried()
+    def __init__(self, gather: Callable[[Any], list[Any]], alone: bool = False, exchanging: bool = False) -> None:
+        self.gather, self.alone, self.exchanging, self.tried = gather, alone, exchanging, Tried()
 
     def play(self, phase: Phase, batch: Any, context: PhaseContext) -> None:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
@@ -78,7 +79,9 @@ class Trial:
             if self.alone:
                 context = replace(context, number=0, size=1)
                 held.enter_context(ranks.alone())
-            draws = held.enter_context(DrawsOfSamples(phase.name))
+            draws = DrawsOfSamples(phase.name)
+            if self.exchanging:
+                held.enter_context(draws)
             losses = held.enter_context(gradients(phase, batch, context))
             learners = [context.policies[name] for name in phase.learners]
             for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
