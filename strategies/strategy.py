@@ -30,6 +30,7 @@ from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
 from strategies.check.first_step import check_step
 from strategies.check.trial import Trial, Trials
+from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
@@ -268,8 +269,9 @@ class PhaseStrategy(SavingStrategy):
         self.groups = Groups(game.phases, self._timeout)
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
         self.policies = assign(
-            self.choice, game.players, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
+            self.choice, game, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
         )
+        self.left_out = LeftOut(game, self.policies, self.is_global_zero)
         self.ranks, self.guard = Ranks(self.global_rank, self.world_size), Guard(self.gather_objects)
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
