@@ -9,7 +9,8 @@ from torch import nn
 
 from gan.phase import Player
 from strategies.choice import Choice
-from strategies.policies.policy import ELEMENTWISE, Policy
+from strategies.optimizers import ELEMENTWISE
+from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known yet

@@ -5,12 +5,23 @@ from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any
 
-from torch import nn
+from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gan.errors import UserError
 from gan.phase import Player
+
+# Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
+ELEMENTWISE = {
+    getattr(optim, name)
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
+}
+
+
+def treats_elements(optimizer: Optimizer) -> bool:
+    """Whether the optimizer can step pieces of weights in place of the weights."""
+    return type(optimizer) in ELEMENTWISE and not optimizer.state
 
 
 def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Parameter]) -> None:
