@@ -213,6 +213,10 @@ class Policy:
         """A context around each phase. Inside, weights are whole when they are read, also without learning."""
         return nullcontext()
 
+    def for_several_phases(self) -> AbstractContextManager[Any]:
+        """A context around what makes a graph that later phases use too: `GanModule.shared`."""
+        return nullcontext()
+
     def check_code(self) -> int | None:
         """A number that must be the same on all ranks after a phase; None if nothing can differ."""
         return None

@@ -19,7 +19,7 @@ NAMES = {
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],
     "lightning.pytorch.core:LightningModule": ["on_validation_model_zero_grad"],
     "torch": ["_foreach_mul_", "_foreach_norm", "_foreach_copy_"],
-    "torch._C": ["DisableTorchFunctionSubclass"],
+    "torch._C": ["DisableTorchFunctionSubclass", "_DisableFuncTorch"],
     "torch._dynamo.config": ["recompile_limit"],
     "torch._dynamo.exc": ["TorchDynamoException"],
     "torch._functorch.config": ["donated_buffer"],
