@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gan.phase import Player
+from strategies.optimizers import has_modes
 from strategies.random_state import untouched
 
 STEPS = 3
@@ -61,6 +62,8 @@ def _stepped(
             optimizer = player.optimizer(list(weights.values()))
             for group in optimizer.param_groups:
                 group["params"] = [weight for weight in group["params"] if weight in kept]
+            if has_modes(optimizer):
+                optimizer.train()
             for _ in range(STEPS):
                 for number, weight in enumerate(few.values()):
                     gradient = torch.randn(weight.shape, generator=generator, dtype=torch.float64)

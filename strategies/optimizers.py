@@ -48,12 +48,15 @@ def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Par
             f"player '{player.name}': {_kind(optimizer)} computes the loss several times in a step, by a closure, and "
             f"a phase computes it once; take an optimizer that needs no closure, e.g. Adam"
         )
-    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+    if has_modes(optimizer) and player.ema is not None:
         raise UserError(
-            f"player '{player.name}': {_kind(optimizer)} keeps two kinds of weights, which its train() and eval() "
-            f"exchange, and nobody calls them here; take an optimizer without them, and an average: Player(..., "
-            f"ema=0.999)"
+            f"player '{player.name}': {_kind(optimizer)} keeps an average itself, which its eval() shows; leave ema out"
         )
+
+
+def has_modes(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has train() and eval(), as the schedule-free ones. See [Note: two modes] in modes.py."""
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
 
 
 def check_schedule(player: Player, schedule: Any) -> None:

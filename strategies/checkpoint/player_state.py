@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gan.checkpoint import SavedTensor, Share, read
+from gan.ema import Ema
 from gan.errors import UserError
 from strategies.policies.policy import Policy
 
@@ -41,7 +42,10 @@ def average_state(policy: Policy) -> dict[str, Share]:
 
 def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> None:
     """Load the averages. If none were saved, they start at the weights."""
-    if policy.ema is None:
+    if policy.ema is None and saved is not None and policy.optimizer is None:
+        # The average that the optimizer of a training has kept: only to evaluate with.
+        policy.ema = Ema(policy.storage.owned, policy.player.decay)
+    if not isinstance(policy.ema, Ema):
         return
     if saved is None:
         policy.ema.load_state_dict(None)

@@ -16,11 +16,12 @@ from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
-from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, treats_elements
+from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.follower import Follower
 from strategies.policies.groups import Groups
+from strategies.policies.modes import EvalWeights
 from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
@@ -65,7 +66,7 @@ class Policy:
         self.optimizer: Optimizer | None = None
         self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
         self.schedule: LRScheduler | None = None
-        self.ema: Ema | None = None
+        self.ema: Ema | EvalWeights | None = None
         self.followed: Policy | None = None  # that of the player that this one follows
         self.follower: Follower | None = None
         self.followers: list[Follower] = []  # what follows this player
@@ -96,6 +97,8 @@ class Policy:
             self.ema = Ema(self.storage.owned, self.player.decay)
         if self.optimizer is not None:
             self._step_what_is_owned()
+            if has_modes(self.optimizer):
+                self.ema = EvalWeights(self.optimizer, self.storage.owned)
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
                 check_schedule(self.player, self.schedule)
@@ -110,7 +113,7 @@ class Policy:
         self.followed.followers.append(self.follower)
 
     @property
-    def average(self) -> Ema | None:
+    def average(self) -> Ema | EvalWeights | None:
         """The moving average that the player has, or that it is."""
         return self.ema if self.follower is None else self.follower.ema
 
