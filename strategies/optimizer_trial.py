@@ -22,6 +22,9 @@ def why_not_apart(player: Player, weights: Mapping[str, nn.Parameter]) -> str | 
     stepped together, and then each of them alone, with the same gradients. The result must be the same. Gradients of
     different sizes make a dependence show. The weights get their values back.
     """
+    made = [player.optimizer(list(weights.values())) for _ in range(2)]
+    if made[0] is made[1]:
+        return "its function returns the same optimizer twice, and must make a new one each time"
     few = _few(weights)
     before = {name: weight.detach().to(torch.float64, copy=True) for name, weight in few.items()}
     try:

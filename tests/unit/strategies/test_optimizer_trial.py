@@ -60,6 +60,13 @@ def test_one_that_fails_with_some_of_the_weights_says_how():
     assert why(LBFGS).startswith("it fails if")
 
 
+def test_an_optimizer_that_exists_already_is_left_alone():
+    net = network()
+    optimizer = Shampoo(net.parameters())
+    assert "returns the same optimizer twice" in why(lambda _: optimizer, net)
+    assert not optimizer.state
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_weights_and_random_numbers_are_as_before(dtype):
     net = network().to(dtype)
