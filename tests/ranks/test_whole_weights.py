@@ -104,8 +104,6 @@ def test_what_cannot_be_dealt_out_is_refused(optimizer, policy, words, instead, 
 class Layers(GanModule):
     """Eight matrices."""
 
-    optimizer: ClassVar = SHAMPOO
-
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
