@@ -6,10 +6,26 @@ FSDP2 forbids. A tensor for each parameter is sharded just like the parameter.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+def half_life(images: float, batch_size: int, ramp_up: float | None = None) -> Callable[[int], float]:
+    """A decay for `Player(ema=..., ema_per="step")` by which weights count half after so many more images.
+
+    `ramp_up`: at the beginning the half-life is this part of all images so far.
+    """
+    return partial(_decay, images, batch_size, ramp_up)
+
+
+def _decay(images: float, batch_size: int, ramp_up: float | None, steps: int) -> float:
+    # As in the code of Karras et al. 2020.
+    if ramp_up is not None:
+        images = min(images, ramp_up * steps * batch_size)
+    return 0.5 ** (batch_size / images) if images else 0.0
 
 
 class Ema:

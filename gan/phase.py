@@ -129,8 +129,8 @@ class Phase:
       only in steps in which the phase is due otherwise. The first rank is asked, and all ranks do what it says.
     - `micro_batches`: split each rank's batch into this many equal parts, and average their gradients. Of M parts, part
       k has the rows k, k + M, k + 2 M and so on.
-    - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP). A policy that shards weights then
-      keeps them gathered for the second backward.
+    - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP, torch.func.grad). A policy that
+      shards weights then keeps them gathered for the second backward.
     """
 
     name: str

@@ -9,7 +9,8 @@ from torch import nn
 
 from gan.phase import Player
 from strategies.choice import Choice
-from strategies.policies.policy import ELEMENTWISE, Policy
+from strategies.optimizers import ELEMENTWISE, has_modes
+from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known yet
@@ -103,6 +104,8 @@ def _kept(player: Player) -> tuple[type | None, float]:
     trial = nn.Parameter(torch.zeros(64, 64))
     optimizer = player.optimizer([trial])
     trial.grad = torch.zeros_like(trial)
+    if has_modes(optimizer):
+        optimizer.train()
     optimizer.step()
     tensors = [value for value in optimizer.state[trial].values() if isinstance(value, torch.Tensor)]
     return type(optimizer), sum(t.nbytes for t in tensors if t.numel() > 1) / trial.nbytes

@@ -5,12 +5,23 @@ from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any
 
-from torch import nn
+from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gan.errors import UserError
 from gan.phase import Player
+
+# Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
+ELEMENTWISE = {
+    getattr(optim, name)
+    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
+}
+
+
+def treats_elements(optimizer: Optimizer) -> bool:
+    """Whether the optimizer can step pieces of weights in place of the weights."""
+    return type(optimizer) in ELEMENTWISE and not optimizer.state
 
 
 def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Parameter]) -> None:
@@ -37,12 +48,15 @@ def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Par
             f"player '{player.name}': {_kind(optimizer)} computes the loss several times in a step, by a closure, and "
             f"a phase computes it once; take an optimizer that needs no closure, e.g. Adam"
         )
-    if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+    if has_modes(optimizer) and player.ema is not None:
         raise UserError(
-            f"player '{player.name}': {_kind(optimizer)} keeps two kinds of weights, which its train() and eval() "
-            f"exchange, and nobody calls them here; take an optimizer without them, and an average: Player(..., "
-            f"ema=0.999)"
+            f"player '{player.name}': {_kind(optimizer)} keeps an average itself, which its eval() shows; leave ema out"
         )
+
+
+def has_modes(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has train() and eval(), as the schedule-free ones. See [Note: two modes] in modes.py."""
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
 
 
 def check_schedule(player: Player, schedule: Any) -> None:

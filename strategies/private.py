@@ -17,8 +17,18 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as 
 from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
+from torch._C import _DisableFuncTorch as outside_transforms
+from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 
-__all__ = ["FunctionLauncher", "Launcher", "ScriptLauncher", "broadcast_module", "set_threads"]
+__all__ = [
+    "FunctionLauncher",
+    "Launcher",
+    "ScriptLauncher",
+    "broadcast_coalesced",
+    "broadcast_module",
+    "outside_transforms",
+    "set_threads",
+]
 
 
 def logs_are_due(trainer: Trainer) -> bool:

@@ -230,7 +230,10 @@ class PhaseStrategy(SavingStrategy):
     def all_learning(self) -> Iterator[None]:
         """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
         second_order = any(phase.second_order for phase in self.lightning_module.phases)
-        with self.ranks.all_learning(self.policies, second_order):
+        with ExitStack() as stack:
+            for policy in self.policies.values():
+                stack.enter_context(policy.for_several_phases())
+            stack.enter_context(self.ranks.all_learning(self.policies, second_order))
             yield
 
     # ---- set-up ----

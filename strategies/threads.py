@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gan import ranks
@@ -87,7 +88,7 @@ class ThreadRanks(Ranks):
             finally:
                 replica.game.forget_shared()
 
-        with self._logging(silent=tried_alone is not None), self._guarded():
+        with self._logging(silent=tried_alone is not None), self._guarded(), self._without_forward_mode():
             found = self._each(play)
         for replica in self.replicas[1:]:
             replica.note()
@@ -108,8 +109,9 @@ class ThreadRanks(Ranks):
             raise
         finally:
             self.meeting.open()
-        for replica, future in zip(self.replicas, futures, strict=True):
-            error = future.exception()
+        errors = [(replica, future.exception()) for replica, future in zip(self.replicas, futures, strict=True)]
+        # What one thread refuses may make another one fail.
+        for replica, error in sorted(errors, key=lambda each: not isinstance(each[1], UserError)):
             if error is not None and not isinstance(error, threading.BrokenBarrierError):
                 error.add_note(f"in {replica.name}, one of {self.size} of strategy dp")
                 raise error
@@ -244,6 +246,24 @@ class ThreadRanks(Ranks):
             yield
         finally:
             hook.remove()
+
+    @contextmanager
+    def _without_forward_mode(self) -> Iterator[None]:
+        """Raise if a replica takes a forward-mode derivative: torch keeps its level for all threads together."""
+
+        def enter() -> int:
+            if here() is None:
+                return before()
+            raise UserError(
+                f"strategy dp: a loss takes a forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad), and "
+                f"torch has only one at a time for all threads of a process; {ADVICE}"
+            )
+
+        before, forward_ad.enter_dual_level = forward_ad.enter_dual_level, enter
+        try:
+            yield
+        finally:
+            forward_ad.enter_dual_level = before
 
 
 class Meeting:

@@ -1,6 +1,6 @@
-"""A small StyleGAN2, Karras et al. 2020, with gradient penalties that only some of the steps compute."""
+"""A small StyleGAN2-ADA, Karras et al. 2020, with gradient penalties that only some of the steps compute."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from gan import Phase, Player
+from gan import Phase, Player, ranks
 from gan.games.from_noise import FromNoise
 from gan.losses import non_saturating_discriminator, non_saturating_generator, path_lengths, r1
+from nets.ada import Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 BETAS = (0.0, 0.99)
@@ -23,6 +24,9 @@ class StyleGan(FromNoise):
     The discriminator's R1 is penalised every `r1_every` steps, the generator's path lengths every `path_every` steps.
     Their weights `gamma` and `path` are per step: a penalty of every 16th step is multiplied by 16. `path_mean` is the
     running mean that path lengths are pulled to. It is the same on all ranks, and saved in the checkpoint.
+
+    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones. `ema`
+    is a decay, or a function of the number of steps.
     """
 
     path_mean: Tensor
@@ -37,18 +41,21 @@ class StyleGan(FromNoise):
         r1_every: int = 16,
         path: float = 2.0,
         path_every: int = 4,
-        ema: float = 0.999,
+        ema: float | Callable[[int], float] = 0.999,
+        ada: Ada | None = None,
     ) -> None:
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
         self.rate, self.gamma, self.r1_every = rate, gamma, r1_every
         self.path, self.path_every, self.ema = path, path_every, ema
+        self.ada = ada
         self.register_buffer("path_mean", torch.zeros(()))
         self._lengths: list[Tensor] = []
+        self._positive: list[Tensor] = []  # how many scores of real pictures are positive, and how many there are
 
     def configure_players(self) -> Iterator[Player]:
-        """Samples come from the generator's averaged weights, which every update moves, also one of the penalty."""
-        yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema)
+        """Samples come from the generator's averaged weights, which move once a step."""
+        yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema, ema_per="step")
         yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every))
 
     def configure_phases(self) -> Iterator[Phase]:
@@ -58,20 +65,28 @@ class StyleGan(FromNoise):
         yield Phase("discriminator", self.judge, "discriminator")
         yield Phase("r1", self.flatten, "discriminator", every=self.r1_every, second_order=True)
 
+    def score(self, image: Tensor) -> Tensor:
+        """The discriminator's scores of pictures, which it sees augmented."""
+        return self.discriminator(image if self.ada is None else self.ada(image))
+
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make fakes that score high."""
-        return {"adversarial": non_saturating_generator(self.discriminator(self.draw(batch["image"])))}
+        return {"adversarial": non_saturating_generator(self.score(self.draw(batch["image"])))}
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Score pictures high and fakes low."""
         with torch.no_grad():
             fake = self.draw(batch["image"])
-        scores = self.discriminator(batch["image"]), self.discriminator(fake)
-        return {"adversarial": non_saturating_discriminator(*scores)}
+        real, fake = self.score(batch["image"]), self.score(fake)
+        if self.ada is not None:
+            signs = real.detach() > 0
+            # Whole numbers over all ranks: their sum is the same in any order, and so p is.
+            self._positive.append(ranks.sum(torch.stack([signs.sum(), torch.ones_like(signs).sum()])))
+        return {"adversarial": non_saturating_discriminator(real, fake)}
 
     def flatten(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the slope around pictures small: Karras et al. 2020, section 3.1 (lazy regularisation)."""
-        return {"r1": self.r1_every * self.gamma * r1(self.discriminator, batch["image"])[1]}
+        return {"r1": self.r1_every * self.gamma * r1(self.score, batch["image"])[1]}
 
     def even(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Let a step in style space change every picture by as much: Karras et al. 2020, section 3.2, equation 4.
@@ -83,9 +98,12 @@ class StyleGan(FromNoise):
         return {"path": self.path_every * self.path * (lengths - self.path_mean).square().mean()}
 
     def training_step(self, batch: Any) -> None:
-        """Train a step, then move the running mean towards the path lengths of this step."""
+        """Train a step. Then move the running mean towards the path lengths of this step, and adjust augmentation."""
         super().training_step(batch)
         self._follow()
+        if self._positive:
+            self.ada.adjust(*torch.stack(self._positive).sum(0))
+            self._positive.clear()
 
     @torch.no_grad()
     def _follow(self) -> None:

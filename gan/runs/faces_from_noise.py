@@ -9,6 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from datasets.augment import to_tensors
 from datasets.data import GanData
 from datasets.drawn.faces import Faces
+from gan.ema import half_life
 from gan.errors import UserError
 from gan.games.dmd2 import Dmd2
 from gan.games.dmd2_lora import Dmd2Lora
@@ -17,6 +18,7 @@ from gan.games.r3gan import R3Gan
 from gan.games.stylegan import StyleGan
 from gan.games.wgan_gp import WganGp
 from gan.runs.run import HELD_OUT, Run, Seed
+from nets.ada import Ada
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -92,10 +94,15 @@ def stylegan_faces(
     r1_every: PositiveInt = 16,
     path: NonNegativeFloat = 2.0,
     path_every: PositiveInt = 4,
-    ema: float = 0.99,
+    ema_images: PositiveFloat = 1000.0,
+    ema_ramp_up: PositiveFloat | None = 0.05,
+    ada: bool = True,
+    ada_target: float = 0.6,
+    ada_images: PositiveInt = 20_000,
+    batch_size: PositiveInt = 16,
     **settings: Any,
 ) -> Run:
-    """A small StyleGAN2 on drawn faces: new faces from noise, by way of styles.
+    """A small StyleGAN2-ADA on drawn faces: new faces from noise, by way of styles.
 
     Args:
         size: Height and width of the pictures: 4, doubled once or more.
@@ -108,14 +115,21 @@ def stylegan_faces(
         r1_every: R1 is computed once in this many steps, with its weight multiplied by as much.
         path: Weight of the path length penalty per step.
         path_every: Path lengths are penalised once in this many steps, with the weight multiplied by as much.
-        ema: Decay of the generator's averaged weights.
+        ema_images: Half-life of the generator's averaged weights, in images; published: 10,000.
+        ema_ramp_up: At the beginning the half-life is this part of the images so far; null for no such beginning.
+        ada: Augment what the discriminator sees, with a probability that adapts.
+        ada_target: The probability rises while the mean sign of the scores of real pictures is above this.
+        ada_images: In so many images the probability can rise from 0 to 1; published: 500,000.
+        batch_size: Pictures a step, of all ranks together.
     """
 
     def game(widths: list[int], train: Faces) -> StyleGan:
-        rules = dict(rate=rate, gamma=gamma, r1_every=r1_every, path=path, path_every=path_every, ema=ema)
-        return StyleGan(StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths), **rules)
+        average = half_life(ema_images, batch_size, ema_ramp_up)
+        rules = dict(rate=rate, gamma=gamma, r1_every=r1_every, path=path, path_every=path_every, ema=average)
+        networks = StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths)
+        return StyleGan(*networks, ada=Ada(ada_target, ada_images) if ada else None, **rules)
 
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, batch_size=batch_size, **settings)
 
 
 def dmd2_faces(

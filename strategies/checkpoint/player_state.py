@@ -3,13 +3,15 @@
 Each rank saves and loads its shares of the tensors, under the names that plain torch uses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gan.checkpoint import SavedTensor, Share, read
+from gan.ema import Ema
 from gan.errors import UserError
 from strategies.policies.policy import Policy
 
@@ -40,7 +42,10 @@ def average_state(policy: Policy) -> dict[str, Share]:
 
 def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> None:
     """Load the averages. If none were saved, they start at the weights."""
-    if policy.ema is None:
+    if policy.ema is None and saved is not None and policy.optimizer is None:
+        # The average that the optimizer of a training has kept: only to evaluate with.
+        policy.ema = Ema(policy.storage.owned, policy.player.decay)
+    if not isinstance(policy.ema, Ema):
         return
     if saved is None:
         policy.ema.load_state_dict(None)
@@ -51,11 +56,11 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 def optimizer_state(policy: Policy) -> dict[str, Any]:
     """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
     packed = policy.optimizer.state_dict()
-    state = {}
-    for number, name in enumerate(_stepped(policy)):
-        if number in packed["state"]:
-            values = packed["state"][number]
-            state[name] = {key: _shared(policy, name, key, value) for key, value in values.items()}
+    named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy)) if n in packed["state"]}
+    plain = {name: _with(values, lambda _, __: None) for name, values in named.items()}
+    state = policy.storage.values_of_all(plain)
+    for name, values in named.items():
+        state[name] = _with(values, partial(_share, policy, name))
     groups = zip(packed["param_groups"], policy.groups, strict=True)
     return {**packed, "state": state, "param_groups": [{**group, "params": names} for group, names in groups]}
 
@@ -69,7 +74,7 @@ def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
         )
     wanted: dict[SavedTensor, Share] = {}
     state = {
-        number: {key: _room(policy, name, key, value, wanted) for key, value in saved["state"][name].items()}
+        number: _with(saved["state"][name], partial(_room, policy, name, wanted))
         for number, name in enumerate(_stepped(policy))
         if name in saved["state"]
     }
@@ -87,16 +92,25 @@ def _stepped(policy: Policy) -> list[str]:
     return [names[id(parameter)] for group in policy.optimizer.param_groups for parameter in group["params"]]
 
 
-def _shared(policy: Policy, name: str, key: str, value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """An optimizer's state of one weight, with `make(key, tensor)` in place of each tensor, also in lists and dicts."""
+
+    def walk(key: str, value: Any) -> Any:
+        if isinstance(value, Tensor | SavedTensor):
+            return make(key, value)
+        if isinstance(value, dict):
+            return {name: walk(key, each) for name, each in value.items()}
+        return [walk(key, each) for each in value] if type(value) is list else value
+
+    return {key: walk(key, value) for key, value in values.items()}
+
+
+def _share(policy: Policy, name: str, key: str, value: Tensor) -> Share:
     return policy.storage.share_of(name, value) if policy.storage.per_element(key) else Share.whole(value)
 
 
-def _room(policy: Policy, name: str, key: str, value: Any, wanted: dict[SavedTensor, Share]) -> Any:
-    """A plain value as it is saved; for a tensor the memory that it will be read to, entered in `wanted`."""
-    if not isinstance(value, SavedTensor):
-        return value
+def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str, value: SavedTensor) -> Tensor:
+    """The memory that a saved tensor will be read to, entered in `wanted`."""
     owned = policy.owned[name]
     if policy.storage.per_element(key):
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))

@@ -71,20 +71,18 @@ def _save(path: Path, tree: dict[str, Any], ranks: SavingRanks, stack: ExitStack
 
 
 def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, Share]]]:
-    """The tree without its shares, and the shares by name."""
+    """The tree with None in place of its shares, and the shares by name."""
     shares: dict[str, tuple[Key, Share]] = {}
 
     def walk(node: Any, key: Key) -> Any:
+        if isinstance(node, Share):
+            full = "/".join(map(str, key))
+            assert full not in shares, "two tensors of one name"
+            shares[full] = key, node
+            return None
         if isinstance(node, dict):
-            for name, value in node.items():
-                if isinstance(value, Share):
-                    full = "/".join(map(str, (*key, name)))
-                    assert full not in shares, "two tensors of one name"
-                    shares[full] = (*key, name), value
-            return {name: walk(v, (*key, name)) for name, v in node.items() if not isinstance(v, Share)}
-        if type(node) is list:
-            return [walk(value, (*key, number)) for number, value in enumerate(node)]
-        return node
+            return {name: walk(value, (*key, name)) for name, value in node.items()}
+        return [walk(value, (*key, number)) for number, value in enumerate(node)] if type(node) is list else node
 
     return walk(tree, ()), shares
 

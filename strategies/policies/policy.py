@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -16,21 +16,16 @@ from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
-from strategies.optimizers import check_optimizer, check_schedule
+from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings
 from strategies.policies.follower import Follower
 from strategies.policies.groups import Groups
+from strategies.policies.modes import EvalWeights
 from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
-
-# Optimizers that treat each element by itself. For them, a step on pieces of weights equals a step on the weights.
-ELEMENTWISE = {
-    getattr(optim, name)
-    for name in ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop")
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ class Policy:
         self.optimizer: Optimizer | None = None
         self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
         self.schedule: LRScheduler | None = None
-        self.ema: Ema | None = None
+        self.ema: Ema | EvalWeights | None = None
         self.followed: Policy | None = None  # that of the player that this one follows
         self.follower: Follower | None = None
         self.followers: list[Follower] = []  # what follows this player
@@ -106,12 +101,16 @@ class Policy:
             for module, mode in zip(self.belongings.kept, modes, strict=True):
                 module.training = mode
         if training:
+            if self.weights:
+                self.optimizer = self._make_optimizer()
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
         if self.player.ema is not None and self.player.follows is None:
             self.ema = Ema(self.storage.owned, self.player.decay)
-        if training and self.weights:
-            self.optimizer = self._make_optimizer()
+        if self.optimizer is not None:
+            self._step_what_is_owned()
+            if has_modes(self.optimizer):
+                self.ema = EvalWeights(self.optimizer, self.storage.owned)
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
                 check_schedule(self.player, self.schedule)
@@ -131,7 +130,7 @@ class Policy:
         self.followed.followers.append(self.follower)
 
     @property
-    def average(self) -> Ema | None:
+    def average(self) -> Ema | EvalWeights | None:
         """The moving average that the player has, or that it is."""
         return self.ema if self.follower is None else self.follower.ema
 
@@ -144,30 +143,32 @@ class Policy:
         return Reduction(self.storage, self.world.device)
 
     def _make_optimizer(self) -> Optimizer:
-        """Make the optimizer for the whole weights, as the author's function may group them by shape.
-
-        If the storage is sharded, then let it step on the pieces that this rank owns.
-        """
+        """Make the optimizer for the whole weights, as the author's function may group them by shape."""
         optimizer = self.player.optimizer(list(self.weights.values()))
         check_optimizer(self.player, optimizer, self.weights)
         names = {id(weight): name for name, weight in self.weights.items()}
         self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+        return optimizer
+
+    def _step_what_is_owned(self) -> None:
+        """If the storage is sharded, let the optimizer step only what this rank owns."""
         if not self.storage.sharded:
-            return optimizer
-        if type(optimizer) not in ELEMENTWISE or optimizer.state:
+            return
+        if self.storage.cut and not treats_elements(self.optimizer):
             known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
             raise UserError(
                 f"player '{self.player.name}': policy '{self.name}' cuts weights into pieces, and "
-                f"{type(optimizer).__name__} may not give the same result on pieces as on whole weights; "
-                f"type --strategy {self.player.name}=ddp,*={self.name}, or use one of {known}"
+                f"{type(self.optimizer).__name__} may not give the same result on pieces as on whole weights; "
+                f"type --strategy {self.player.name}=zero1,*={self.name}, or use one of {known}"
             )
         owned = self.storage.owned
-        for group, members in zip(optimizer.param_groups, self.groups, strict=True):
-            group["params"] = [owned[name] for name in members if name in owned]
+        for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
             if "param_names" in group:
                 named = zip(members, group["param_names"], strict=True)
                 group["param_names"] = [called for name, called in named if name in owned]
-        return optimizer
+            group["params"] = [owned[name] for name in members if name in owned]
+        for name in self.weights.keys() - owned.keys():
+            self.optimizer.state.pop(self.weights[name], None)
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
@@ -230,6 +231,10 @@ class Policy:
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
         """A context around each phase. Inside, weights are whole when they are read, also without learning."""
+        return nullcontext()
+
+    def for_several_phases(self) -> AbstractContextManager[Any]:
+        """A context around what makes a graph that later phases use too: `GanModule.shared`."""
         return nullcontext()
 
     def check_code(self) -> int | None:

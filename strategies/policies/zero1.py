@@ -2,10 +2,15 @@
 
 from torch import Tensor
 
+from gan.errors import UserError
+from strategies.optimizer_trial import why_not_apart
+from strategies.optimizers import treats_elements
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import Reduction
+from strategies.sharding.storage import Storage
+from strategies.sharding.whole_weights import WholeWeights
 
 
 class Zero1(Sharded):
@@ -16,10 +21,33 @@ class Zero1(Sharded):
     weights, in place. `averaged` gathers twice: the averages, and then the weights again.
 
     Held on each rank: weights and gradients whole; optimizer state and average / ranks.
+
+    [Note: whole weights]
+    An optimizer that looks at whole weights (Muon, Shampoo) cannot step pieces. Then each rank owns some of the weights
+    whole, and about as many elements as the others. After the step each owner broadcasts its weights; together that is
+    as much as the all-gather. A rank holds at least the state of the largest weight that it owns.
     """
 
     name = "zero1"
     communicates_only_in_its_turn = True
+
+    def make_storage(self) -> Storage:
+        """See [Note: whole weights]."""
+        if self.world.size == 1 or not self.weights or treats_elements(self.optimizer):
+            return super().make_storage()
+        name, kind = self.player.name, type(self.optimizer).__name__
+        if "offload" in self.options:
+            raise UserError(
+                f"player '{name}': {kind} looks at whole weights, and zero1+offload steps pieces of them; type "
+                f"--strategy {name}=zero1,*=zero1+offload"
+            )
+        why = why_not_apart(self.player, self.weights)
+        if why is not None:
+            raise UserError(
+                f"player '{name}': policy 'zero1' gives each rank some of the weights, and that does not work with "
+                f"{kind}: {why}; type --strategy {name}=ddp,*=zero1"
+            )
+        return WholeWeights(self.weights, self.sharing)
 
     def make_reduction(self) -> Reduction:
         if not self.storage.sharded:

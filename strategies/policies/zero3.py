@@ -7,6 +7,7 @@ from typing import Any
 from gan.phase import Phase
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.zero2 import Zero2
+from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
@@ -66,7 +67,12 @@ class Zero3(Zero2):
             return super().hold(phase)
         few = len(self.storage.buckets) <= FEW
         whole = few or phase.second_order or bool(self.options.keys() & {"whole", "compile"})
-        return self.on_read.during(phase.name, piecewise=not whole, now=whole and self.learning and bool(self.weights))
+        now = whole and self.learning and bool(self.weights)
+        return self.on_read.during(phase.name, piecewise=not whole, now=now, places=not phase.second_order)
+
+    def for_several_phases(self) -> AbstractContextManager[Any]:
+        """See [Note: torch.func.grad]."""
+        return super().for_several_phases() if self.on_read is None else kept_as_places()
 
     def check_code(self) -> int | None:
         return None if self.on_read is None else self.on_read.check_code()

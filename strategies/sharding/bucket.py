@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, autograd, nn
 
 from gan.checkpoint import Share
 from strategies.sharding.resharded_parameter import hide, show
@@ -84,6 +84,7 @@ class Bucket:
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
+        self.ended = 0  # how often `end_graphs` was called
         self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
         if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
@@ -204,7 +205,12 @@ class Bucket:
     def version_at(self, element: int) -> int:
         """How often the weight at this element has changed, by updates and by code that wrote it."""
         number = bisect_right(self._first_elements, element) - 1
-        return self.version + version_of(self._in_order[number])
+        return self.version + version_of(self._in_order[number]) - self.ended
+
+    def end_graphs(self) -> None:
+        """From now on backward is an error in a graph that has saved the weights themselves, not their places."""
+        autograd.graph.increment_version(self._in_order)
+        self.ended += 1
 
     def shard_changed(self) -> None:
         """Drop the whole weights, because the shard is newer."""

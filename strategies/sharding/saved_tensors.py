@@ -26,13 +26,20 @@ class WeightPlace:
 
 
 def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
-    bucket = UNSHARDED.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+    bucket = UNSHARDED.get(_address(tensor))
     if bucket is None or tensor.dtype != bucket.whole.dtype:
         # The parameter may use other memory later, so keep the memory that it uses now.
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
         return tensor, version_of(tensor)
     offset = tensor.storage_offset()
     return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where a tensor's memory begins. Sparse tensors and the zeros of forward-mode derivatives have none."""
+    if tensor.layout != torch.strided or tensor._is_zerotensor():
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
@@ -25,8 +26,13 @@ class Storage:
 
     @property
     def sharded(self) -> bool:
-        """Whether the optimizer works on pieces of the weights."""
+        """Whether the optimizer works on a part of the weights only: on some of them, or on pieces of all."""
         return False
+
+    @property
+    def cut(self) -> bool:
+        """Whether it works on pieces of weights."""
+        return self.sharded
 
     @property
     def unsharded(self) -> bool:
@@ -74,7 +80,11 @@ class Storage:
 
         The shape cannot decide this: a weight may be a scalar, and then its moments are scalars too.
         """
-        return self.sharded and key not in SCALARS
+        return self.cut and key not in SCALARS
+
+    def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Plain values that each rank has for the weights it owns, by the weights' names: those of all ranks."""
+        return values
 
     def release(self) -> None:
         """Give the author's parameters their own memory. Communicates nothing, because a rank may be lost."""

@@ -2,13 +2,15 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from gan.errors import UserError
+from strategies import private
 from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
@@ -30,6 +32,11 @@ class UnshardOnRead:
 
     `modules` are those through which code reads these parameters. Several players may listen to one module: each
     sees all reads, and answers those of its own parameters.
+
+    [Note: torch.func.grad]
+    torch.func.grad, vjp and jacrev cannot run where autograd saves places. So a phase of second order, in which weights
+    stay whole, does without. A graph that is made there cannot be used in a later phase, which is the same error; one
+    that `GanModule.shared` makes can, because places are saved for it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], modules: Sequence[nn.Module], storage: Storage) -> None:
@@ -51,21 +58,34 @@ class UnshardOnRead:
         self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
 
     @contextmanager
-    def during(self, phase: str, piecewise: bool, now: bool) -> Iterator[None]:
-        """A context around a phase. `now`: unshard everything at the start. After an error it waits for no rank."""
+    def during(self, phase: str, piecewise: bool, now: bool, places: bool = True) -> Iterator[None]:
+        """A context around a phase. `now`: unshard everything at the start. After an error it waits for no rank.
+
+        `places`: autograd saves places. Without it, all must stay whole: see [Note: torch.func.grad].
+        """
         self.piecewise, self.playing = piecewise, True
         self.order, self.expected = [], self.before.get(phase, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.buckets)
         if now:
             self.storage.unshard()
         try:
-            with kept_as_places():
+            with kept_as_places() if places else nullcontext():
                 yield
+        except RuntimeError as error:
+            if "support saved tensor hooks" not in str(error):
+                raise
+            raise UserError(
+                f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
+                f"Phase('{phase}', ..., second_order=True), and zero3 if a player has deepspeed3"
+            ) from error
         finally:
             self.playing = False  # from here on a read gathers nothing
             self.frames = []
         self.before[phase] = self.order
         self.storage.reshard()
+        if not places:
+            for bucket in self.buckets:
+                bucket.end_graphs()
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -105,7 +125,8 @@ class UnshardOnRead:
             return
         if not self.piecewise:
             if not self.storage.unsharded and any(id(weight) in self.own for weight in weights):
-                self.storage.unshard()
+                with private.outside_transforms():
+                    self.storage.unshard()
             return
         for number in dict.fromkeys(self.number[id(weight)] for weight in weights if id(weight) in self.number):
             if number not in self.frames[-1]:
@@ -119,18 +140,20 @@ class UnshardOnRead:
         if number in self.idle:
             self.idle.remove(number)
         if not bucket.unsharded:
-            if not self.piecewise:
-                self.storage.unshard()
-                return
-            self._start(number)
-            bucket.unshard()
-            self._look_ahead()
+            with private.outside_transforms():
+                if not self.piecewise:
+                    self.storage.unshard()
+                    return
+                self._start(number)
+                bucket.unshard()
+                self._look_ahead()
         if not self.piecewise:
             return
         if not self.readers[number]:
             self.idle.append(number)
         while len(self.idle) > 1:
-            self.buckets[self.idle.pop(0)].reshard()
+            with private.outside_transforms():
+                self.buckets[self.idle.pop(0)].reshard()
 
     def _start(self, number: int) -> None:
         if self.buckets[number].work is None:

@@ -48,15 +48,15 @@ class Promise:
     keeps: Callable[[int], float]
     keeps_frozen: Callable[[int], float] = lambda n: 1
     fixed: int = 0
-    sharded: bool = True  # the optimizer sees pieces of weights
+    cut: bool = True  # the optimizer sees pieces of weights
 
 
 GATHER, REDUCE, SUM = "_allgather_base_", "_reduce_scatter_base_", "allreduce_"
 PROMISES = {
     # keeps: weights, buckets of gradients, Adam's two moments, the average
-    "single": Promise({}, lambda n: 1 + 0 + 2 + 1, sharded=False),
-    "ddp": Promise({SUM: 1}, lambda n: 1 + 1 + 2 + 1, sharded=False),
-    "zero1": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 + 2 / n + 1 / n),
+    "single": Promise({}, lambda n: 1 + 0 + 2 + 1, cut=False),
+    "ddp": Promise({SUM: 1}, lambda n: 1 + 1 + 2 + 1, cut=False),
+    "zero1": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 + 2 / n + 1 / n, cut=False),
     "zero2": Promise({REDUCE: 1, GATHER: 1}, lambda n: 1 + 0 + 2 / n + 1 / n),
     "zero3": Promise({REDUCE: 1, GATHER: 2}, lambda n: 1 / n + 0 + 2 / n + 1 / n, lambda n: 1 / n),
     # Engines of DeepSpeed keep a copy of the weights that the rank owns; stage 3 keeps a bucket of its own as well.
@@ -66,7 +66,7 @@ PROMISES = {
         {REDUCE: 1, GATHER: 2}, lambda n: 2 / n + 1 / n + 2 / n + 1 / n, lambda n: 1 / n, fixed=4 * 6 * 2**20
     ),
     # Of n devices in one process each has the weights, and the first has the rest.
-    "dp": Promise({}, lambda n: n + 0 + 2 + 1, lambda n: n, sharded=False),
+    "dp": Promise({}, lambda n: n + 0 + 2 + 1, lambda n: n, cut=False),
 }
 NAMES = list(dict.fromkeys(policy.name for policy in POLICIES.values()))
 
@@ -345,14 +345,14 @@ def check_refusals(play: Play, policy: str, world: int) -> None:
         with pytest.raises(UserError, match=f"strategy '{policy}' has no option '{option}'; type "):
             PhaseStrategy(f"{policy}+{option}")
     for message in play(refusal, policy, world):
-        if promise(policy).sharded:
+        if promise(policy).cut:
             assert message is not None
             assert f"player 'discriminator': policy '{policy}' cuts weights into pieces, and Adafactor" in message
-            assert f"type --strategy discriminator=ddp,*={policy}" in message
+            assert f"type --strategy discriminator=zero1,*={policy}" in message
         else:
             assert message is None
-    if promise(policy).sharded:  # and what it says to type works
-        assert set(play(refusal, f"discriminator=ddp,*={policy}", world)) == {None}
+    if promise(policy).cut:  # and what it says to type works
+        assert set(play(refusal, f"discriminator=zero1,*={policy}", world)) == {None}
 
 
 @pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])

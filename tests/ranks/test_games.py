@@ -10,6 +10,7 @@ from lightning import seed_everything
 from torch import nn
 
 from gan import GanModule, noise
+from gan.ema import half_life
 from gan.games.cyclegan import CycleGan
 from gan.games.decay import half_then_down
 from gan.games.dmd2 import Dmd2
@@ -21,6 +22,7 @@ from gan.games.sean import Sean, mean_where
 from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.wgan_gp import WganGp
+from nets.ada import Ada
 from nets.blocks import onehot
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
@@ -102,6 +104,13 @@ def stylegan() -> StyleGan:
     return StyleGan(*networks, r1_every=4, path_every=3, ema=0.9)
 
 
+def stylegan_ada() -> StyleGan:
+    """With augmentation whose probability moves quickly, and the published average."""
+    torch.manual_seed(0)
+    networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2))
+    return StyleGan(*networks, r1_every=4, path_every=3, ema=half_life(64, BATCH, 0.5), ada=Ada(-1.5, 64))
+
+
 def dmd2() -> Dmd2:
     torch.manual_seed(0)
     teacher = ExactDenoiser(torch.rand(8, 3, SIZE, SIZE) * 2 - 1)
@@ -118,7 +127,7 @@ def dmd2_lora() -> Dmd2Lora:
     return Dmd2Lora(base, Head(4), SIZE, rank=2, **rules)
 
 
-MADE = (sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, dmd2, dmd2_lora)
+MADE = (sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, stylegan_ada, dmd2, dmd2_lora)
 GAMES = {game.__name__: game for game in MADE}
 FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")
 

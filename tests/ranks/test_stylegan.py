@@ -1,6 +1,7 @@
 """What is particular to StyleGAN; that it learns, shows, scores and is the same on all ranks: test_games.py."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from gan import losses, noise
+from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
-from tests.ranks.test_games import pictures, stylegan
+from tests.ranks.test_games import pictures, stylegan, stylegan_ada
 from tests.support.parity import BATCH, distance, parts, share, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 
@@ -22,7 +24,7 @@ def played(game: StyleGan, steps: int, world: int = 1, first: int = 0, **kwargs)
     rank = torch.distributed.get_rank() if world > 1 else 0
     batches = [share(pictures(step), rank, world) for step in range(first, steps)]
     seed_everything(11, verbose=False)
-    strategy, path = PhaseStrategy("ddp"), kwargs.pop("ckpt_path", None)
+    strategy, path = PhaseStrategy("ddp", check=kwargs.pop("check", True)), kwargs.pop("ckpt_path", None)
     trainer(strategy, world, steps, **kwargs).fit(game, DataLoader(batches, batch_size=None), ckpt_path=path)
     return snapshot(game, strategy)
 
@@ -135,6 +137,39 @@ def test_a_resumed_run_has_the_running_mean_and_equals_the_unbroken_one(world, r
     saved = read_checkpoint(tmp_path / "step=4.ckpt")["state_dict"]["path_mean"]
     assert 0 < saved < unbroken["weight path_mean"]
     assert all(distance(unbroken, state) < 1e-10 for state in resumed)
+
+
+# ---- adaptive augmentation ----
+
+
+def ada_trained(world: int, steps: int = 6, first: int = 0, **kwargs) -> dict:
+    game = stylegan_ada()
+    game.ada.target, game.ada.images = 0.1, 128  # near the mean signs of these steps
+    return played(game, steps, world, first, **kwargs)
+
+
+def test_the_probability_follows_the_scores_of_all_ranks(ranks):
+    expected = ada_trained(1)
+    assert 0 < expected["weight ada.p"] < 1
+    for found in ranks(2).run(ada_trained, 2):
+        assert found["weight ada.p"] == expected["weight ada.p"]
+
+
+def own_signs() -> float:
+    """The control: each rank counts the signs of its own scores."""
+    with mock.patch.object(stylegan_game.ranks, "sum", lambda values: values):
+        return ada_trained(2, check=False)["weight ada.p"].item()
+
+
+def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks):
+    assert ada_trained(1)["weight ada.p"].item() not in ranks(2).run(own_signs)
+
+
+def test_a_resumed_run_has_the_probability(tmp_path):
+    unbroken = ada_trained(1)
+    saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=3)
+    ada_trained(1, 3, enable_checkpointing=True, callbacks=[saver])
+    assert distance(ada_trained(1, 6, 3, ckpt_path=str(tmp_path / "step=3.ckpt")), unbroken) == 0
 
 
 def test_lengths_that_are_not_finite_leave_the_running_mean_alone():

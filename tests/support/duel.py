@@ -73,6 +73,8 @@ class ByHand:
     """The loop by hand. A test changes it by what it does before a step, after an update and after a step."""
 
     clip: ClassVar[dict[str, float]] = {}
+    moments = ("step", "exp_avg", "exp_avg_sq")  # of the optimizers
+    make_optimizer: ClassVar[Any] = staticmethod(adam)
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -83,7 +85,7 @@ class ByHand:
     def take(self, networks: dict[str, nn.Module]) -> None:
         """Train these networks."""
         self.networks = networks
-        self.optimizers = {name: adam(net.parameters()) for name, net in networks.items()}
+        self.optimizers = {name: self.make_optimizer(net.parameters()) for name, net in networks.items()}
 
     def before(self, step: int) -> None:
         """Before the turns of a step."""
@@ -126,7 +128,7 @@ class ByHand:
             named = {id(weight): key for key, weight in self.networks[name].named_parameters()}
             for weight, state in optimizer.state.items():
                 key = f"optimizer {name}.{named[id(weight)]}"
-                found |= {f"{key}.{moment}": state[moment] for moment in ("step", "exp_avg", "exp_avg_sq")}
+                found |= {f"{key}.{moment}": state[moment] for moment in self.moments}
         return found
 
 

@@ -135,9 +135,18 @@ def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
             shares |= {f"ema {name}.{k}": share for k, share in average_state(policy).items()}
         if policy.optimizer is not None:
             for weight, state in optimizer_state(policy)["state"].items():
-                shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in state.items() if isinstance(v, Share)}
+                shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in leaves(state) if isinstance(v, Share)}
             found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
     return found | together(shares, strategy.world_size)
+
+
+def leaves(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What an optimizer keeps of a weight, also in lists."""
+    for key, value in state.items():
+        if isinstance(value, list):
+            yield from leaves({f"{key}.{number}": each for number, each in enumerate(value)})
+        else:
+            yield key, value
 
 
 def together(shares: dict[str, Share], world: int) -> dict[str, Tensor]:

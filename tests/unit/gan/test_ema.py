@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gan.ema import Ema
+from gan.ema import Ema, half_life
 
 
 def make(decay=0.9):
@@ -70,3 +70,12 @@ def test_without_a_saved_average_it_starts_at_the_weights():
     net.weight.data += 1
     ema.load_state_dict(None)
     assert torch.equal(ema.average[0], net.weight)
+
+
+def test_a_half_life_in_images_with_a_beginning():
+    decay = half_life(1000, batch_size=50)
+    assert decay(0) == decay(99) == pytest.approx(0.5 ** (1 / 20))
+    rising = half_life(1000, batch_size=50, ramp_up=0.05)
+    assert rising(0) == 0  # the average begins as the weights
+    assert rising(200) == pytest.approx(0.5 ** (50 / 500))  # a twentieth of 10,000 images
+    assert rising(400) == rising(4000) == pytest.approx(decay(0))

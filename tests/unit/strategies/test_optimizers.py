@@ -43,7 +43,7 @@ def names(game):
     ("recipe", "message"),
     [
         ({"optimizer": LBFGS}, "player 'discriminator': LBFGS computes the loss several times in a step, by a closure"),
-        ({"optimizer": partial(Modes, lr=0.1)}, "Modes keeps two kinds of weights, which its train.. and eval.. exch"),
+        ({"optimizer": partial(Modes, lr=0.1), "ema": 0.9}, "Modes keeps an average itself, which its eval.. shows"),
         ({"optimizer": lambda w: {"optimizer": Adam(w)}}, "its function for the optimizer returned dict; it must ret"),
         ({"optimizer": lambda w: Adam([nn.Parameter(torch.zeros(3))])}, r"a parameter that is not the player's \(sha"),
         ({"schedule": partial(ReduceLROnPlateau, patience=2)}, "returned ReduceLROnPlateau, which needs a score"),

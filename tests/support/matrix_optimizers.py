@@ -1,0 +1,80 @@
+"""Optimizers that look at whole weights, as people write them, and some that no rank can step in part."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Muon, Optimizer
+
+
+class Shampoo(Optimizer):
+    """Matrices by the roots of their gradients' second moments, other weights by their norms.
+
+    Its state has what torch's own never has: a number that is no tensor, and a list of tensors.
+    """
+
+    def __init__(self, weights: Iterable[Any], lr: float = 1e-2) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.sub_(self._direction(weight), alpha=group["lr"])
+
+    def _direction(self, weight: Tensor) -> Tensor:
+        gradient, state = weight.grad, self.state[weight]
+        state["count"] = state.get("count", 0) + 1
+        if weight.ndim != 2:
+            return gradient * (weight.norm() + 0.1) / (gradient.norm() + 0.1) / state["count"] ** 0.5
+        factors = state.setdefault("factors", [torch.eye(n, dtype=gradient.dtype) for n in gradient.shape])
+        factors[0].addmm_(gradient, gradient.mT)
+        factors[1].addmm_(gradient.mT, gradient)
+        left, right = map(fourth_root, factors)
+        return left @ gradient @ right
+
+
+def fourth_root(matrix: Tensor) -> Tensor:
+    """Of its inverse."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.pow(-0.25) @ vectors.mT
+
+
+class MuonAndAdam(Optimizer):
+    """torch's Muon for matrices, Adam for the rest: as README.md shows it."""
+
+    def __init__(self, weights: Iterable[nn.Parameter], lr: float) -> None:
+        weights = list(weights)
+        matrices, others = [w for w in weights if w.ndim == 2], [w for w in weights if w.ndim != 2]
+        self.parts = Muon(matrices, lr=lr), Adam(others, lr=lr)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self) -> None:
+        for part, group in zip(self.parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state
+            part.step()
+
+
+class NormedTogether(Optimizer):
+    """It divides all gradients by their norm, so no weight can be stepped without the others."""
+
+    def __init__(self, weights: Iterable[Any], lr: float = 1e-2) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        there = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        norm = torch.stack([weight.grad.norm() for weight in there]).norm()
+        for weight in there:
+            weight.sub_(weight.grad / norm, alpha=self.param_groups[0]["lr"])
+
+
+class Drawing(NormedTogether):
+    """It adds noise."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight in self.param_groups[0]["params"]:
+            weight.add_(torch.randn_like(weight), alpha=1e-3)
