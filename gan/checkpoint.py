@@ -12,7 +12,8 @@ contain only numbers, and values.pt is read by a weights-only `torch.load`.
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ FORMAT = 1
 STARTS, START = "DCP_SHARDING_INFO", "saved_offsets"  # the names in torch's distributed checkpoint
 
 Key = tuple[str | int, ...]  # the path of a value in the tree
+Checksum = tuple[torch.dtype, int]
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,11 @@ def load_module_state(
     saved: Mapping[str, Any],
     shares: Mapping[Tensor, Share | None] | None = None,
     strict: bool = True,
+    left_out: Collection[str] = (),
 ) -> None:
     """Load a module's state. If it does not fit, raises a RuntimeError that says what, as torch does.
 
+    The parameters named in `left_out` may be missing; they stay as they are.
     `shares` has this rank's share of each sharded parameter; None if the rank has nothing of it. Shares are read
     directly into their memory. Everything else goes through torch's own `load_state_dict`. A tensor that has two names
     in the module is saved under only one of them.
@@ -197,9 +201,28 @@ def load_module_state(
     rest = {key: value for key, value in found.items() if key not in sharded}
     rest |= {key: value for key, value in saved.items() if key not in own}
     missing, unexpected = module.load_state_dict(whole(rest), strict=False)
-    missing = [key for key in missing if key not in sharded]
+    unsaved = {id(own[key]) for key in left_out if key in own}
+    missing = [key for key in missing if key not in sharded and id(own[key]) not in unsaved]
     if strict and (missing or unexpected):
         raise RuntimeError(f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}")
+
+
+def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:
+    """A number made of the tensor's bits, in its own dtype or in another one."""
+    values = tensor.detach().to("cpu", dtype).contiguous()
+    return values.dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy())
+
+
+def check_left_out(module: nn.Module, left_out: Mapping[str, Checksum]) -> None:
+    """Raise if parameters that a checkpoint leaves out do not have the values that they had when it was saved."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, noted in left_out.items():
+        if name not in parameters or checksum(parameters[name], noted[0]) != noted:
+            raise UserError(
+                f"checkpoints leave '{name}' out, for its player has saved=False, and it does not have the values here "
+                f"that it had when this one was saved; let the game's constructor make the same ones. To go on with "
+                f"others, type strict=False in load_from_checkpoint(...), or game.strict_loading = False"
+            )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Self, TypeVar
 from lightning import LightningModule
 
 from gan import noise
-from gan.checkpoint import load, load_module_state
+from gan.checkpoint import check_left_out, load, load_module_state
 from gan.errors import UserError
 from gan.phase import Phase, Player, check_game
 
@@ -110,10 +110,13 @@ class GanModule(LightningModule):
         saved = load(checkpoint_path, weights_only is not False)
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
         game.on_load_checkpoint(saved)
+        left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict
         try:
-            load_module_state(game, saved["state_dict"], strict=game.strict_loading if strict is None else strict)
+            load_module_state(game, saved["state_dict"], strict=strict, left_out=left_out)
         except RuntimeError as error:
             raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
+        if strict:
+            check_left_out(game, left_out)
         return game if map_location is None else game.to(map_location)
 
     # ---- Lightning's manual optimization, in which nothing would be synchronised ----

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import call
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,6 +36,11 @@ class Player:
       are its buffers after each update of the average. Its `ema_per` counts the updates of the other player.
     - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
       learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
+    - `saved`: False leaves the weights of a frozen player out of checkpoints. The game's constructor must make the same
+      weights again, e.g. load them from a file; a resumed run checks that. Its buffers are saved.
+
+    The module may be a part of a network, or some parameters of one: `nn.ParameterList(adapters)`. A parameter learns
+    in one player only. One that does not learn may belong to several players (see `parameters_of`).
     """
 
     name: str
@@ -51,6 +55,7 @@ class Player:
     schedule_per: str = "update"
     after: Callable[[nn.Module], object] | None = None
     follows: str | None = None
+    saved: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -65,6 +70,11 @@ class Player:
             raise UserError(
                 f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip, after or "
                 f"freeze; give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
+            )
+        if not self.saved and (not self.frozen or self.follows is not None):
+            raise UserError(
+                f"player '{self.name}' changes in training, so its weights must be in checkpoints; leave saved=False "
+                f"out, which is for frozen players"
             )
         if self.ema is not None and not callable(self.ema) and not 0 <= self.ema < 1:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")
@@ -153,11 +163,11 @@ class Phase:
                 f"type when=lambda: {self.when!r}"
             )
 
-    def due(self, step: int, ask: Callable[[Callable[[], bool]], bool] = call) -> bool:
-        """Whether the phase is played in this step. `ask` calls `when`; a strategy asks the first rank for all."""
+    def due(self, step: int, ask: "Callable[[Phase], bool] | None" = None) -> bool:
+        """Whether the phase is played in this step. `ask` calls `when`: a strategy asks the first rank for all."""
         if step < self.start or (self.until is not None and step >= self.until) or (step - self.start) % self.every:
             return False
-        return self.when is None or bool(ask(self.when))
+        return self.when is None or bool(self.when() if ask is None else ask(self))
 
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
@@ -170,16 +180,7 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
             if names.count(name) > 1:
                 raise UserError(f"two {kind}s are called '{name}'; give each a name of its own")
 
-    # A parameter belongs to one player at most.
-    owner: dict[int, tuple[str, str]] = {}
     for player in players:
-        for name, parameter in player.module.named_parameters():
-            other, other_name = owner.setdefault(id(parameter), (player.name, name))
-            if other != player.name:
-                raise UserError(
-                    f"parameter '{name}' of player '{player.name}' is also '{other_name}' of player '{other}'; "
-                    f"a parameter belongs to one player: make one player of both networks, or share no layer"
-                )
         trainable = any(parameter.requires_grad for parameter in player.module.parameters())
         if not player.frozen and not trainable:
             raise UserError(
@@ -200,6 +201,10 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 f"{', '.join(learning)}"
             )
         _check_alike(player, followed)
+    own = parameters_of(players)
+    for player in players:
+        if player.follows is not None:
+            _check_shared(player, named[player.follows], own)
 
     # A phase's learners are players that can learn.
     frozen = {player.name for player in players if player.frozen}
@@ -213,6 +218,54 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 raise UserError(f"phase '{phase.name}': learner '{name}' is frozen; give it an optimizer")
             if phase.learners.count(name) > 1:
                 raise UserError(f"phase '{phase.name}' names learner '{name}' twice")
+
+
+def parameters_of(players: Sequence[Player]) -> dict[str, dict[str, nn.Parameter]]:
+    """The parameters that each player stores, by their names. Each parameter of the game is stored by one player.
+
+    It is the player that changes it, by learning or by following. If no player changes it, then it is the first player
+    that has it, whoever else reads it.
+    """
+    named = {player.name: player for player in players}
+    changing: dict[int, tuple[str, str]] = {}  # by parameter: the player that changes it, and its name there
+    for player in players:
+        followed = named[player.follows].module.parameters() if player.follows is not None else ()
+        still = {id(parameter) for parameter in followed}  # what both have is not averaged
+        for name, parameter in player.module.named_parameters():
+            learns = parameter.requires_grad and not player.frozen
+            if not learns and (player.follows is None or id(parameter) in still):
+                continue
+            other, other_name = changing.setdefault(id(parameter), (player.name, name))
+            if other != player.name:
+                raise UserError(
+                    f"parameter '{name}' of player '{player.name}' is also '{other_name}' of player '{other}', and a "
+                    f"parameter learns in one player only; make one player of both networks, share no layer, or "
+                    f"freeze what they share in the game's __init__, by requires_grad_(False)"
+                )
+
+    owner = {key: name for key, (name, _) in changing.items()}
+    for player in sorted(players, key=lambda player: player.follows is not None):
+        for parameter in player.module.parameters():
+            owner.setdefault(id(parameter), player.name)
+    return {
+        player.name: {n: p for n, p in player.module.named_parameters() if owner[id(p)] == player.name}
+        for player in players
+    }
+
+
+def _check_shared(player: Player, followed: Player, own: Mapping[str, Mapping[str, nn.Parameter]]) -> None:
+    """Raise if a player cannot follow another one, because of what the two share with each other or with a third."""
+    others = dict(followed.module.named_parameters())
+    shared = {name for name, parameter in player.module.named_parameters() if parameter is others[name]}
+    who = f"player '{player.name}' follows '{followed.name}'"
+    for name, other in others.items():
+        if name in shared and other.requires_grad:
+            raise UserError(f"{who}, and both have the same parameter '{name}', which learns; copy it for one of them")
+        if name not in shared and not other.requires_grad and (shared or name not in own[followed.name]):
+            raise UserError(
+                f"{who}, which shares frozen parameters, and '{name}' is a copy in '{player.name}'; let both have all "
+                f"the same ones: copy.deepcopy(network, {{id(p): p for p in frozen}})"
+            )
 
 
 def _check_alike(player: Player, followed: Player) -> None:

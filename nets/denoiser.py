@@ -58,6 +58,19 @@ class Denoiser(nn.Module):
         return self.middle(x, embedded), passed, embedded
 
 
+class OneStep(nn.Module):
+    """A denoiser as a generator: it draws pictures in one step, from noise of size `sigma`."""
+
+    def __init__(self, denoiser: nn.Module, size: int, sigma: float) -> None:
+        super().__init__()
+        self.denoiser, self.size, self.sigma = denoiser, size, sigma
+        self.latent = 3 * size * size
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Pictures from vectors of noise [B, latent]."""
+        return self.denoiser(self.sigma * z.view(-1, 3, self.size, self.size), z.new_full((len(z),), self.sigma))
+
+
 class Head(nn.Module):
     """A score for each picture from a denoiser's inner features (Yin et al. 2024, DMD2, section 4.3)."""
 

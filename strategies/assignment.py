@@ -8,10 +8,12 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
 from gan.errors import UserError
+from gan.module import GanModule
 from gan.phase import Player
 from strategies import auto
 from strategies.choice import Choice
 from strategies.policies import POLICIES
+from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.dp import Dp
 from strategies.policies.policy import Policy, World
 
@@ -43,17 +45,21 @@ def check_ranks(choice: Mapping[str, Choice], ranks: int) -> None:
 
 def assign(
     choice: Mapping[str, Choice],
-    players: Mapping[str, Player],
+    game: GanModule,
     world: World,
     precision: Precision,
     smallest: Callable[[Tensor], Tensor],
 ) -> dict[str, Policy]:
     """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers."""
-    chosen = _decide(_choose(choice, players), players, world, smallest)
+    players = game.players
+    belongings = belongings_of(players, game)
+    chosen = _decide(_choose(choice, players), players, belongings, world, smallest)
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
-        name: POLICIES[chosen[name].policy](player, world, chosen[name].options) for name, player in players.items()
+        name: POLICIES[chosen[name].policy](player, world, chosen[name].options, belongings[name])
+        for name, player in players.items()
     }
+    _lend(policies)
     for name, player in players.items():
         if player.follows is not None:
             policies[name].followed = policies[player.follows]
@@ -64,6 +70,22 @@ def assign(
                 f"type --precision bf16-mixed, or leave bf16 out"
             )
     return policies
+
+
+def _lend(policies: Mapping[str, Policy]) -> None:
+    """Let each policy know the others that store parameters of its player's network."""
+    for name, policy in policies.items():
+        has = set(map(id, policy.player.module.parameters()))
+        others = [other for key, other in policies.items() if key != name]
+        policy.lenders = [
+            other for other in others if any(id(each) in has for each in other.belongings.parameters.values())
+        ]
+        for other in policy.lenders if "recompute" in policy.options else ():
+            if other.weights and has.intersection(map(id, other.weights.values())):
+                raise UserError(
+                    f"player '{name}': option recompute would run its blocks again, and player '{other.player.name}' "
+                    f"may have changed weights in them; leave recompute out for '{name}'"
+                )
 
 
 def _choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
@@ -86,17 +108,21 @@ def _choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict
 
 
 def _decide(
-    chosen: dict[str, Choice], players: Mapping[str, Player], world: World, smallest: Callable[[Tensor], Tensor]
+    chosen: dict[str, Choice],
+    players: Mapping[str, Player],
+    belongings: Mapping[str, Belongings],
+    world: World,
+    smallest: Callable[[Tensor], Tensor],
 ) -> dict[str, Choice]:
     """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
     undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
     if not undecided:
         return chosen
-    sizes = {name: auto.size_of(players[name]) for name in chosen}
+    sizes = {name: auto.size_of(player, belongings[name].parameters.values()) for name, player in players.items()}
     for player in players.values():
         if player.follows is not None:
             size = sizes[player.follows]
-            sizes[player.follows] = replace(size, weights=size.weights + auto.size_of(player).weights)
+            sizes[player.follows] = replace(size, weights=size.weights + sizes[player.name].weights)
     free = torch.tensor(auto.memory(world.device, world.local), dtype=torch.float64)
     free = smallest(free.to(world.device)).item()
     taken = sum(

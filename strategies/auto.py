@@ -79,9 +79,12 @@ class Decision:
         return next((each for each in later if each.bytes < self.bytes), None)
 
 
-def size_of(player: Player) -> Size:
-    """A player's bytes. One step of its optimizer on a small weight shows how much state it keeps."""
-    parameters = list(player.module.parameters())
+def size_of(player: Player, parameters: Iterable[nn.Parameter]) -> Size:
+    """The bytes of a player that stores these parameters.
+
+    One step of its optimizer on a small weight shows how much state it keeps.
+    """
+    parameters = list(parameters)
     learning = [] if player.frozen else [p for p in parameters if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in learning)
     kind, kept = _kept(player)

@@ -1,7 +1,6 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from lightning import Callback, Trainer
@@ -33,9 +32,9 @@ CALLBACKS = {
 class Hooks:
     """Calls those of HOOKS that the game or a callback overrides. Which these are is decided once."""
 
-    def __init__(self, trainer: Trainer | None = None, wanted: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, trainer: Trainer | None = None, wanted: Mapping[str, str] | None = None) -> None:
         """`wanted` has the hooks that are overridden, and by whom."""
-        self.trainer, self.wanted = trainer, wanted
+        self.trainer, self.wanted = trainer, wanted or {}
 
     @classmethod
     def of(cls, trainer: Trainer, game: GanModule) -> "Hooks":

@@ -22,7 +22,7 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Ga
     named: set[int] = set()
     for name, player in game.players.items():
         with policies[name].gathered():
-            codes |= _codes("weight", player.module.named_parameters(), f" of player '{name}'")
+            codes |= _codes("weight", policies[name].belongings.parameters.items(), f" of player '{name}'")
         codes |= _codes("buffer", player.module.named_buffers(), f" of player '{name}'")
         named |= {id(buffer) for buffer in player.module.buffers()}
     codes |= _codes("buffer", ((name, each) for name, each in game.named_buffers() if id(each) not in named))

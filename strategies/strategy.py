@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -29,7 +29,8 @@ from strategies import private, threads
 from strategies.assignment import assign, in_threads
 from strategies.auto import Auto
 from strategies.check.first_step import check_step
-from strategies.check.trial import Trial
+from strategies.check.trial import Trial, Trials
+from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
@@ -87,8 +88,7 @@ class PhaseStrategy(SavingStrategy):
         if self.threaded and self.cluster_environment is None:
             self.cluster_environment = LightningEnvironment()
         self.check, self.check_replicas = check, check_replicas
-        self.unchecked: set[str] = set()  # phases whose first step has not been tried yet
-        self.begun: set[str] = set()  # phases that have been played
+        self.trials = Trials()
         self.trial: Trial | None = None
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
@@ -105,6 +105,14 @@ class PhaseStrategy(SavingStrategy):
             policy.begin_step(game.step)
         self.equal_rows.begin(batch)
         self._try_first(game, batch, *args, **kwargs)
+        with self.places.named():
+            output = self._step(game, batch, *args, **kwargs)
+            self.places.playing = False
+            self._log(game)
+        private.count_step(game.trainer)
+        return output
+
+    def _step(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> Any:
         game.forget_shared()
         self.losses = {}
         output = self.ranks.step(game, batch, *args, **kwargs)
@@ -116,29 +124,16 @@ class PhaseStrategy(SavingStrategy):
             )
         for policy in self.policies.values():
             policy.end_step(game.trainer.is_last_batch)
-        self._log(game)
-        private.count_step(game.trainer)
         return output
 
-    def ask(self, question: Callable[[], bool]) -> bool:
-        """The first rank's answer, on all ranks: whether a phase with a `when` is played."""
-        if self.trial is not None:
-            return self._has_begun(question)
-        return self.ranks.ask(question, self.root_device)
-
-    def _has_begun(self, when: Callable[[], bool]) -> bool:
-        """Whether the phase with this `when` has been played. Before that, its loss may not be ready for a trial."""
-        return any(phase.when is when and phase.name in self.begun for phase in self.lightning_module.phases)
+    def ask(self, phase: Phase) -> bool:
+        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
+        return self.ranks.ask(phase.when, self.root_device) if self.trial is None else self.trials.ready(phase)
 
     def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """On several ranks, once for each phase: check that they would train as one device does.
-
-        It is done before a phase is played for the first time, or, if the phase has a `when`, for the second time.
-        """
-        due = self.unchecked and {phase.name for phase in game.phases if phase.due(game.step, self._has_begun)}
-        if not due & self.unchecked:
+        """Before a phase is played for the first time: check that several ranks would train as one device does."""
+        if not self.trials.due(game.phases, game.step):
             return
-        self.unchecked -= due
 
         def step(trial: Trial, samples: Any) -> None:
             game.forget_shared()
@@ -148,6 +143,8 @@ class PhaseStrategy(SavingStrategy):
                 self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
             finally:
                 self.trial = None
+                for policy in self.policies.values():
+                    policy.learn(True)
 
         games = [game, *(replica.game for replica in self.ranks.other_replicas)]
         check_step(games, self._context(), batch, step, self.gather_objects)
@@ -158,9 +155,10 @@ class PhaseStrategy(SavingStrategy):
         if self.trial is not None:
             self.trial.play(phase, batch, context)
             return
+        self.places.begin(context.step, phase.name)
         self.losses.update(play(phase, batch, context))
         self.ending.played += 1
-        self.begun.add(phase.name)
+        self.trials.played.add(phase.name)
         if self.check_replicas:
             self._compare_replicas(phase)
 
@@ -271,8 +269,9 @@ class PhaseStrategy(SavingStrategy):
         self.groups = Groups(game.phases, self._timeout)
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
         self.policies = assign(
-            self.choice, game.players, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
+            self.choice, game, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
         )
+        self.left_out = LeftOut(game, self.policies, self.is_global_zero)
         self.ranks, self.guard = Ranks(self.global_rank, self.world_size), Guard(self.gather_objects)
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
@@ -294,7 +293,7 @@ class PhaseStrategy(SavingStrategy):
             if id(parameter) not in players:
                 parameter.requires_grad_(False)
         several = self.ranks.size > 1
-        self.unchecked = {phase.name for phase in game.phases} if self.check and training and several else set()
+        self.trials = Trials(game.phases if self.check and training and several else ())
         learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
         self.optimizers = [policy.optimizer for policy in learners]
         self.lr_scheduler_configs = [
@@ -324,7 +323,8 @@ class PhaseStrategy(SavingStrategy):
                 return
 
     def on_train_end(self) -> None:
-        """Make the author's weights whole again. Raise if the last updates were all skipped."""
+        """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
+        self.places.compare()
         for policy in self.policies.values():
             policy.storage.unshard(exact=True)
         self.guard.raise_if_hopeless()

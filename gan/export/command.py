@@ -124,7 +124,12 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
                     f"player '{name}': '{key}' of its state dict is no tensor but {type(tensor).__name__}, "
                     f"which a safetensors file cannot hold; keep it in a buffer"
                 )
-            state[key] = averages[id(tensor)] if id(tensor) in averages else saved["state_dict"][places[id(tensor)]]
+            if id(tensor) in averages:
+                state[key] = averages[id(tensor)]
+            elif id(tensor) in places:
+                state[key] = saved["state_dict"][places[id(tensor)]]
+            else:
+                state[key] = tensor.detach()  # left out of checkpoints, as Player(saved=False) asks
         # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
         state = {key: tensor.clone() for key, tensor in whole(state).items()}
         found.append(Exported(name, player.module, "raw" if average is None else "ema", state))

@@ -3,15 +3,16 @@
 from torch import nn
 
 from gan.module import GanModule
-from gan.phase import Player
+from gan.phase import Player, parameters_of
 
 
 def describe(game: GanModule) -> str:
     """The text that `--dry-run` prints, and that every run has in game.txt."""
     game.assemble()
     lines = [f"game {type(game).__name__}", "", "players"]
+    own = parameters_of(tuple(game.players.values()))
     for player in game.players.values():
-        lines.append(f"  {player.name}: {_count(player.module)} parameters, {_recipe(player)}")
+        lines.append(f"  {player.name}: {_parameters(player, own)}, {_recipe(player)}")
         lines += [f"    {line}" for line in _networks(player.module)]
     lines += ["", "phases, in every step"]
     for phase in game.phases:
@@ -31,6 +32,20 @@ def _networks(module: nn.Module) -> list[str]:
     return [f"{name}: {type(child).__name__}, {_count(child)}" for name, child in children]
 
 
+def _parameters(player: Player, own: dict[str, dict[str, nn.Parameter]]) -> str:
+    """How many parameters it has, how many of them learn, and how many of them another player stores."""
+    said = f"{_count(player.module)} parameters"
+    parameters = list(player.module.parameters())
+    learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    if not player.frozen and not all(parameter.requires_grad for parameter in parameters):
+        said += f", {learning:,} of them learn"
+    has = {id(parameter): parameter.numel() for parameter in player.module.parameters()}
+    for name, stored in own.items():
+        shared = sum(has.get(id(parameter), 0) for parameter in stored.values())
+        said += f", {shared:,} of them stored by {name}" if shared and name != player.name else ""
+    return said
+
+
 def _count(module: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
 
@@ -47,7 +62,7 @@ def _recipe(player: Player) -> str:
     if player.follows is not None:
         return f"follows {player.follows}, ema {_decay(player)}{_per(player.ema_per)}"
     if player.frozen:
-        return "frozen"
+        return "frozen" if player.saved else "frozen, not in checkpoints"
     optimizer = player.optimizer
     made = getattr(optimizer, "func", optimizer)
     settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.checkpoint import Share, load, load_module_state, read
+from gan.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
@@ -126,11 +126,13 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
             f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
             f"players {', '.join(game.players)}"
         )
+    left_out = saved.get("left_out", {})
     try:
-        load_module_state(game, saved["state_dict"])
+        load_module_state(game, saved["state_dict"], left_out=left_out)
     except RuntimeError as error:
         first = " ".join(" ".join(str(error).splitlines()[:2]).split())
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
+    check_left_out(game, left_out)
     for name, player in game.players.items():
         averages = players[name]["ema"] or {}
         read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})

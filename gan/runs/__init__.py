@@ -10,7 +10,7 @@ from collections.abc import Callable
 from gan.errors import UserError
 from gan.runs import own
 from gan.runs.faces import cyclegan_faces, pix2pix_faces, sean_faces, spade_faces
-from gan.runs.faces_from_noise import dmd2_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
+from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import (
     sean_ade20k,
     sean_celebamask,
@@ -40,6 +40,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "wgan-gp-faces": wgan_gp_faces,
     "stylegan-faces": stylegan_faces,
     "dmd2-faces": dmd2_faces,
+    "dmd2-lora-faces": dmd2_lora_faces,
 }
 
 

@@ -11,6 +11,7 @@ from datasets.data import GanData
 from datasets.drawn.faces import Faces
 from gan.errors import UserError
 from gan.games.dmd2 import Dmd2
+from gan.games.dmd2_lora import Dmd2Lora
 from gan.games.from_noise import FromNoise
 from gan.games.r3gan import R3Gan
 from gan.games.stylegan import StyleGan
@@ -173,6 +174,66 @@ def dmd2_faces(
 
     # The teacher does not know mirrored faces.
     return from_noise(game, size=size, max_steps=max_steps, flip=False, faces=faces, **settings)
+
+
+def dmd2_lora_faces(
+    size: PositiveInt = 16,
+    max_steps: PositiveInt = 2200,
+    base_steps: PositiveInt = 800,
+    faces: PositiveInt = 1000,
+    rank: PositiveInt = 16,
+    student_rate: PositiveFloat = 2e-3,
+    rate: PositiveFloat = 1e-3,
+    student_every: PositiveInt = 3,
+    adversarial: NonNegativeFloat = 0.01,
+    head_weight: NonNegativeFloat = 0.01,
+    sigma_min: PositiveFloat = 0.05,
+    sigma_max: PositiveFloat = 10.0,
+    ema: float | None = 0.95,
+    **settings: Any,
+) -> Run:
+    """DMD2 by adapters on drawn faces: a diffusion model learns them, is frozen, and is distilled into one step.
+
+    Student and fake score are adapters on the frozen model, which is also the teacher.
+
+    Args:
+        size: Height and width of the pictures: 4, doubled once or more.
+        max_steps: Steps of the whole training.
+        base_steps: Steps in which the diffusion model learns, before the distillation begins.
+        faces: How many faces to learn from.
+        rank: Rank of the adapters.
+        student_rate: Learning rate of the student.
+        rate: Learning rate of the others.
+        student_every: The student learns in one of this many steps; published: 5.
+        adversarial: Weight of the student's adversarial loss; 0 is distillation only.
+        head_weight: Weight of the head's adversarial loss, beside the loss of the fake score.
+        sigma_min: The least noise that is added to pictures; their own standard deviation is about 0.5.
+        sigma_max: The most noise, from which the student draws.
+        ema: Decay of the student's averaged weights; published: null, for no average.
+    """
+    if not sigma_min < sigma_max:
+        raise UserError(
+            f"dmd2-lora-faces: sigma_min={sigma_min} is not below sigma_max={sigma_max}; try sigma_min=0.05"
+        )
+
+    def game(widths: list[int], train: Faces) -> Dmd2Lora:
+        fine_to_coarse = widths[::-1]
+        return Dmd2Lora(
+            Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
+            Head(fine_to_coarse[-1]),
+            size,
+            rank=rank,
+            base_steps=base_steps,
+            student_rate=student_rate,
+            rate=rate,
+            student_every=student_every,
+            adversarial=adversarial,
+            head_weight=head_weight,
+            sigmas=(sigma_min, sigma_max),
+            ema=ema,
+        )
+
+    return from_noise(game, size=size, max_steps=max_steps, flip=True, faces=faces, **settings)
 
 
 def from_noise(

@@ -23,7 +23,7 @@ from gan.errors import UserError
 from gan.module import GanModule
 from nets.norm import unsynchronised
 from strategies.check.kept import Kept
-from strategies.check.trial import Different, Trial
+from strategies.check.trial import Different, Trial, Tried
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.turn import PhaseContext
 
@@ -55,26 +55,15 @@ def check_step(
     `games` are the game and its replicas in this process. `trying(trial, batch)` plays the step for a trial. `gather`
     returns the values of all processes.
     """
-    game = games[0]
-    own_rows, everyones = rows(batch) // len(games), context.size
-    few = math.lcm(*(phase.micro_batches for phase in game.phases))
-    few *= max(1, min(SAMPLES, own_rows // everyones) // few)
-    if few * everyones > ROOM * own_rows:
-        rank_zero_warn(
-            f"the first step is not checked against one device, which could not hold {few} samples of each of "
-            f"{everyones} ranks; check the game once on fewer ranks"
-        )
+    own = _few_samples(games, context, batch)
+    if own is None:
         return
-    try:
-        own = move_data_to_device(first_rows(batch, few * len(games)), torch.device("cpu"))
-    except UserError as error:
-        rank_zero_warn(f"the first step is not checked against one device, because its batch cannot be cut: {error}")
-        return
-    together, alone = Trial(gather), Trial(gather, alone=True)
     kept = Kept(games, context.policies)
-    for trial, samples in ((together, own), (alone, join_batches(gather(own)))):
+
+    def tried(samples: Any, alone: bool = False, exchanging: bool = False) -> Tried:
+        trial = Trial(gather, alone, exchanging)
         with kept.aside():
-            vars(game)["log"] = lambda *_, **__: None
+            vars(games[0])["log"] = lambda *_, **__: None
             try:
                 trying(trial, samples)
             except Exception as error:
@@ -83,23 +72,51 @@ def check_step(
                 raise
             trial.meet("has ended the step")
             trial.tried.state = kept.written()
+        return trial.tried
 
-    drew = {name for each in gather(together.tried.drew) for name in each}
+    together = tried(own)
+    drew = any(gather(bool(together.unlike)))
     if drew:
+        together = tried(own, exchanging=True)
+    alone = tried(join_batches(gather(own)), alone=True, exchanging=drew)
+
+    for phase, draw in together.drawn.items():
         rank_zero_warn(
-            f"phase {', '.join(map(repr, sorted(drew)))}: draws from torch's own random generators, other numbers on "
-            f"each rank, so it cannot be compared with one device; gan.noise draws the same on any number of ranks"
+            f"phase '{phase}' draws from torch's own generator ({draw}): on each rank other numbers, and none of them "
+            f"are those of one device; gan.noise draws the same on any number of ranks"
+        )
+    unlike = {name for each in gather(together.unlike) for name in each}
+    if unlike:
+        rank_zero_warn(
+            f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws from "
+            f"Python's or NumPy's random generators, or within attention; draw with gan.noise"
         )
     learners = [policy for policy in context.policies.values() if policy.requiring_grad]
     rounding = max(ROUNDING.get(w.dtype, COARSE) for policy in learners for w in policy.requiring_grad.values())
-    gaps = _gaps(together.tried.state, alone.tried.state, rounding) if not drew else {}
+    gaps = _gaps(together.state, alone.state, rounding) if not unlike else {}
     lines = [
         *_different_state(gather(gaps)),
-        *_different_losses(gather(together.tried.losses), alone.tried.losses, rounding, drew),
-        *_different_gradients(together.tried.norms, alone.tried.norms, rounding, drew),
+        *_different_losses(gather(together.losses), alone.losses, rounding, unlike),
+        *_different_gradients(together.norms, alone.norms, rounding, unlike),
     ]
+    lines = list(dict.fromkeys(line for each in gather(lines) for line in each))  # so that all ranks raise, or none
     if lines:
-        raise Different(_said(lines, few, context))
+        raise Different(_said(lines, context))
+
+
+def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) -> Any:
+    """The first samples of this process's batch, on the CPU; None, with a warning, if there can be no trial."""
+    few = math.lcm(*(phase.micro_batches for phase in games[0].phases))
+    try:
+        own_rows = rows(batch) // len(games)
+        few *= max(1, min(SAMPLES, own_rows // context.size) // few)
+        if few * context.size <= ROOM * own_rows:
+            return move_data_to_device(first_rows(batch, few * len(games)), torch.device("cpu"))
+        why = f"which could not hold {few} samples of each of {context.size} ranks; check it once on fewer ranks"
+    except UserError as error:
+        why = f"because its batch cannot be cut: {error}"
+    rank_zero_warn(f"the first step is not checked against one device, {why}")
+    return None
 
 
 def _gaps(many: dict[str, Tensor], one: dict[str, Tensor], rounding: float) -> dict[str, float]:
@@ -125,14 +142,14 @@ def _different_state(gaps: list[dict[str, float]]) -> list[str]:
 
 
 def _different_losses(
-    many: list[dict[tuple[str, str], float]], one: dict[tuple[str, str], float], rounding: float, drew: set[str]
+    many: list[dict[tuple[str, str], float]], one: dict[tuple[str, str], float], rounding: float, unlike: set[str]
 ) -> list[str]:
     """`many` are the losses of each rank, `one` those of one device."""
     found = []
     for (phase, name), single in one.items():
         each = [rank[phase, name] for rank in many if (phase, name) in rank]
         mean = sum(each) / len(each) if each else math.nan
-        if phase not in drew and _apart(mean, single, sum(map(abs, each)) / max(len(each), 1), rounding):
+        if phase not in unlike and _apart(mean, single, sum(map(abs, each)) / max(len(each), 1), rounding):
             found.append(f"phase '{phase}': loss '{name}' is {mean:.6g}, on one device {single:.6g}")
     return found
 
@@ -141,7 +158,7 @@ def _different_gradients(
     many: dict[tuple[str, str], dict[str, float]],
     one: dict[tuple[str, str], dict[str, float]],
     rounding: float,
-    drew: set[str],
+    unlike: set[str],
 ) -> list[str]:
     """One line for each phase and learner, with the weight that differs most."""
     found = []
@@ -150,7 +167,7 @@ def _different_gradients(
         size = SMALL_NORM * max([*single.values(), *together.values()], default=0.0)
         pairs = {weight: (together.get(weight, 0.0), single.get(weight, 0.0)) for weight in single | together}
         apart = {weight: pair for weight, pair in pairs.items() if _apart(*pair, size, rounding)}
-        if apart and phase not in drew:
+        if apart and phase not in unlike:
             worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
             found.append(
                 f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that of "
@@ -166,7 +183,7 @@ def _apart(many: float, one: float, size: float, rounding: float) -> bool:
     return not abs(many - one) <= rounding * max(abs(many), abs(one), size)
 
 
-def _said(lines: list[str], few: int, context: PhaseContext) -> str:
+def _said(lines: list[str], context: PhaseContext) -> str:
     """The error: what differs, and what to type."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*lines[:SHOWN], *more])
@@ -178,7 +195,7 @@ def _said(lines: list[str], few: int, context: PhaseContext) -> str:
     if any(text.startswith("phase") for text in lines):
         advice.append(A_MEAN_OVER_SAMPLES)
     return (
-        f"{context.size} ranks would not train as one device does. In a trial of the first step, on {few} samples of "
-        f"each rank, these differ:{listed}\n{' '.join(advice)} To train all the same, type "
+        f"{context.size} ranks would not train as one device does. In a trial of the first step, on a few samples "
+        f"of each rank, these differ:{listed}\n{' '.join(advice)} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )

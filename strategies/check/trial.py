@@ -1,6 +1,6 @@
 """A trial of one step: its phases are played without updates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +12,7 @@ from gan import ranks
 from gan.errors import UserError
 from gan.phase import Phase
 from strategies import random_state
+from strategies.check.draws import DrawsOfSamples
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.turn import PhaseContext, gradients
@@ -30,17 +31,41 @@ class Tried:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
-    drew: list[str] = field(default_factory=list)  # phases that drew from the global random generators
+    drawn: dict[str, str] = field(default_factory=dict)  # by phase, its first draw from torch's own generators
+    unlike: set[str] = field(default_factory=set)  # phases with other draws, which cannot be compared
+
+
+class Trials:
+    """Decides when phases are tried: each once, before it is played for the first time.
+
+    A phase with a `when` is tried before its second time, because its loss may not be ready before the first.
+    """
+
+    def __init__(self, phases: Iterable[Phase] = ()) -> None:
+        """`phases` are those to be tried."""
+        self.untried = {phase.name for phase in phases}
+        self.played: set[str] = set()
+
+    def ready(self, phase: Phase) -> bool:
+        """Whether a phase with a `when` is played in a trial."""
+        return phase.name in self.played
+
+    def due(self, phases: Iterable[Phase], step: int) -> bool:
+        """Whether there is a trial before this step. It counts as done then."""
+        due = self.untried and self.untried & {phase.name for phase in phases if phase.due(step, self.ready)}
+        self.untried -= due
+        return bool(due)
 
 
 class Trial:
     """Plays the phases of a step without an update, and notes what they give.
 
-    `alone`: as one device does, with the samples of all ranks. `gather` returns the values of all ranks.
+    `gather` returns the values of all ranks. `alone`: as one device does, with the samples of all ranks. `exchanging`:
+    draws from torch's own generators are exchanged for those of draws.py, which costs time with each operation.
     """
 
-    def __init__(self, gather: Callable[[Any], list[Any]], alone: bool = False) -> None:
-        self.gather, self.alone, self.tried = gather, alone, Tried()
+    def __init__(self, gather: Callable[[Any], list[Any]], alone: bool = False, exchanging: bool = False) -> None:
+        self.gather, self.alone, self.exchanging, self.tried = gather, alone, exchanging, Tried()
 
     def play(self, phase: Phase, batch: Any, context: PhaseContext) -> None:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
@@ -53,14 +78,19 @@ class Trial:
             if self.alone:
                 context = replace(context, number=0, size=1)
                 held.enter_context(ranks.alone())
+            draws = DrawsOfSamples(phase.name)
+            if self.exchanging:
+                held.enter_context(draws)
             losses = held.enter_context(gradients(phase, batch, context))
             learners = [context.policies[name] for name in phase.learners]
             for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
                 self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, learner.finish(1.0))
                 learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
+        if draws.drawn:
+            self.tried.drawn[phase.name] = draws.drawn[0]
         if not random_state.equal(before, random_state.capture()):
-            self.tried.drew.append(phase.name)
+            self.tried.unlike.add(phase.name)
 
     def meet(self, what: str) -> None:
         """Raise if another rank does something else now. In training the ranks would wait for each other."""

@@ -9,6 +9,7 @@ from gan.checkpoint import Share, load_module_state
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.pool import ImagePool
+from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.module_state import module_state
 from strategies.checkpoint.player_state import (
     load_average,
@@ -23,22 +24,32 @@ Policies = Mapping[str, Policy]
 
 
 def networks_state(
-    game: GanModule, policies: Policies, first: bool, slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]]
+    game: GanModule,
+    policies: Policies,
+    first: bool,
+    slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]],
+    left_out: LeftOut,
 ) -> dict[str, Any]:
     """This rank's shares of the weights, and the other state of the modules."""
-    return module_state(game, _shares(policies), first, slots)
+    return module_state(game, _shares(policies), first, slots, left_out.parameters.values())
 
 
-def game_state(game: GanModule, policies: Policies) -> dict[str, Any]:
+def game_state(game: GanModule, policies: Policies, left_out: LeftOut) -> dict[str, Any]:
     """What a checkpoint holds in addition to weights and optimizers."""
     return {
         "game": type(game).__name__,
+        "left_out": left_out.checksums,
         "players": {name: training_state(policy) for name, policy in policies.items()},
     }
 
 
 def load_networks(
-    game: GanModule, policies: Policies, checkpoint: Mapping[str, Any], strict: bool, ranks: SavingRanks
+    game: GanModule,
+    policies: Policies,
+    checkpoint: Mapping[str, Any],
+    strict: bool,
+    ranks: SavingRanks,
+    left_out: LeftOut,
 ) -> None:
     """Check that the checkpoint is of this game, then load weights and averages. Each rank reads what it owns."""
     name, saved = type(game).__name__, list(checkpoint.get("players", ()))
@@ -48,9 +59,13 @@ def load_networks(
             f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(policies)}"
         )
 
+    if strict and left_out.parameters:
+        left_out.check(game, checkpoint, ranks)
+    state = {key: value for key, value in checkpoint["state_dict"].items() if key not in left_out.parameters}
+
     def load_weights() -> None:
         try:
-            load_module_state(game, checkpoint["state_dict"], _shares(policies), strict)
+            load_module_state(game, state, _shares(policies), strict, left_out.parameters)
         except RuntimeError as error:
             raise UserError(
                 f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "

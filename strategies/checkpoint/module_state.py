@@ -1,6 +1,6 @@
 """The state dict of a game in a checkpoint: weights as shares, and the other state of its modules."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,14 +14,16 @@ def module_state(
     shares: Mapping[Tensor, Share | None],
     first: bool,
     slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]] = ImagePool.get_extra_state,
+    left_out: Collection[nn.Parameter] = (),
 ) -> dict[str, Any]:
     """This rank's part of a module's state dict. A tensor that has two names is saved under the first.
 
     `shares` has this rank's share of each sharded parameter. Buffers, such as running statistics, are saved by the
-    first rank only. Image pools differ between ranks, so each rank saves its own images.
+    first rank only. Parameters in `left_out` are not saved. Image pools differ between ranks, so each rank saves its
+    own images.
     """
     state: dict[str, Any] = {}
-    parameters, seen = set(module.parameters()), set()
+    parameters, seen = set(module.parameters()), set(map(id, left_out))
     for key, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             state[key] = value

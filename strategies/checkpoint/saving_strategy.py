@@ -11,6 +11,7 @@ from gan.errors import UserError
 from gan.pool import ImagePool
 from strategies import random_state
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
+from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
 from strategies.checkpoint.ranks import SavingRanks
@@ -26,6 +27,7 @@ class SavingStrategy(LaunchedStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.policies: dict[str, Policy] = {}
+        self.left_out: LeftOut  # made with the policies
         self.ranks = Ranks()
         self.seed = 0
         self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
@@ -53,7 +55,8 @@ class SavingStrategy(LaunchedStrategy):
 
         Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
-        checkpoint |= game_state(self.lightning_module, self.policies)
+        self.places.compare()
+        checkpoint |= game_state(self.lightning_module, self.policies, self.left_out)
         checkpoint["seed"] = self.seed
         checkpoint["random_states"] = self.gather_objects(self._set_aside or random_state.capture())
         where = self.gather_objects(os.path.abspath(filepath))[0]
@@ -61,7 +64,7 @@ class SavingStrategy(LaunchedStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules."""
-        return networks_state(self.lightning_module, self.policies, self.is_global_zero, self._slots)
+        return networks_state(self.lightning_module, self.policies, self.is_global_zero, self._slots, self.left_out)
 
     def _slots(self, pool: ImagePool) -> dict[int, dict[int, Tensor]]:
         """The images of this rank's places in the global batch; under dp those of all replicas."""
@@ -75,7 +78,8 @@ class SavingStrategy(LaunchedStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
-        load_networks(self.lightning_module, self.policies, checkpoint, strict, self._saving_ranks())
+        ranks = self._saving_ranks()
+        load_networks(self.lightning_module, self.policies, checkpoint, strict, ranks, self.left_out)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume."""

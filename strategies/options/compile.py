@@ -1,6 +1,6 @@
 """The option compile: torch.compile for a player's forward and backward."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any
@@ -115,9 +115,9 @@ def compiled_by_author(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch._dynamo") or vars(module).get("_compiled_call_impl") is not None
 
 
-def refuse_compiled_by_author(player: Player, policy: str, instead: str) -> None:
+def refuse_compiled_by_author(player: Player, readers: Iterable[nn.Module], policy: str, instead: str) -> None:
     """Refuse it where weights are sharded: a graph reads them without a word, so nothing would gather them."""
-    if any(map(compiled_by_author, player.module.modules())):
+    if any(map(compiled_by_author, readers)):
         raise UserError(
             f"player '{player.name}': the game compiles its network, and '{policy}' must gather the weights before "
             f"each compiled call; leave torch.compile out of the game and type --strategy {player.name}={instead}"

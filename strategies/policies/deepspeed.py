@@ -9,6 +9,7 @@ from torch import nn
 from gan.errors import UserError
 from gan.phase import Phase, Player
 from strategies.options.compile import refuse_compiled_by_author
+from strategies.policies.belongings import Belongings
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy, World
 from strategies.sharding import deepspeed_engine
@@ -38,8 +39,14 @@ class DeepSpeed2(Policy):
     package = "deepspeed"
     takes = frozenset({"offload", "config"})
 
-    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(player, world, options)
+    def __init__(
+        self,
+        player: Player,
+        world: World,
+        options: Mapping[str, Any],
+        belongings: Belongings,
+    ) -> None:
+        super().__init__(player, world, options, belongings)
         self.settings = settings(player, self.name, self.stage, self.options)
         odd = {weight.dtype for weight in self._sharded().values()} - {deepspeed_engine.DTYPE}
         if odd:
@@ -103,19 +110,19 @@ class DeepSpeed3(DeepSpeed2):
     name = "deepspeed3"
     stage = 3
 
-    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(player, world, options)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.on_read: UnshardOnRead | None = None
 
     def _sharded(self) -> dict[str, nn.Parameter]:
-        return dict(self.player.module.named_parameters())
+        return self.belongings.parameters
 
     def make_storage(self) -> Storage:
         if self.world.size > 1:
-            refuse_compiled_by_author(self.player, self.name, f"zero3+compile,*={self.name}")
+            refuse_compiled_by_author(self.player, self.belongings.readers, self.name, f"zero3+compile,*={self.name}")
         storage = super().make_storage()
         if isinstance(storage, Engine):
-            self.on_read = UnshardOnRead(self.player.module, storage)
+            self.on_read = UnshardOnRead(self.belongings.parameters.values(), self.belongings.readers, storage)
         return storage
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:

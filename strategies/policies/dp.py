@@ -1,12 +1,10 @@
 """dp: one process, and a replica of the game for each device. It is for all players of a game or for none."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from gan.phase import Player
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
 from strategies.policies.replica import Replica
 
 
@@ -28,8 +26,8 @@ class Dp(Policy):
     max_ranks = 1
     takes = frozenset()  # a replica is neither compiled nor sharded
 
-    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(player, world, options)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.replicas: list[Replica] = []  # those on the other devices
 
     def finish(self, scale: float) -> Tensor:

@@ -49,6 +49,8 @@ class Follower:
         shares, other_shares = self.storage.shares(), self.followed_storage.shares()
         others = dict(self.followed.module.named_parameters())
         for name, weight in self.player.module.named_parameters():
+            if weight is others[name]:  # a frozen parameter that both have
+                continue
             if not self.sharded:
                 yield name, weight, others[name]
             elif (share := shares[weight]) is not None:

@@ -1,7 +1,7 @@
 """Policy: how one player is trained on the devices. This class is also the policy for a single device."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from strategies.loss_scale import LossScale
 from strategies.optimizers import check_optimizer, check_schedule
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
+from strategies.policies.belongings import Belongings
 from strategies.policies.follower import Follower
 from strategies.policies.groups import Groups
 from strategies.policies.switch import PlayerSwitch
@@ -60,11 +61,19 @@ class Policy:
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     package: str | None = None  # a package that it needs; the extra of this name installs it
 
-    def __init__(self, player: Player, world: World, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        player: Player,
+        world: World,
+        options: Mapping[str, Any],
+        belongings: Belongings,
+    ) -> None:
         self.player = player
         self.world = world
-        self.options = options or {}
-        self.requiring_grad = {n: p for n, p in player.module.named_parameters() if p.requires_grad}
+        self.options = options
+        self.belongings = belongings
+        self.lenders: list[Policy] = []  # of the players that store parameters which this one has too
+        self.requiring_grad = {name: p for name, p in self.belongings.parameters.items() if p.requires_grad}
         self.weights = {} if player.frozen else self.requiring_grad
         self.storage = Storage(self.weights)
         self.reduction = Reduction(self.storage, world.device)
@@ -77,7 +86,7 @@ class Policy:
         self.followers: list[Follower] = []  # what follows this player
         self.loss_scale: LossScale | None = None
         self.compiled: Compiled | None = None
-        self.compiled_by_author = any(map(compiled_by_author, player.module.modules()))
+        self.compiled_by_author = any(map(compiled_by_author, self.belongings.readers))
         self.recompute: Recompute | None = None
         self.skipped = 0
         self.switch = PlayerSwitch(player, self.requiring_grad)
@@ -92,7 +101,10 @@ class Policy:
                 f"itself chooses what backward computes again; type {self.name}+compile or {self.name}+recompute"
             )
         if self.player.frozen:
+            modes = [module.training for module in self.belongings.kept]
             self.player.module.eval()
+            for module, mode in zip(self.belongings.kept, modes, strict=True):
+                module.training = mode
         if training:
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
@@ -106,7 +118,12 @@ class Policy:
         if training and "recompute" in self.options:
             self.recompute = Recompute(self.player)
         if "compile" in self.options:
-            self.compiled = Compiled(self.player, self.world.device, self.storage.unshard)
+            self.compiled = Compiled(self.player, self.world.device, self._unshard)
+
+    def _unshard(self) -> None:
+        """Make all weights of the player's network whole, also those that others store."""
+        for policy in (self, *self.lenders):
+            policy.storage.unshard()
 
     def follow(self) -> None:
         """Begin to follow the other player. Both are adopted for training."""
@@ -239,7 +256,9 @@ class Policy:
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.player.after is not None:
-            with torch.no_grad(), self.gathered():
+            with torch.no_grad(), ExitStack() as stack:
+                for policy in (self, *self.lenders):
+                    stack.enter_context(policy.gathered())
                 self.player.after(self.player.module)
         self._count("update")
 

@@ -51,7 +51,10 @@ class Replica:
         if number > 0:
             _refuse_compiled(game)
             without = {id(game.players): {}, id(game.phases): ()}
-            self.game = self._copy(game, without, [vars(module) for module in game.modules()])
+            # A player may be an nn.ParameterList that the game itself does not have.
+            networks = [player.module for player in game.players.values()]
+            modules = dict.fromkeys(module for each in (game, *networks) for module in each.modules())
+            self.game, *_ = self._copy([game, *networks], without, [vars(module) for module in modules])
             self.game.trainer = game._trainer
             self._complete()
             self.game.players = {n: replace(p, module=self.own(p.module)) for n, p in game.players.items()}

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from gan.phase import Phase, Player
+from gan.phase import Phase
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.policies.policy import World
 from strategies.policies.zero2 import Zero2
 from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
@@ -42,21 +41,23 @@ class Zero3(Zero2):
     keep = False
     communicates_only_in_its_turn = False
 
-    def __init__(self, player: Player, world: World, options: Any = None) -> None:
-        super().__init__(player, world, options)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.on_read: UnshardOnRead | None = None
 
     def make_storage(self) -> Storage:
         # A player that follows another one is laid out like it.
         like = self if self.followed is None else self.followed
-        parameters = dict(self.player.module.named_parameters())
-        everything = {name: parameters[name] for name, _ in like.player.module.named_parameters()}
+        own = self.belongings.parameters
+        everything = {name: own[name] for name in like.belongings.parameters if name in own}
         if self.world.size == 1 or not everything:
             return super().make_storage()
-        refuse_compiled_by_author(self.player, self.name, f"{self.name}+compile,*={self.name}")
-        weights = {name: everything.pop(name) for name in like.weights}
-        storage = Buckets(weights, self.sharing, everything)
-        self.on_read = UnshardOnRead(self.player.module, storage)
+        readers = self.belongings.readers
+        refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")
+        weights = {name: everything[name] for name in like.weights}
+        others = {name: parameter for name, parameter in everything.items() if name not in weights}
+        storage = Buckets(weights, self.sharing, others)
+        self.on_read = UnshardOnRead(everything.values(), readers, storage)
         return storage
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:

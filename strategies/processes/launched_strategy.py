@@ -18,6 +18,7 @@ from strategies.policies.replica import ADVICE
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
+from strategies.processes.places import Places
 from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
 
 
@@ -32,7 +33,7 @@ class LaunchedStrategy(DDPStrategy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.ending, self.equal_rows = Ending(), EqualRows()
+        self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
         self.signals = Signals()
         self.survivor: Survivor | None = None
         self.advice = ""  # the command to type after a rank was lost
@@ -65,6 +66,7 @@ class LaunchedStrategy(DDPStrategy):
             super().setup_distributed()
             if self.survivor is not None:
                 host = self.cluster_environment.main_address
+                self.survivor.place = lambda: str(self.places)
                 self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
         else:
             self.set_world_ranks()
@@ -73,6 +75,10 @@ class LaunchedStrategy(DDPStrategy):
         """Lightning calls this with every loader, after it has chosen the sampler."""
         check_loader(dataloader, self.world_size, self.lightning_module.trainer.training)
         return super().process_dataloader(dataloader)
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self.places.tell()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all ranks, on every rank. All ranks must call it."""
@@ -87,6 +93,7 @@ class LaunchedStrategy(DDPStrategy):
         run = self.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if self.world_size > 1 else "")
         self.equal_rows = EqualRows(self.global_rank, self.world_size, run, self.gather_objects)
+        self.places = Places(self.global_rank, self.world_size, run, self.gather_objects)
         if trainer is not None and self.world_size > 1:
             private.end_by(trainer, self.ending.wish)
 

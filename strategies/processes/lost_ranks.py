@@ -54,6 +54,7 @@ class Survivor:
         self.rank, self.children, self.parent = rank, children or {}, parent
         self.lifeline = Lifeline(rank, self.learned)
         self.advice = ""
+        self.place: Callable[[], str] = str  # where this rank is in the game
         self.failed = False
         self._end: End | None = None
         self._known, self._tied, self._out = threading.Event(), threading.Event(), threading.Event()
@@ -181,7 +182,8 @@ class Survivor:
             return f"rank {self.rank} ends as well: {end}"
         if end.whole or not self.advice:
             return str(end)
-        return f"{end}\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
+        here = f"; rank {self.rank} {self.place()}" if end.lost and self.place() else ""
+        return f"{end}{here}\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
 
     def end_children(self, end: End | None = None) -> None:
         """Kill the ranks that this process started. If one of them failed itself, it gets time to print its error."""

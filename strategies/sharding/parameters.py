@@ -1,55 +1,61 @@
-"""A module's dict of parameters, with a callback for each read."""
+"""A module's dict of parameters, with callbacks for each read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-
-def listen(module: nn.Module, read: Callable[[list[nn.Parameter]], None]) -> None:
-    """Call `read` from now on with every parameter of a network that is about to be read."""
-    for each in module.modules():
-        each._parameters = Parameters(each._parameters, read)
+Read = Callable[[list[nn.Parameter]], None]
 
 
-def unlisten(module: nn.Module) -> None:
+def listen(modules: Iterable[nn.Module], read: Read) -> None:
+    """Call `read` from now on with every parameter of these modules that is about to be read."""
+    for each in modules:
+        if not isinstance(each._parameters, Parameters):
+            each._parameters = Parameters(each._parameters)
+        each._parameters.reads.append(read)
+
+
+def unlisten(modules: Iterable[nn.Module], read: Read) -> None:
     """Undo `listen`."""
-    for each in module.modules():
+    for each in modules:
         if isinstance(each._parameters, Parameters):
-            each._parameters = each._parameters.plain()
+            each._parameters.reads.remove(read)
+            if not each._parameters.reads:
+                each._parameters = each._parameters.plain()
 
 
 class Parameters(dict[str, nn.Parameter | None]):
     """A module's parameters under their names. See [Note: who reads] in unshard_on_read.py."""
 
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter | None], read: Callable[[list[nn.Parameter]], None]
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter | None]) -> None:
         super().__init__(parameters)
-        self.read = read
+        self.reads: list[Read] = []
 
     def quietly(self) -> list[nn.Parameter]:
-        """The parameters there are, without a call of `read`."""
+        """The parameters there are, without a callback."""
         return [weight for weight in super().values() if weight is not None]
 
     def plain(self) -> dict[str, nn.Parameter | None]:
         """A plain dict, as torch has it."""
         return dict(super().items())
 
+    def _tell(self, weights: list[nn.Parameter]) -> None:
+        for read in self.reads:
+            read(weights)
+
     def __getitem__(self, name: str) -> nn.Parameter | None:
         weight = super().__getitem__(name)
         if weight is not None:
-            self.read([weight])
+            self._tell([weight])
         return weight
 
     def values(self) -> Any:
-
-        self.read(self.quietly())
+        self._tell(self.quietly())
         return super().values()
 
     def items(self) -> Any:
-
-        self.read(self.quietly())
+        self._tell(self.quietly())
         return super().items()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Unshards weights when any code in a phase reads them, and reshards them after that."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,10 +27,14 @@ class UnshardOnRead:
     For such weights autograd saves a place instead of the weight (see saved_tensors.py). So they can be resharded
     between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
     is that of plain torch.
+
+    `modules` are those through which code reads these parameters. Several players may listen to one module: each
+    sees all reads, and answers those of its own parameters.
     """
 
-    def __init__(self, module: nn.Module, storage: Storage) -> None:
-        self.module, self.storage, self.buckets = module, storage, storage.buckets
+    def __init__(self, parameters: Iterable[nn.Parameter], modules: Sequence[nn.Module], storage: Storage) -> None:
+        self.modules, self.storage, self.buckets = modules, storage, storage.buckets
+        self.own = set(map(id, parameters))
         self.number = {id(w): number for number, bucket in enumerate(self.buckets) for w in bucket.weights.values()}
         for number, bucket in enumerate(self.buckets):
             bucket.fetch = partial(self._fetch, number)
@@ -42,9 +46,9 @@ class UnshardOnRead:
         self.order: list[int] = []  # the buckets that this phase has gathered, in order
         self.expected: list[int] = []  # the order when this phase was last played
         self.before: dict[str, list[int]] = {}  # the last order of each phase
-        listen(module, self._read)
-        self.hooks = [each.register_forward_pre_hook(self._enter, prepend=True) for each in module.modules()]
-        self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in module.modules()]
+        listen(modules, self._read)
+        self.hooks = [each.register_forward_pre_hook(self._enter, prepend=True) for each in modules]
+        self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
 
     @contextmanager
     def during(self, phase: str, piecewise: bool, now: bool) -> Iterator[None]:
@@ -80,7 +84,7 @@ class UnshardOnRead:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-        unlisten(self.module)
+        unlisten(self.modules, self._read)
 
     # ---- what is read ----
 
@@ -100,7 +104,7 @@ class UnshardOnRead:
         if not self.playing or torch.compiler.is_compiling():
             return
         if not self.piecewise:
-            if not self.storage.unsharded:
+            if not self.storage.unsharded and any(id(weight) in self.own for weight in weights):
                 self.storage.unshard()
             return
         for number in dict.fromkeys(self.number[id(weight)] for weight in weights if id(weight) in self.number):

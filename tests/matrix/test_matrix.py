@@ -22,12 +22,14 @@ from tests.support.composite import MIXES
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD
 from tests.support.parity import BROKEN, EXACT, distance, train, vectors, weights
+from tests.support.sharing_games import SHARING
 
 WRITTEN = Path(__file__).parents[2] / "strategies" / "MATRIX.md"
 
 PLAYED: dict[str, tuple[Any, Any]] = {
     **{name: (game, pictures) for name, game in GAMES.items()},
     **{name: (game, vectors) for name, game in HARD.items()},
+    **{name: (game, vectors) for name, game in SHARING.items()},
 }
 CHOICES = {  # fsdp is another word for zero3
     policy.name: policy.name
@@ -113,12 +115,12 @@ PAGE = """# The matrix
 
 `make matrix` writes this file; do not edit it.
 
-Each row is a game of `tests/ranks/test_games.py` or `tests/support/hard_games.py`, each column a policy at a number of
-ranks. A cell trains the game for ten steps in float64 on the CPU and gives the largest difference of any weight,
-average or optimizer state from the same training on one device, over all ranks (of ranks other than the first, the
-weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed computes in float32, and there the
-rounding of ten steps is up to 1e+00 under any policy, for Adam divides it by itself; so for this table its engines are
-told to compute in float64 (`tests/support/doubled.py`).
+Each row is a game of `tests/ranks/test_games.py`, `tests/support/hard_games.py` or `tests/support/sharing_games.py`,
+each column a policy at a number of ranks. A cell trains the game for ten steps in float64 on the CPU and gives the
+largest difference of any weight, average or optimizer state from the same training on one device, over all ranks (of
+ranks other than the first, the weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed
+computes in float32, and there the rounding of ten steps is up to 1e+00 under any policy, for Adam divides it by
+itself; so for this table its engines are told to compute in float64 (`tests/support/doubled.py`).
 
 `zero3 in pieces` has buckets of 4 kB, so that weights are gathered when they are read, let go and gathered again as
 those of large players are; `SometimesReached`, whose ranks read different weights, has the option `whole` there.

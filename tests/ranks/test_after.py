@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.sharding.storage import Buckets
+from strategies.sharding.bucket import Bucket
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, judge_network, of, played
 from tests.support.parity import BROKEN, EXACT, distance
 
@@ -96,7 +96,7 @@ def test_it_is_kept_where_few_buckets_are_whole_for_the_phase(ranks, by_hand):
 
 
 def forgetting(policy, world):
-    with mock.patch.object(Buckets, "keep_writes", lambda self: None):
+    with mock.patch.object(Bucket, "keep_writes", lambda self: None):
         return fit(After, policy, world)
 
 

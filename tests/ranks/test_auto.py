@@ -43,16 +43,18 @@ def chosen(players, free, ranks=8, taken=0):
 def test_an_optimizer_is_asked_what_it_keeps(optimizer, ema, kept):
     net = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10))
     net[1].requires_grad_(False)
-    size = size_of(Player("net", net, optimizer, ema=ema))
+    size = size_of(Player("net", net, optimizer, ema=ema), net.parameters())
     assert size == Size(4 * 2060, 4 * 1550, kept * 4 * 1550, shardable=True)
 
 
 def test_a_frozen_player_has_weights_alone():
-    assert size_of(Player("teacher", nn.Linear(10, 10))) == Size(440, 0, 0, shardable=True)
+    net = nn.Linear(10, 10)
+    assert size_of(Player("teacher", net), net.parameters()) == Size(440, 0, 0, shardable=True)
 
 
 def test_an_optimizer_that_cannot_be_sharded_leaves_ddp_alone():
-    size = size_of(Player("net", nn.Linear(10, 10), partial(Adafactor, lr=0.1)))
+    net = nn.Linear(10, 10)
+    size = size_of(Player("net", net, partial(Adafactor, lr=0.1)), net.parameters())
     assert not size.shardable
     assert size.levels == ["ddp"]
 

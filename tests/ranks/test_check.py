@@ -236,7 +236,7 @@ class Stateful(Plain):
         self.mean += 1.0
         self.w.add_(1.0)
         self.register_buffer("late", torch.ones(1))
-        coins = random.random() + self.dice.random() + torch.rand(()) + noise.rand((1, 1)).sum()
+        coins = random.random() + self.dice.random() + torch.rand(()) + noise.rand((1,), common=True).sum()
         factor = 1 + len(self.past) + self.count + self.mean.sum() + self.w.sum() + 0.1 * coins + old.mean().detach()
         return (nn.functional.softplus(-self.discriminator(fake)) * factor).mean()
 
@@ -252,13 +252,97 @@ def test_training_is_the_same_with_and_without_the_check_to_the_bit(policy, rank
     assert distance(ranks(2).run(ended, True, policy, 2)[0], ranks(2).run(ended, False, policy, 2)[0]) == 0
 
 
-def test_draws_that_cannot_be_compared_are_said(ranks):
-    (first, _) = ranks(2).run(_warned)
-    assert "phase 'generator': draws from torch's own random generators" in first
+# ---- draws ----
 
 
-def _warned():
+class Drawing(Plain):
+    """Written as for one device, with torch's own noise and dropout."""
+
+    def fake(self, like):
+        noise = torch.randn(len(like), 4, dtype=like.dtype)
+        return nn.functional.dropout(self.generator(noise + 0.1 * torch.randn_like(noise)), 0.3)
+
+    def judge(self, batch):
+        return nn.functional.softplus(self.discriminator(self.fake(batch["x"]).detach())).mean()
+
+    def fool(self, batch):
+        return torch.rand(()) - self.discriminator(self.fake(batch["x"])).mean()
+
+
+class DrawingWrongly(Drawing):
+    """Beside the draws there is a mistake."""
+
+    def fool(self, batch):
+        return super().fool(batch).exp()
+
+
+class InParts(Drawing):
+    micro_batches = 2
+
+
+class InPartsWrongly(DrawingWrongly):
+    micro_batches = 2
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(Drawing, DrawingWrongly), (InParts, InPartsWrongly)])
+def test_draws_from_torchs_own_generators_hide_nothing(right, wrong, ranks):
+    assert ranks(2).run(refused, right, policy="zero2", world=2, steps=1, check=True) == [None, None]
+    assert refused(right, policy="dp", devices=2, steps=1, check=True) is None
+    for said in (
+        ranks(2).run(refused, wrong, policy="zero2", world=2, steps=1, check=True)[0],
+        refused(wrong, policy="dp", devices=2, steps=1, check=True),
+    ):
+        assert "phase 'generator': loss 'loss'" in said
+
+
+def test_draws_are_said_with_what_is_drawn(ranks):
+    (first, _) = ranks(2).run(_warned, Drawing)
+    assert "phase 'discriminator' draws from torch's own generator (randn of [2, 4])" in first
+    (first, _) = ranks(2).run(_warned, Stateful)
+    assert "phase 'generator': not compared with one device, because it draws from Python's" in first
+
+
+def _warned(game):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(Stateful, world=2, steps=1, check=True)
+        train(game, world=2, steps=1, check=True)
     return " ".join(str(each.message) for each in caught)
+
+
+# ---- phases that are played later, or only sometimes ----
+
+
+class Later(One):
+    """Its second phase is not lawful, and begins at step 2."""
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
+        yield Phase("late", self.late, "net", start=2)
+
+    def late(self, batch):
+        return self.net(batch["x"]).mean().square()
+
+
+class Sometimes(Later):
+    """The same, with a loss that is not ready before `when` says so."""
+
+    def configure_phases(self):
+        yield Phase("net", self.count, "net")
+        yield Phase("late", self.late, "net", when=lambda: hasattr(self, "scale"))
+
+    def count(self, batch):
+        if self.step == 2:
+            self.scale = 2.0
+        return self.net(batch["x"]).square().mean()
+
+    def late(self, batch):
+        return super().late(batch) * self.scale
+
+
+@pytest.mark.parametrize(("game", "step"), [(Later, 2), (Sometimes, 3)])
+def test_a_phase_is_tried_before_its_first_time_or_with_a_when_before_its_second(game, step, ranks):
+    for policy, world in (("ddp", 2), ("zero3", 2)):
+        assert ranks(world).run(refused, game, policy=policy, world=world, steps=step, check=True) == [None, None]
+        message = ranks(world).run(refused, game, policy=policy, world=world, steps=step + 1, check=True)[0]
+        assert "phase 'late': loss 'loss'" in message
+    assert "phase 'late': loss 'loss'" in refused(game, policy="dp", devices=2, steps=step + 1, check=True)

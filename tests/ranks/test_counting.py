@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR
 
 from gan import Phase
-from gan.errors import UserError
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, STEPS, distance
 from tests.support.saved import read_checkpoint, write_checkpoint
@@ -126,26 +125,3 @@ def test_they_travel_between_policies_and_the_control_without_them_arrives_elsew
 def test_an_epoch_that_is_not_over_is_not_counted(by_hand):
     assert by_hand["rate generator"].item() == pytest.approx(2e-2 * 0.8 ** (STEPS // EPOCH))
     assert STEPS % EPOCH
-
-
-# ---- recipes ----
-
-
-class Plateau(Duel):
-    of_judge: ClassVar = {"schedule": ReduceLROnPlateau}
-
-
-class NoSchedule(Duel):
-    of_judge: ClassVar = {"schedule": lambda optimizer: 0.1}
-
-
-@pytest.mark.parametrize(
-    ("game", "message"),
-    [
-        (Plateau, "player 'judge': ReduceLROnPlateau waits for a score, .* type e.g. schedule=partial"),
-        (NoSchedule, "player 'judge': its schedule is a function .* and it returned 0.1; type e.g. schedule=partial"),
-    ],
-)
-def test_a_recipe_that_makes_no_schedule_that_counts_is_refused_before_training(game, message):
-    with pytest.raises(UserError, match=message):
-        fit(game, "single", 1)

@@ -13,6 +13,7 @@ from gan import GanModule, noise
 from gan.games.cyclegan import CycleGan
 from gan.games.decay import half_then_down
 from gan.games.dmd2 import Dmd2
+from gan.games.dmd2_lora import Dmd2Lora
 from gan.games.from_noise import projections, wasserstein
 from gan.games.pix2pix import Pix2pix
 from gan.games.r3gan import R3Gan
@@ -108,8 +109,18 @@ def dmd2() -> Dmd2:
     return Dmd2(student, fake_score, Head(4), teacher, student_every=3, adversarial=0.1, head_weight=0.1, ema=0.9)
 
 
-GAMES = {game.__name__: game for game in (sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, dmd2)}
-FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2")
+def dmd2_lora() -> Dmd2Lora:
+    """The base has its weights; test_dmd2_lora.py has one that learns first."""
+    torch.manual_seed(0)
+    base = Denoiser((4, 4), embedding=4)
+    nn.init.normal_(base.paint.weight, std=0.1)
+    rules = dict(student_every=3, adversarial=0.1, head_weight=0.1, ema=0.9)
+    return Dmd2Lora(base, Head(4), SIZE, rank=2, **rules)
+
+
+MADE = (sean, sean_once, spade, pix2pix, cyclegan, r3gan, wgan_gp, stylegan, dmd2, dmd2_lora)
+GAMES = {game.__name__: game for game in MADE}
+FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")
 
 
 def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
@@ -156,6 +167,7 @@ def test_without_synchronisation_training_differs(name, ranks, alone):
     ("name", "learners", "asked"),
     [
         ("dmd2", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
+        ("dmd2_lora", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
         # Slopes depend on no bias behind the last activation, of which pictures have three, and in a discriminator
         # that is linear in pieces on none of its eight.
         (

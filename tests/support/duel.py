@@ -144,9 +144,10 @@ def _fit(
     steps: int,
     save: str | None = None,
     resume: str | None = None,
+    check: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
-    module, strategy = game(), PhaseStrategy(policy)
+    module, strategy = game(), PhaseStrategy(policy, check=check)
     several = world > 1 and policy != "dp"
     loader = Whole(40, dist.get_rank() if several else 0, world if several else 1)
     made = trainer(strategy, world, steps, **settings)

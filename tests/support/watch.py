@@ -48,7 +48,7 @@ def watched(
     game: Callable[[], GanModule], policy: Any, world: int, steps: int, batches: Any = vectors, **settings: Any
 ) -> list[tuple[int, str, Trace]]:
     """Step, phase and trace of every phase of a training."""
-    strategy = WatchedStrategy(policy)
+    strategy = WatchedStrategy(policy, check=False)
     made = trainer(strategy, world, steps, **{"sync_batchnorm": True, **settings})
     made.fit(game(), parts(steps, world, batches))
     return strategy.traces

@@ -4,6 +4,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ PRELOAD = ["tests.support.preload"]  # what the process imports from which all r
 class Ranks:
     """A world of gloo ranks on this machine; `run` calls a module-level function on every one."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, limit: timedelta | None = None) -> None:
+        """`limit`: how long a collective waits for the other ranks."""
         self.size = size
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -31,7 +33,7 @@ class Ranks:
         self.processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, size, port, limit), daemon=True)
             # The first process preloads before it knows this one's sys.path, and a test may stand in another folder.
             with mock.patch.dict(os.environ, PYTHONPATH=ROOT):
                 process.start()
@@ -59,12 +61,12 @@ class Ranks:
             process.join()
 
 
-def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
+def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta | None) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0", OMP_NUM_THREADS="1"
     )
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=limit)
     while True:
         try:
             function, args, kwargs = pipe.recv()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
-from gan.checkpoint import Share, load, read, whole
+from gan.checkpoint import Share, check_left_out, checksum, load, load_module_state, read, whole
 from gan.errors import UserError
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
@@ -35,6 +36,32 @@ def test_a_checkpoint_of_the_former_writer_is_read_bit_for_bit():
     assert digest(tree) == BITS
     tree["state_dict"]["net.2.weight"][0, 1] += 1e-15
     assert digest(tree) != BITS
+
+
+def test_a_checksum_is_of_the_bits_in_a_dtype():
+    tensor = torch.tensor([[0.1, -2.0], [3.0, 0.7]])
+    noted = checksum(tensor)
+    assert noted == checksum(tensor.clone()) == checksum(tensor.T.contiguous().T)
+    assert noted == checksum(tensor.double(), torch.float32)
+    assert noted != checksum(tensor.double())
+    assert noted != checksum(tensor + 1e-7)
+    assert checksum(tensor.bfloat16()) == checksum(tensor, torch.bfloat16)
+
+
+def test_a_parameter_that_is_left_out_must_be_as_it_was():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    state = {name: value for name, value in net.state_dict().items() if not name.startswith("0.")}
+    noted = {name: checksum(value) for name, value in net.named_parameters() if name not in state}
+    with pytest.raises(RuntimeError, match=r"missing: 0\.weight, 0\.bias"):
+        load_module_state(net, state)
+    load_module_state(net, state, left_out=noted)
+    check_left_out(net, noted)
+    with torch.no_grad():
+        net[0].bias += 1e-6
+    with pytest.raises(UserError, match=r"checkpoints leave '0\.bias' out, for its player has saved=False"):
+        check_left_out(net, noted)
+    with pytest.raises(UserError, match="checkpoints leave 'other' out"):
+        check_left_out(net, {"other": noted["0.bias"]})
 
 
 def test_a_tensor_is_read_into_memory_that_is_not_contiguous(tmp_path):

@@ -1,5 +1,6 @@
 """Players and phases: what they refuse, and when a phase is due."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ from torch.optim import SGD
 
 from gan import Phase, Player
 from gan.errors import UserError
-from gan.phase import check_game
+from gan.phase import check_game, parameters_of
 
 sgd = partial(SGD, lr=0.1)
 
@@ -35,7 +36,7 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
     asked = []
     phase = Phase("p", loss, "one", every=2, start=1, when=lambda: bool(asked.append(1)) or len(asked) > 1)
     assert [step for step in range(6) if phase.due(step)] == [3, 5] and len(asked) == 3
-    assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda when: not when())
+    assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda phase: not phase.when())
 
 
 def test_one_learner_or_several():
@@ -58,6 +59,14 @@ def test_one_learner_or_several():
         ),
         (lambda: player(optimizer=None, follows="two"), "follows 'two', so it has a decay and no optimizer"),
         (lambda: player(optimizer=None, follows="two", ema=0.9, clip=1.0), "is frozen and takes no schedule"),
+        (
+            lambda: player(saved=False),
+            "'one' changes in training, so its weights must be in checkpoints; leave saved=F",
+        ),
+        (
+            lambda: player(optimizer=None, follows="two", ema=0.9, saved=False),
+            "'one' changes in training, so its weights must be in checkpoints",
+        ),
         (lambda: player(clip=0), "clip=0 is not above 0"),
         (lambda: player(optimizer=None, ema=0.9), "'one' has no optimizer, so it is frozen and takes no schedule, ema"),
         (lambda: player(optimizer=None, clip=1.0), "has no optimizer"),
@@ -148,6 +157,57 @@ def test_buffers_are_compared_as_well():
 def test_a_game_that_does_not_hold_together_is_refused(players, phases, message):
     with pytest.raises(UserError, match=message):
         check_game(players, phases)
+
+
+def frozen(module):
+    return module.requires_grad_(False)
+
+
+def names_of(*players):
+    return {name: list(parameters) for name, parameters in parameters_of(players).items()}
+
+
+def test_a_parameter_is_stored_by_the_player_that_changes_it_or_else_by_the_first():
+    base, head = frozen(nn.Linear(2, 2)), nn.Linear(2, 2)
+    both = nn.ModuleDict({"base": base, "head": head})
+    first, second = player("first", base, optimizer=None), player("second", both)
+    base_there, head_there = ["base.weight", "base.bias"], ["head.weight", "head.bias"]
+    assert names_of(first, second) == {"first": ["weight", "bias"], "second": head_there}
+    assert names_of(second, first) == {"second": [*base_there, *head_there], "first": []}
+    # A frozen player that has what another one learns stores it not, whichever comes first.
+    watching = player("watching", both, optimizer=None)
+    assert names_of(watching, player("list", nn.ParameterList(head.parameters()))) == {
+        "watching": base_there,
+        "list": ["0", "1"],
+    }
+    check_game([first, second, watching], [Phase("p", loss, "second")])
+
+
+def test_two_that_learn_the_same_are_told_to_freeze_it():
+    base = nn.Linear(2, 2)
+    players = [player("a", nn.ModuleList([base, nn.Linear(2, 2)])), player("b", nn.ModuleList([nn.Tanh(), base]))]
+    with pytest.raises(UserError, match=r"'1.weight' of player 'b' is also '0.weight' .* by requires_grad_\("):
+        check_game(players, [Phase("p", loss, "a")])
+    frozen(base)
+    with pytest.raises(UserError, match="player 'b' has an optimizer but no parameter that requires a gradient"):
+        check_game(players, [Phase("p", loss, "a")])
+
+
+def test_a_follower_shares_all_frozen_parameters_or_none():
+    def net(base, other, learning):
+        return nn.ModuleDict({"base": base, "other": other, "learning": learning})
+
+    base, other, own = frozen(nn.Linear(2, 2)), frozen(nn.Linear(2, 2)), nn.Linear(2, 2)
+    one, phases = player(module=net(base, other, own)), [Phase("p", loss, "one")]
+    check_game([follower(net(base, other, nn.Linear(2, 2))), one], phases)
+    check_game([follower(copy.deepcopy(one.module)), one], phases)
+    assert names_of(follower(net(base, other, nn.Linear(2, 2))), one)["one"][:2] == ["base.weight", "base.bias"]
+    with pytest.raises(UserError, match=r"'base.weight' is a copy in 'two'; let both have all the same ones"):
+        check_game([follower(net(copy.deepcopy(base), other, nn.Linear(2, 2))), one], phases)
+    with pytest.raises(UserError, match=r"'base\.weight' is a copy in 'two'"):
+        check_game([player("base", base, optimizer=None), one, follower(copy.deepcopy(one.module))], phases)
+    with pytest.raises(UserError, match=r"both have the same parameter 'learning\.weight', which learns; copy it"):
+        check_game([follower(net(base, other, own)), one], phases)
 
 
 def test_a_layer_may_stand_twice_in_one_player():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nets.denoiser import Denoiser, ExactDenoiser, Head
+from nets.denoiser import Denoiser, ExactDenoiser, Head, OneStep
 
 WIDTHS = (4, 8, 8)
 
@@ -111,3 +111,10 @@ def test_a_denoiser_learns_to_denoise():
         optimizer.step()
         errors.append(error.item())
     assert errors[-1] < 0.2 * errors[0]
+
+
+def test_a_denoiser_draws_in_one_step():
+    denoiser = Denoiser((4, 4), embedding=4)
+    drawer, z = OneStep(denoiser, 8, 10.0), torch.randn(2, 3 * 64)
+    assert drawer.latent == 3 * 64
+    torch.testing.assert_close(drawer(z), denoiser(10 * z.view(2, 3, 8, 8), torch.full((2,), 10.0)))

@@ -31,6 +31,7 @@ SMALL = {
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
     "dmd2-faces": {"width": 4, **FACES},
+    "dmd2-lora-faces": {"width": 4, **FACES},
     "sean-celebamask": {"style": 4, **PAIRS},
     "sean-ade20k": {"style": 4, **PAIRS},
     "sean-cityscapes": {"style": 4, **PAIRS},
@@ -43,7 +44,7 @@ LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facad
 ON_FILES = [name for name in RUNS if name.partition("-")[2] in LABELS]
 
 
-FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces")
+FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces")
 
 
 def small(name: str, **settings) -> Run:
@@ -248,6 +249,8 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
 def test_noise_without_a_range_is_refused():
     with pytest.raises(UserError, match="is not below sigma_max"):
         build("dmd2-faces", sigma_min=2.0, sigma_max=1.0)
+    with pytest.raises(UserError, match=r"dmd2-lora-faces: sigma_min=.* is not below sigma_max"):
+        build("dmd2-lora-faces", sigma_min=2.0, sigma_max=1.0)
 
 
 @pytest.mark.parametrize(

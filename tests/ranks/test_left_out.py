@@ -1,0 +1,151 @@
+"""Player(saved=False): weights that checkpoints leave out, because the game's constructor makes them."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gan.checkpoint import load
+from gan.errors import UserError
+from gan.export.command import networks
+from gan.games.dmd2 import Dmd2
+from gan.painting.reopen import open_run
+from tests.support import opening
+from tests.support.duel import fit, played
+from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.saved import read_checkpoint
+from tests.support.sharing_games import Adapters, SharedBase
+
+HALF = 5
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """`SharedBase` under `single`."""
+    return fit(SharedBase, "single", 1)
+
+
+class Unsaved(Adapters):
+    """The base is left out of checkpoints. The adapters, which are in the teacher's network too, are not."""
+
+    def configure_players(self):
+        student, fake, teacher = super().configure_players()
+        yield from (student, fake, replace(teacher, saved=False))
+
+
+class UnsavedShared(SharedBase):
+    """The same where the first player that has the base is another one."""
+
+    def configure_players(self):
+        student, fake, teacher = super().configure_players()
+        yield from (student, fake, replace(teacher, saved=False))
+
+
+class Other(UnsavedShared):
+    """The constructor makes another base."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.teacher[2].bias[0] += 1e-6
+
+
+@pytest.mark.parametrize(
+    ("game", "whole", "policy", "world"),
+    [
+        (Unsaved, Adapters, "zero3", 2),
+        (UnsavedShared, SharedBase, "zero3", 2),
+        (UnsavedShared, SharedBase, "single", 1),
+        (Unsaved, Adapters, "dp", 2),
+    ],
+)
+def test_what_is_left_out_is_not_in_the_files_and_resumes_bit_for_bit(game, whole, policy, world, ranks, tmp_path):
+    half = tmp_path / "half.ckpt"
+    played(ranks, game, policy, world, steps=HALF, save=str(half))
+    saved = read_checkpoint(half)
+    names = {name for name, weight in game().named_parameters() if "down" not in name and "up" not in name}
+    assert saved["left_out"].keys() == names and not names & saved["state_dict"].keys()
+    tensors = {key: value for path in half.glob("*.safetensors") for key, value in load_file(path).items()}
+    stored = sum(value.numel() for key, value in read_checkpoint(half)["state_dict"].items())
+    assert any(key.startswith("state_dict/") for key in tensors)
+    assert stored == sum(weight.numel() for name, weight in game().named_parameters() if name not in names)
+    assert not any(name in key for key in tensors for name in names)
+    resumed = played(ranks, game, policy, world, resume=str(half))
+    assert distance(resumed, played(ranks, whole, policy, world)) == 0
+    assert distance(fit(game, "single", 1, resume=str(half)), fit(whole, "single", 1)) < EXACT
+
+
+def other():
+    """It has the same name as the game whose checkpoint it gets."""
+    return named("UnsavedShared", Other)()
+
+
+def lax():
+    game = other()
+    game.strict_loading = False
+    return game
+
+
+def refused(game, policy, world, resume):
+    try:
+        fit(game, policy, world, resume=resume)
+    except UserError as error:
+        return str(error)
+
+
+def test_other_weights_than_those_left_out_are_refused(ranks, alone, tmp_path):
+    half = str(tmp_path / "half.ckpt")
+    fit(UnsavedShared, "single", 1, steps=HALF, save=half)
+    told = refused(other, "single", 1, half), *ranks(2).run(refused, other, "zero3", 2, half)
+    assert all("checkpoints leave 'teacher.2.bias' out" in each for each in told)
+    assert BROKEN < distance(fit(lax, "single", 1, steps=HALF + 1, resume=half), alone) < math.inf
+
+
+def test_a_checkpoint_that_has_them_still_is_resumed_if_they_are_the_same(alone, tmp_path):
+    half = str(tmp_path / "half.ckpt")
+    fit(named("SharedBase", SharedBase), "single", 1, steps=HALF, save=half)
+    resumed = fit(named("SharedBase", UnsavedShared), "single", 1, resume=half)
+    assert distance(resumed, alone) < EXACT
+    assert "checkpoints leave" in refused(named("SharedBase", Other), "single", 1, half)
+
+
+def named(name, game):
+    return type(name, (game,), {})
+
+
+def test_a_game_is_loaded_with_the_weights_that_its_constructor_makes(tmp_path):
+    path = str(tmp_path / "some.ckpt")
+    fit(UnsavedShared, "single", 1, steps=4, save=path)
+    loaded, fresh = UnsavedShared.load_from_checkpoint(path), UnsavedShared().double()
+    for name, weight in loaded.named_parameters():
+        assert torch.equal(weight.double(), fresh.get_parameter(name)) == ("teacher" in name or "layer" in name)
+    with pytest.raises(UserError, match=r"checkpoints leave 'teacher\.2\.bias' out, for its player has saved=False"):
+        Other.load_from_checkpoint(path)
+    assert Other.load_from_checkpoint(path, strict=False)
+
+
+def test_it_is_exported_as_the_constructor_makes_it(tmp_path):
+    path = str(tmp_path / "some.ckpt")
+    fit(Unsaved, "single", 1, steps=2, save=path)
+    game = Unsaved().double()
+    game.assemble()
+    student, _, teacher = networks(game, load(path), "raw")
+    assert torch.equal(teacher.state["scale"], game.base.scale)
+    assert not torch.equal(teacher.state["first.up_student"], game.base.first.up_student)
+    assert torch.equal(student.state["1"], teacher.state["first.up_student"])
+
+
+def test_commands_open_a_run_whose_teacher_is_not_saved(tmp_path, monkeypatch):
+    configured = Dmd2.configure_players
+    monkeypatch.setattr(
+        Dmd2, "configure_players", lambda self: (replace(p, saved=not p.frozen) for p in configured(self))
+    )
+    folder = opening.train(tmp_path, "dmd2-faces", size=16, width=4, faces=8, held_out=4)
+    opened = open_run(str(folder))
+    assert "teacher.pictures" in load(opened.checkpoint)["left_out"]
+    assert opened.run.game.teacher.pictures.abs().sum() > 0
+    with pytest.raises(UserError, match=r"checkpoints leave 'teacher.pictures' out"):
+        open_run(str(folder), seed=1)

@@ -1,0 +1,111 @@
+"""Ranks that go different ways: the error names them, with the phase and the step of each, and nothing is saved."""
+
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player
+from strategies import PhaseStrategy
+from strategies.processes.places import Places, _first_difference
+from tests.support.hard_games import Plain
+from tests.support.parity import trainer, vectors
+from tests.support.worlds import Ranks
+
+LIMIT = timedelta(seconds=4)
+
+
+@pytest.fixture
+def pair():
+    """Two ranks for one test, because a collective without an end leaves them useless."""
+    world = Ranks(2, LIMIT)
+    yield world
+    world.close()
+
+
+class OwnTurns(Plain):
+    """In step 2, rank 1 decides on another turn."""
+
+    def training_step(self, batch):
+        own = self.step == 2 and dist.get_rank() == 1
+        self.trainer.strategy.run(self.phases[1 if own else 0], batch)
+
+
+class Twins(GanModule):
+    """Two players of the same size, so that their collectives fit each other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.one, self.two = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def configure_players(self):
+        yield Player("one", self.one, partial(Adam, lr=1e-2))
+        yield Player("two", self.two, partial(Adam, lr=1e-2))
+
+    def configure_phases(self):
+        yield Phase("first", lambda batch: self.one(batch["x"]).square().mean(), "one")
+        yield Phase("second", lambda batch: self.two(batch["x"]).square().mean(), "two")
+
+    training_step = OwnTurns.training_step
+
+
+def nobody(*_):
+    """In place of a method of Places, for a control."""
+    return {}
+
+
+def astray(game, batches, policy, without=()):
+    """The error of a rank that has so many batches."""
+    strategy = PhaseStrategy(policy, check=False, timeout=LIMIT)
+    loader = DataLoader([vectors(step) for step in range(batches[dist.get_rank()])], batch_size=None)
+    with ExitStack() as held:
+        for name in without:
+            held.enter_context(mock.patch.object(Places, name, nobody))
+        try:
+            trainer(strategy, 2, 10, use_distributed_sampler=False).fit(game(), loader)
+        except Exception as error:  # noqa: BLE001, whatever it is, the test reads it
+            return f"{type(error).__name__}: {error}"
+    return None
+
+
+def test_ranks_that_wait_for_each_other_are_named(pair):
+    """Under ddp they would not wait: gloo ends a rank that gets more than it expects."""
+    one, other = pair.run(astray, OwnTurns, (5, 5), "zero3")
+    assert "rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'generator' of step 2" in one
+    assert "rank 1 plays phase 'generator' of step 2 where rank 0 plays phase 'discriminator' of step 2" in other
+
+
+@pytest.mark.parametrize("policy", ["zero3", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_a_loader_that_ends_first_is_named(policy, pair):
+    one, other = pair.run(astray, Plain, (5, 3), policy)
+    assert "rank 0 plays phase 'discriminator' of step 3 where rank 1 has ended step 2 and begins no other" in one
+    assert "rank 1 has ended step 2 and begins no other where rank 0 plays phase 'discriminator' of step 3" in other
+
+
+def test_the_control_that_tells_nobody_names_nobody(pair):
+    assert not any("where rank" in str(each) for each in pair.run(astray, Plain, (5, 3), "ddp", ("tell", "_others")))
+
+
+def test_ranks_that_did_not_wait_are_named_before_anything_is_saved(ranks):
+    said = ranks(2).run(astray, Twins, (5, 5), "ddp")
+    assert said[0] == said[1]
+    assert "rank 0 has played phase 'first' of step 2, rank 1 has played phase 'second' of step 2" in said[0]
+    assert ranks(2).run(astray, Twins, (5, 5), "ddp", ("compare",)) == [None, None]  # the control
+
+
+def test_the_first_difference_is_found_in_what_is_still_known():
+    plays = [(step, "d") for step in range(5)]
+    other = [*plays[:3], (3, "g"), (4, "d")]
+    assert "rank 0 has played phase 'd' of step 3, rank 1 has played phase 'g' of step 3" in _first_difference(
+        [(0, plays), (2, other[2:])]
+    )
+    assert "rank 0 has played phase 'd' of step 4, rank 1 has ended" in _first_difference([(0, plays), (0, plays[:4])])
+    assert "some 1 phases ago" in _first_difference([(4, plays[4:]), (4, other[4:])])

@@ -1,0 +1,112 @@
+"""samples/porting.md: its game gives the weights of its loop, and the first step finds its five mistakes."""
+
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, softplus
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player, ranks
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from tests.support.parity import BROKEN, EXACT, trainer
+
+PAGE = (Path(__file__).parents[2] / "samples/porting.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+MISTAKES = {  # by number: its code and what the page says of it
+    number: (re.search(r"```python\n(.*?)```", text, re.S)[1], re.search(r"^> (.*)$", text, re.M)[1])
+    for number, text in re.findall(r"^\*\*(\d)\. (.*?)(?=^\*\*\d|\Z)", PAGE, re.S | re.M)
+}
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "precision": "64-true",
+}
+
+
+@pytest.fixture
+def page():
+    """The names that the first two blocks of the page define."""
+    names = {"__name__": "page"}
+    for block in BLOCKS[:2]:
+        exec(block, names)
+    return SimpleNamespace(**names)
+
+
+def data(steps=12):
+    draw = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(8, 2, generator=draw).double(), torch.randn(8, 4, generator=draw).double()) for _ in range(steps)
+    ]
+
+
+def furthest(ones, others):
+    pairs = zip(ones, others, strict=True)
+    return max((one.double() - other.double()).abs().max().item() for one, other in pairs)
+
+
+@pytest.mark.parametrize(("policy", "devices"), [("ddp", 1), ("dp", 2)])
+def test_the_game_gives_the_weights_of_the_loop(policy, devices, page):
+    batches = data()
+    networks = page.networks
+    page.by_hand.__globals__["networks"] = lambda: [net.double() for net in networks()]
+    G, D, average = page.by_hand(*zip(*batches, strict=True))
+    averages = []
+    with mock.patch.object(page.Game, "on_train_end", lambda game: averages.extend(averaged(game)), create=True):
+        game = page.train(DataLoader(batches, batch_size=None), policy, devices, **QUIET)
+    assert furthest([*game.G.parameters(), *game.D.parameters()], [*G.parameters(), *D.parameters()]) < EXACT
+    assert furthest(averages, average.parameters()) < EXACT
+    assert furthest(average.parameters(), G.parameters()) > BROKEN
+
+
+def averaged(game):
+    with game.averaged():
+        return [weight.detach().clone() for weight in game.G.parameters()]
+
+
+class Playing(GanModule):
+    """A game around the losses of the page."""
+
+    def __init__(self, loss):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.norm = nn.BatchNorm1d(6, affine=False)
+        self.register_buffer("center", torch.zeros(3))
+        self.loss = loss
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(Adam, lr=1e-2))
+
+    def configure_phases(self):
+        yield Phase("play", lambda batch: self.loss(self, batch), "net")
+
+
+def play(code, which, **settings):
+    names = {"ranks": ranks, "torch": torch, "softplus": softplus, "cross_entropy": cross_entropy}
+    exec(code, names)
+    batches = [torch.randn(16, 6, generator=torch.Generator().manual_seed(3)).double()]
+    made = trainer(PhaseStrategy("dp"), 2, 1, **settings)
+    made.fit(Playing(names[which]), DataLoader(batches, batch_size=None))
+
+
+@pytest.mark.parametrize("number", MISTAKES)
+def test_the_first_step_finds_the_mistake_and_not_what_is_right(number):
+    code, said = MISTAKES[number]
+    with pytest.raises(UserError) as found:
+        play(code, "wrong", sync_batchnorm=False)
+    assert said in str(found.value)
+    play(code, "right", sync_batchnorm=True)
+
+
+def test_there_are_five_and_the_page_quotes_them():
+    assert list(MISTAKES) == ["1", "2", "3", "4", "5"]

@@ -1,0 +1,82 @@
+"""In a trial a sample draws the same numbers, whichever rank and micro-batch it is in."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gan import noise
+from strategies.check.draws import DrawsOfSamples
+
+
+def drawn(draw, first, rows, stride=1, total=8):
+    """One draw of some rows of a global batch of 8."""
+    with noise.at(noise.Place((1,), first, rows, total, stride)), DrawsOfSamples("phase"):
+        return draw(torch.ones(rows, 3))
+
+
+BY_ROWS = {
+    "randn": lambda x: torch.randn(len(x), 5),
+    "randn of a generator": lambda x: torch.randn(len(x), 5, generator=torch.Generator()),
+    "randint of a generator": lambda x: torch.randint(2, 99, (len(x), 5), generator=torch.Generator()),
+    "rand": lambda x: torch.rand((len(x),)),
+    "randint": lambda x: torch.randint(0, 100, (len(x), 5)),
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "normal": lambda x: torch.normal(x, 2 * x),
+    "normal of a size": lambda x: torch.normal(0.0, 1.0, (len(x), 2)),
+    "normal_": lambda x: x.normal_(),
+    "uniform_": lambda x: x.uniform_(),
+    "exponential_": lambda x: x.exponential_(),
+    "random_": lambda x: x.random_(),
+    "bernoulli": lambda x: torch.bernoulli(x / 2),
+    "multinomial": lambda x: torch.multinomial(x, 2),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout2d": lambda x: nn.Dropout2d()(x[..., None, None].expand(-1, -1, 2, 2)),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "rrelu": lambda x: F.rrelu(-x, training=True),
+    "gumbel": lambda x: F.gumbel_softmax(x),
+    "distribution": lambda x: torch.distributions.Normal(x, x).sample(),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_a_rank_draws_its_own_rows(name):
+    draw = BY_ROWS[name]
+    whole = drawn(draw, 0, 8)
+    assert len(whole[0].unique()) > 1 or len(whole.unique()) > 1
+    assert torch.equal(torch.cat([drawn(draw, 0, 4), drawn(draw, 4, 4)]), whole)
+    assert torch.equal(drawn(draw, 1, 2, stride=2), whole[1:4:2])  # a micro-batch
+
+
+def test_fakes_and_reals_together_have_two_draws_for_each_sample():
+    def both(x):
+        return torch.randn(2 * len(x), 3)
+
+    fakes, reals = drawn(both, 0, 8).split(8)
+    mine = drawn(both, 4, 4).split(4)
+    assert torch.equal(mine[0], fakes[4:]) and torch.equal(mine[1], reals[4:])
+
+
+@pytest.mark.parametrize("draw", [lambda x: torch.rand(()), lambda x: torch.randn(5, 2), lambda x: torch.randperm(9)])
+def test_what_has_no_row_for_each_sample_is_the_same_on_all_ranks(draw):
+    assert torch.equal(drawn(draw, 0, 4), drawn(draw, 4, 4))
+    assert torch.equal(drawn(draw, 0, 8), drawn(draw, 4, 4))
+
+
+def test_two_draws_differ_and_the_generators_stay_as_they_were():
+    own = torch.Generator().manual_seed(1)
+    before = torch.get_rng_state(), own.get_state()
+    with noise.at(noise.Place((1,), 0, 4, 8)), DrawsOfSamples("phase") as draws:
+        one, other = torch.rand(4), torch.rand(4, generator=own)
+    assert not torch.equal(one, other)
+    assert draws.drawn == ["rand of [4]", "rand of [4]"]
+    assert torch.equal(torch.get_rng_state(), before[0]) and torch.equal(own.get_state(), before[1])
+
+
+def test_gradients_go_through_a_dropout():
+    x = torch.ones(4, 3, requires_grad=True)
+    with noise.at(noise.Place((1,), 4, 4, 8)), DrawsOfSamples("phase"):
+        out = F.dropout(x, 0.5)
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(slope, out.detach())
