@@ -51,6 +51,15 @@ def row_counts(batch: Any) -> list[int]:
     return list(dict.fromkeys([count for _, count in counts]))
 
 
+def tensors(batch: Any) -> list[Tensor]:
+    """All tensors in a batch."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    fields = _fields(batch)
+    items = fields.values() if fields is not None else batch if isinstance(batch, (list, tuple)) else ()
+    return [tensor for item in items for tensor in tensors(item)]
+
+
 def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
     """The micro-batches of a rank's batch. See [Note: every k-th row]."""
     if parts == 1:

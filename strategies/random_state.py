@@ -30,6 +30,17 @@ def restore(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
 
 
+def equal(one: Any, other: Any) -> bool:
+    """Whether two states are the same: nothing was drawn between them."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return all(map(equal, one, other))
+    return one == other
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """What is drawn inside does not change the states."""

@@ -66,7 +66,9 @@ def parse(argv: list[str] | None = None) -> Namespace:
         print_config=None,
     )
     add = parser.add_argument
-    add("run", nargs="?", default="auto", help="a run's folder, a checkpoint inside one, or auto: the newest run")
+    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
+    add("which", metavar="RUN", nargs="?", default="auto", help=what)
+    add("--run", metavar="NAME", type=str | None, default=None, help=options.NAMED)
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
     what = f"weights for FID and KID; default: {INCEPTION} in torch's cache"
     add("--inception", type=Path | None, default=None, help=what)
@@ -103,14 +105,14 @@ def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> No
     opened = failure = None
     if this_rank() == 0:
         try:
-            opened = open_run(request.run, request.out, device, request.data)
+            opened = open_run(request.which, request.out, device, request.data, request.run)
         except UserError as error:
             failure = error
     checkpoint, failure = from_first_rank((opened and opened.checkpoint, failure))
     if failure is not None:
         raise failure
     if opened is None:
-        opened = open_run(str(checkpoint), request.out, device, request.data)
+        opened = open_run(str(checkpoint), request.out, device, request.data, request.run)
 
     result = evaluate(
         opened,

@@ -60,7 +60,7 @@ def evaluate(
     Where torch.distributed is initialised, the ranks share the work: the first gets the result and the others None.
     See [Note: the same figures at any number of ranks].
     """
-    game, data = opened.run.game, opened.run.data.val
+    game, data = opened.run.game, getattr(opened.run.data, "val", None)
     if data is None:
         raise UserError(f"run {opened.name} holds nothing out, so there is nothing to score")
     rank, ranks = this_rank(), _ranks()

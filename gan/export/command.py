@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
     try:
         request = parse(argv)
-        written = export(request.run, request.to, request.weights, request.published, request.out, data=request.data)
+        moved = {"data": request.data, "name": request.run}
+        written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
         print(*written, sep="\n")
     except UserError as error:
         return refuse(error)
@@ -68,7 +69,9 @@ def parse(argv: list[str] | None = None) -> Namespace:
         print_config=None,
     )
     add = parser.add_argument
-    add("run", nargs="?", default="auto", help="a run's folder, a checkpoint inside one, or auto: the newest run")
+    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
+    add("which", metavar="RUN", nargs="?", default="auto", help=what)
+    add("--run", metavar="NAME", type=str | None, default=None, help=options.NAMED)
     add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
     add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
     add("--published", action="store_true", help="also SEAN's latest_net_G.pth and latest_net_D.pth")

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 from tqdm import tqdm
@@ -27,9 +27,11 @@ KEPT = 2  # checkpoints
 
 
 class Bar(ProgressBar):
-    """One bar for the whole run: the losses of each phase, and images per second over all ranks."""
+    """One bar for the whole run: the losses of each phase, and images per second over all ranks, if their number is
+    known.
+    """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int | None) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.bar: tqdm | None = None
@@ -55,8 +57,11 @@ class Bar(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
         if self.bar is not None and self.bar.update(1):
-            speed = (trainer.global_step - self.first) * self.batch_size / (time.monotonic() - self.started)
-            self.bar.set_postfix_str(f"{_losses(trainer.strategy.losses)} | {speed:.0f} images/s", refresh=True)
+            text = _losses(trainer.strategy.losses)
+            if self.batch_size is not None:
+                steps = trainer.global_step - self.first
+                text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} images/s"
+            self.bar.set_postfix_str(text, refresh=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the last state on the screen."""
@@ -78,7 +83,10 @@ def _losses(losses: dict[str, Tensor]) -> str:
 
 
 class Pictures(Callback):
-    """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them."""
+    """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them.
+
+    A person's own run may have no `show(batch)` or hold nothing out; then only the curves are drawn.
+    """
 
     def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:
         self.folder, self.record, self.every = folder, log, every
@@ -86,14 +94,9 @@ class Pictures(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
-        batches: list[dict[str, Tensor]] = []
         with random_state.untouched():
-            for batch in trainer.datamodule.val_dataloader():
-                batches.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
-                if sum(map(rows, batches)) >= SHOWN:
-                    break
-        self.batch = {name: torch.cat([batch[name] for batch in batches])[:SHOWN] for name in batches[0]}
-        if trainer.global_step == 0:
+            self.batch = first_samples(trainer.datamodule, SHOWN) if hasattr(pl_module, "show") else None
+        if self.batch is not None and trainer.global_step == 0:
             reals = {name.replace("_", " "): value for name, value in self.batch.items() if value.ndim >= 3}
             self._save(trainer, reals, "reals.png")
             self._draw(trainer, pl_module)
@@ -101,7 +104,9 @@ class Pictures(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Draw a grid and the curves every `every` steps and at the last step."""
         if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
-            self._draw(trainer, pl_module)
+            if self.batch is not None:
+                self._draw(trainer, pl_module)
+            self._curves(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the curves again, because the last validation came after the last grid."""
@@ -119,7 +124,6 @@ class Pictures(Callback):
         for module, mode in modes:
             module.training = mode
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
-        self._curves(trainer)
 
     def _save(self, trainer: Trainer, columns: dict[str, Tensor], name: str) -> None:
         if trainer.is_global_zero:
@@ -128,6 +132,20 @@ class Pictures(Callback):
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:
             metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
+
+
+def first_samples(data: LightningDataModule | None, count: int) -> dict[str, Tensor] | None:
+    """The tensors of the first held-out samples, by name; None without such data."""
+    if data is None or type(data).val_dataloader is LightningDataModule.val_dataloader:
+        return None
+    batches: list[dict[str, Tensor]] = []
+    for batch in data.val_dataloader():
+        if not isinstance(batch, dict):
+            return None
+        batches.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
+        if sum(map(rows, batches)) >= count:
+            break
+    return {name: torch.cat([batch[name] for batch in batches])[:count] for name in batches[0]} if batches else None
 
 
 class Score(Callback):

@@ -20,7 +20,7 @@ from gan.fit.callbacks import Bar, Keep, Pictures, Score, WriteSettings
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
-from gan.runs import RUNS, Run, build
+from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.processes.stopping import Stopped
 
@@ -58,16 +58,14 @@ def _fit(argv: list[str] | None) -> None:
         # Lightning would take the first process of every node for rank 0.
         rank_zero_only.rank = rank_zero_only.rank or 1
     quiet()
-    seed_everything(settings.seed, verbose=False)
+    seed_everything(settings.get("seed", 0), verbose=False)
     strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
     computer = machine(settings)
-    if strategy.threaded and settings.batch_size % computer.devices:
-        fits = -(-settings.batch_size // computer.devices) * computer.devices
-        raise UserError(
-            f"batch {settings.batch_size} is not divisible by {computer.devices} devices; try --batch-size {fits}"
-        )
+    if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
+        fits = -(-batch // computer.devices) * computer.devices
+        raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     run = build(settings.run, **options.run_settings(settings))
-    summary = describe(run.game)
+    summary, all_settings = describe(run.game), options.dump(settings, settings.run)
     if settings.resume == "auto" and resumed is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
 
@@ -76,9 +74,9 @@ def _fit(argv: list[str] | None) -> None:
     if resumed is not None:
         where, checkpoint = resumed
     else:
-        where = folder.create(Path(settings.out), settings.run) if first else RunFolder(Path(settings.out))
+        where = folder.create(Path(settings.out), short_name(settings.run)) if first else RunFolder(Path(settings.out))
         checkpoint = None
-    texts = {where.settings: options.dump(settings, settings.run), where.game: summary}
+    texts = {where.settings: all_settings, where.game: summary}
     if first and resumed is None:
         for path, text in texts.items():
             path.write_text(text)  # nobody else knows this folder yet
@@ -121,7 +119,7 @@ def train(
         check_val_every_n_epoch=None,
         num_sanity_val_steps=-1 if checkpoint is None else 0,
         callbacks=[
-            Bar(settings.batch_size),
+            Bar(settings.get("batch_size")),
             Pictures(where, log, every),
             score,
             Keep(where, settings.save_every or every),
@@ -195,7 +193,8 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
         processes = f"{computer.devices} {computer.accelerator.upper()} replicas in one process"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
-    say(f"{settings.run} on {how}: {run.max_steps} steps of {settings.batch_size} samples{resumed}")
+    batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
+    say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
     say(f"everything goes to {where.path}/")
     step = None if checkpoint is None else folder.step_of(checkpoint)
     if step is not None and (latest := max(where.steps(), default=step)) > step:
@@ -219,7 +218,8 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
         ("train on", f"python -m gan.fit --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
     )
     for title, value in rows:
-        say(f"  {title:11}{value}")
+        if value is not None:
+            say(f"  {title:11}{value}")
 
 
 def end_other_ranks(trainer: Trainer) -> None:

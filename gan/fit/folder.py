@@ -5,6 +5,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from gan.errors import UserError
 
 CHECKPOINT = ".ckpt"
@@ -93,13 +95,13 @@ def create(out: Path, name: str) -> RunFolder:
 def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
     """The run and the checkpoint to resume. `resume` is a run's folder, a checkpoint inside it, or `auto`.
 
-    `auto` means the newest run in `out` that has a checkpoint; with `name`, the newest one of that name. The result is
-    None if there is no such run.
+    `auto` means the newest run in `out` that has a checkpoint; with `name`, the newest one whose settings have that
+    run. The result is None if there is no such run.
     """
     if resume == "auto":
         runs = [RunFolder(path) for path in out.iterdir() if _number(path)] if out.is_dir() else []
-        runs = [run for run in runs if name is None or run.path.name.split("-", 1)[1] == name]
         runs = [run for run in runs if run.newest_checkpoint() is not None and run.settings.is_file()]
+        runs = [run for run in runs if name is None or run_in(run.settings) == name]
         if not runs:
             return None
         run = max(runs, key=lambda run: _number(run.path))
@@ -113,6 +115,14 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
             f"or a .ckpt inside one; or type --resume auto"
         )
     return folder, checkpoint
+
+
+def run_in(settings: Path) -> str | None:
+    """The run that a file of settings names."""
+    try:
+        return yaml.safe_load(settings.read_text()).get("run")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
+        raise UserError(f"cannot read settings from '{settings}': {error}") from error
 
 
 def is_checkpoint(path: Path) -> bool:

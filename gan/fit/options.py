@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +15,12 @@ from jsonargparse.typing import PositiveInt
 from gan.errors import UserError
 from gan.fit import folder
 from gan.fit.parser import Parser
-from gan.runs import RUNS
+from gan.runs import find, full_name, short_name
 from strategies.choice import OPTIONS
 from strategies.strategy import POLICIES
 
 DEFAULT_RUN = "sean-faces"
+NAMED = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config")
 
 EXAMPLES = """examples:
@@ -27,6 +29,7 @@ EXAMPLES = """examples:
   python -m gan.fit --run sean-celebamask --data PATH   the published training on your pictures
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
   python -m gan.fit --run r3gan-faces --help          the settings of that run
+  python -m gan.fit --run my_game.py:my_run           a run of your own: a function in a file or a module
   python -m gan.fit --resume auto                     continue the newest run
   torchrun --nproc-per-node 4 -m -- gan.fit --run r3gan-faces
 """
@@ -57,19 +60,18 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     for name, default in (("run", None), ("resume", None), ("out", "runs"), ("config", None)):
         early.add_argument(f"--{name}", default=default)
     known, _ = early.parse_known_args(argv)
+    typed = None if known.run is None else full_name(known.run)
 
     # A resumed run starts from the settings it was trained with; what is typed overrides them.
-    resumed = folder.find(known.resume, Path(known.out), known.run) if known.resume else None
+    resumed = folder.find(known.resume, Path(known.out), typed) if known.resume else None
     if resumed is not None:
         argv = ["--config", str(resumed[0].settings), *argv]
-        saved = _run_in(resumed[0].settings)
-        if known.run not in (None, saved):
-            raise UserError(f"'{known.resume}' is a run of {saved}, not of {known.run}; leave --run out")
-        run = saved
+        run = _saved_run(resumed[0].settings, typed)
     else:
-        configured = _run_in(Path(known.config)) if known.config else None
-        run = known.run or configured or DEFAULT_RUN
+        configured = folder.run_in(Path(known.config)) if known.config else None
+        run = full_name(typed or configured or DEFAULT_RUN)
     settings = _parser(run).parse_args(argv)
+    settings.run = run
     if settings.resume != known.resume:
         raise UserError(
             f"'{known.config}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
@@ -77,21 +79,37 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     return settings, resumed
 
 
+def _saved_run(settings: Path, typed: str | None) -> str:
+    """The run that a file of settings names. For an own run whose file has moved, `typed` is where it is now."""
+    saved = folder.run_in(settings)
+    if saved is None:
+        raise UserError(f"cannot read settings from '{settings}': it names no run")
+    if typed is None or typed == saved:
+        return saved
+    if ":" in saved and ":" in typed and short_name(typed) == short_name(saved):
+        return typed
+    raise UserError(f"'{settings.parent}' is a run of {saved}, not of {typed}; leave --run out")
+
+
 def dump(settings: Namespace, run: str) -> str:
     """All settings as YAML, without those that belong to a single call of the command."""
-    kept = {name: _plain(value) for name, value in settings.as_dict().items() if name not in PASSING}
-    return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
+    kept = {name: _written(value) for name, value in settings.as_dict().items() if name not in PASSING}
+    try:
+        return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
+    except yaml.YAMLError as error:
+        raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
 
 
-def load(path: Path, **overrides: Any) -> Namespace:
-    """Read settings as `dump` writes them, with `overrides` in their place. Refuses what this version does not know."""
-    run = _run_in(path)
-    if run is None:
-        raise UserError(f"cannot read settings from '{path}': it names no run")
+def load(path: Path, run: str | None = None, **overrides: Any) -> Namespace:
+    """Read settings as `dump` writes them, with `overrides` in their place. Refuses what this version does not know.
+
+    `run` is where an own run is now, if its file has moved.
+    """
+    run = _saved_run(path, run and full_name(run))
     parser = _parser(run)
     parser.exit_on_error = False
     try:
-        return parser.parse_object({**yaml.safe_load(path.read_text()), **overrides})
+        return parser.parse_object({**yaml.safe_load(path.read_text()), **overrides, "run": run})
     except argparse.ArgumentError as error:
         reason = " ".join(str(error).split())
         raise UserError(
@@ -107,8 +125,7 @@ def run_settings(settings: Namespace) -> dict[str, Any]:
 
 
 def _parser(run: str) -> Parser:
-    if run not in RUNS:
-        raise UserError(f"unknown run '{run}'; known: {', '.join(RUNS)}")
+    find(run)  # refuse an unknown one first
     parser = Parser(
         prog="python -m gan.fit",
         usage="python -m gan.fit [--run NAME] [--strategy POLICY] [--devices N] [options]",
@@ -119,7 +136,7 @@ def _parser(run: str) -> Parser:
     )
     add = parser.add_argument
     add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
-    add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs")
+    add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs, or FILE.py:FUNCTION of your own")
     add("--list_runs", action="store_true", help="list all runs and stop")
     add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
     add(
@@ -159,8 +176,18 @@ def _parser(run: str) -> Parser:
         action="store_true",
         help="be deterministic, detect anomalies, compare all ranks after every phase",
     )
-    parser.add_function_arguments(RUNS[run], fail_untyped=True)
+    add_run_options(parser, run)
     return parser
+
+
+def add_run_options(parser: Parser, run: str) -> None:
+    """Add the run's own settings to a command's options."""
+    clash = sorted(_parameters(run) & {action.dest for action in parser._actions})
+    if clash:
+        raise UserError(
+            f"{run} has an argument '{clash[0]}', which is an option of {parser.prog} itself; rename the argument"
+        )
+    parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run)
 
 
 def _strategies() -> str:
@@ -178,19 +205,19 @@ def _strategies() -> str:
 
 def _parameters(run: str) -> set[str]:
     """The names of the run's own settings, also those that it passes to another function."""
-    return set(ArgumentParser().add_function_arguments(RUNS[run], fail_untyped=True))
-
-
-def _run_in(path: Path) -> str | None:
-    try:
-        return yaml.safe_load(path.read_text()).get("run")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        raise UserError(f"cannot read settings from '{path}': {error}") from error
+    return set(ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run))
 
 
 def underscores(argument: str) -> str:
     """Write an option with underscores, so that `--max-steps` and `--max_steps` are the same."""
     return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
+
+
+def _written(value: Any) -> Any:
+    """The value as settings.yaml has it, from which it is read again by its type."""
+    if isinstance(value, Enum):
+        return value.name
+    return str(value) if isinstance(value, Path) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

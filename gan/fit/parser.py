@@ -14,7 +14,7 @@ from gan.errors import UserError
 WHERE = "auto, a run's folder or a checkpoint in it"
 TYPE = {
     "RUN": WHERE,
-    "run": "the name of one, see --list-runs",
+    "run": "the name of one, see --list-runs, or FILE.py:FUNCTION",
     "resume": WHERE,
     "config": "a YAML file, such as the settings.yaml of a run",
     "out": "a folder, such as runs",
@@ -58,7 +58,7 @@ class Strict:
         action = next(fits, None)
         if action is None or action.default == "":
             return  # an unknown option, which is reported later, or one that is empty by default
-        name, of = (_hyphens(option), action.dest) if option else (action.dest.upper(),) * 2
+        name, of = (_hyphens(option), action.dest) if option else (action.metavar or action.dest.upper(),) * 2
         raise UserError(f"{name} is empty; type {TYPE.get(of, 'a value')}, or leave {name} out")
 
     def error(self, message: str, *more: Any) -> NoReturn:

@@ -12,12 +12,15 @@ from gan.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
-from gan.runs import Run, build
+from gan.runs import Run, build, full_name
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run with the weights of one of its checkpoints, which was saved after `step`; `name` is the run's in RUNS."""
+    """A run with the weights of one of its checkpoints, which was saved after `step`.
+
+    `name` is the run's, as its settings have it.
+    """
 
     name: str
     folder: RunFolder
@@ -32,12 +35,14 @@ def open_run(
     out: Path = Path("runs"),
     device: str = "cpu",
     data: str | Path | None = None,
+    name: str | None = None,
     **overrides: Any,
 ) -> SavedRun:
     """Build a run from its settings and load a checkpoint's weights, averaged ones where a player has them.
 
     `which` is a run's folder, a checkpoint inside one, or `auto`: the newest run below `out` that has a checkpoint.
-    `data` is the folder of the run's pictures, if they have moved. `overrides` are other settings to change. The
+    `data` is the folder of the run's pictures, if they have moved. `name` is a run's name, as for `--run`: `auto` is
+    then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. The
     networks are in evaluation mode and require no gradients. The run may still be training.
     """
     place = _device(device)
@@ -45,10 +50,10 @@ def open_run(
         overrides["data"] = data
     while True:
         try:
-            where, checkpoint = _find(which, out)
+            where, checkpoint = _find(which, out, name and full_name(name))
         except FileNotFoundError:
             continue  # training has just removed a checkpoint: there is a newer one
-        settings = options.load(where.settings, **overrides)
+        settings = options.load(where.settings, name, **overrides)
         run = _build(settings, where)
         try:
             saved = load(checkpoint)
@@ -73,12 +78,13 @@ def _device(device: str) -> torch.device:
     return place
 
 
-def _find(which: str, out: Path) -> tuple[RunFolder, Path]:
+def _find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path]:
     if which == "auto":
-        found = folder.find("auto", out, None)
+        found = folder.find("auto", out, name)
         if found is None:
+            of = "" if name is None else f" of {name}"
             raise UserError(
-                f"no run with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
+                f"no run{of} with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
             )
         return found
     path = Path(which)

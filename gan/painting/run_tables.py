@@ -23,7 +23,7 @@ from gan.painting import grids
 from gan.painting.painter import Painter, has_styles
 from gan.painting.reopen import SavedRun
 from gan.painting.table import Cell, Charts, Row, Table, sample_cell, spread
-from gan.runs import RUNS
+from gan.runs import find
 from strategies import random_state
 
 COARSE = 16  # the size at which pictures are compared with training pictures
@@ -57,7 +57,7 @@ def settings(opened: SavedRun) -> Table:
 
 def first_sentence(opened: SavedRun) -> str:
     """What kind of run it is."""
-    return RUNS[opened.name].__doc__.splitlines()[0]
+    return (find(opened.name).__doc__ or opened.name).splitlines()[0]
 
 
 def scores(opened: SavedRun) -> list[str]:

@@ -1,12 +1,14 @@
 """The runs: each is a function that puts a game, its data and its settings together.
 
 The command line offers every keyword of a run's function as an option, also those that it passes on to another
-function with `**settings`. So a new run is a new function and a line in RUNS.
+function with `**settings`. So a new run is a new function and a line in RUNS. A person's own run needs no line: it is
+typed as `path/to/my_game.py:my_run` or `package.module:my_run`.
 """
 
 from collections.abc import Callable
 
 from gan.errors import UserError
+from gan.runs import own
 from gan.runs.faces import cyclegan_faces, pix2pix_faces, sean_faces, spade_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import (
@@ -20,7 +22,7 @@ from gan.runs.pairs import (
 )
 from gan.runs.run import HELD_OUT, Run
 
-__all__ = ["HELD_OUT", "RUNS", "Run", "build"]
+__all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
 RUNS: dict[str, Callable[..., Run]] = {
     "sean-faces": sean_faces,
@@ -42,8 +44,28 @@ RUNS: dict[str, Callable[..., Run]] = {
 }
 
 
+def find(name: str) -> Callable[..., Run]:
+    """The function that makes the run of that name. For a person's own run it imports their module."""
+    if ":" in name:
+        return own.read(name).load()
+    if name not in RUNS:
+        raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}; or your own: {own.FORM}")
+    return RUNS[name]
+
+
+def full_name(name: str) -> str:
+    """The name by which the run is found from any folder."""
+    return str(own.read(name)) if ":" in name else name
+
+
+def short_name(name: str) -> str:
+    """For folders and messages: the name of a built-in run, and that of the function of an own run."""
+    return name.rpartition(":")[2]
+
+
 def build(name: str, **settings: object) -> Run:
     """Make the run of that name. `settings` are the keywords of its function."""
-    if name not in RUNS:
-        raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}")
-    return RUNS[name](**settings)
+    run = find(name)(**settings)
+    if not isinstance(run, Run):
+        raise UserError(f"{name} returned a {type(run).__name__}; return gan.runs.Run(game, data, max_steps)")
+    return run

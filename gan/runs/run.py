@@ -1,6 +1,6 @@
 """What a run is, and what all functions that make a run need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jsonargparse.typing import restricted_number_type
 from lightning import LightningDataModule
@@ -15,12 +15,15 @@ Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 
 @dataclass
 class Run:
-    """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better."""
+    """A game, its data and how long to train. `scores` are validation metrics with a description; lower is better.
+
+    `data` is None if the game has `train_dataloader()` itself.
+    """
 
     game: GanModule
-    data: LightningDataModule
+    data: LightningDataModule | None
     max_steps: int
-    scores: dict[str, str]
+    scores: dict[str, str] = field(default_factory=dict)
 
     @property
     def score(self) -> str:

@@ -6,11 +6,10 @@ The help of the command shows each docstring.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from jsonargparse import Namespace
-from torch import Tensor
 
 from gan.errors import UserError
+from gan.fit.callbacks import first_samples
 from gan.painting import grids
 from gan.painting.painter import Painter, Picture
 from gan.painting.reopen import SavedRun
@@ -22,13 +21,11 @@ from strategies import random_state
 
 def show(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Draw the grid that training draws; for any game."""
-    batches, rows = [], 0
-    for batch in opened.run.data.val_dataloader():
-        batches.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
-        rows += len(next(iter(batches[-1].values())))
-        if rows >= settings.count:
-            break
-    batch = {name: torch.cat([each[name] for each in batches])[: settings.count] for name in batches[0]}
+    batch = first_samples(opened.run.data, settings.count)
+    if batch is None or not hasattr(opened.run.game, "show"):
+        raise UserError(
+            f"run {opened.name} shows nothing: its game needs show(batch), and its data held-out batches that are dicts"
+        )
     device = next(opened.run.game.parameters()).device
     with random_state.untouched():
         random_state.reseed(settings.seed)

@@ -36,6 +36,12 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-3}
 COARSE = 5e-2  # for bfloat16 and float16
 SMALL_NORM, SMALL_BUFFER = 1e-2, 1e-2  # smaller ones are compared as if they had this size: they may be noise
 
+THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
+A_MEAN_OVER_SAMPLES = (
+    "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
+    "gan.ranks.sum(x) or gan.ranks.gather(x)."
+)
+
 
 def check_step(
     games: Sequence[GanModule],
@@ -185,12 +191,9 @@ def _said(lines: list[str], context: PhaseContext) -> str:
     if any(unsynchronised(policy.player.module) for policy in context.policies.values()):
         advice.append("Synchronise batch norms: Trainer(sync_batchnorm=True).")
     if any("written" in text for text in lines):
-        advice.append("Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x.")
+        advice.append(THE_SAME_ON_ALL_RANKS)
     if any(text.startswith("phase") for text in lines):
-        advice.append(
-            "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
-            "gan.ranks.sum(x) or gan.ranks.gather(x)."
-        )
+        advice.append(A_MEAN_OVER_SAMPLES)
     return (
         f"{context.size} ranks would not train as one device does. In a trial of the first step, on a few samples "
         f"of each rank, these differ:{listed}\n{' '.join(advice)} To train all the same, type "

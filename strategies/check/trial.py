@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 
@@ -85,12 +84,12 @@ class Trial:
             losses = held.enter_context(gradients(phase, batch, context))
             learners = [context.policies[name] for name in phase.learners]
             for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
-                self.tried.norms[phase.name, learner.player.name] = _norms(learner)
+                self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, learner.finish(1.0))
                 learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         if draws.drawn:
             self.tried.drawn[phase.name] = draws.drawn[0]
-        if not _equal(before, random_state.capture()):
+        if not random_state.equal(before, random_state.capture()):
             self.tried.unlike.add(phase.name)
 
     def meet(self, what: str) -> None:
@@ -104,12 +103,12 @@ class Trial:
             )
 
 
-def _norms(learner: Policy) -> dict[str, float]:
-    norms = learner.finish(1.0).tolist()
+def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:
+    """The norms of a learner's gradients, as `finish` returns them, by the weights' names."""
     names = list(learner.weights)
     if len(names) != len(norms):
         names = [name for name, weight in learner.weights.items() if weight.grad is not None]
-    return dict(zip(names, norms, strict=True))
+    return dict(zip(names, norms.tolist(), strict=True))
 
 
 def _exact(context: PhaseContext) -> Precision:
@@ -117,13 +116,3 @@ def _exact(context: PhaseContext) -> Precision:
     mixed = isinstance(context.precision, MixedPrecision)
     halves = any("bf16" in policy.options for policy in context.policies.values())
     return Precision() if mixed and not halves else context.precision
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return all(map(_equal, one, other))
-    return one == other

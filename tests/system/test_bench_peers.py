@@ -1,6 +1,5 @@
 """The comparison with other frameworks: its verdicts and figures, and that no peer can stop it."""
 
-import os
 import re
 import time
 
@@ -12,8 +11,10 @@ from torch import nn
 from gan.bench.peers import command
 from gan.bench.peers.command import Peer, measure
 from gan.bench.peers.game import Feed, HandLoop, Payload, Task, weights
-from gan.bench.peers.worker import distance, first_line
+from gan.bench.peers.worker import distance
 from gan.errors import UserError
+from strategies.processes import world
+from strategies.processes.world import WorldHangs
 from strategies.strategy import POLICIES
 
 TINY = dict(width=8, batch_size=8, rounds=2, steps=2)
@@ -50,18 +51,6 @@ def raises(task):
     dist.barrier()  # waits for ever
 
 
-def waits(task):
-    if task.rank == 0:
-        dist.barrier()
-    time.sleep(60)
-
-
-def dies(task):
-    if task.rank == 1:
-        os._exit(7)
-    dist.barrier()
-
-
 def test_without_synchronisation_it_is_wrong():
     result = measure(Peer("deaf", f"{HERE}:deaf"), 2, 60, penalty=False, **TINY)
     assert result["exact"] is False and result["difference"] > 1e-4
@@ -77,18 +66,13 @@ def test_a_peer_that_raises_is_told_by_its_first_line():
     assert time.monotonic() - began < 45
 
 
-def test_a_peer_that_hangs_is_ended(monkeypatch):
-    ended = []
-    end = command._end
-    monkeypatch.setattr(command, "_end", lambda process: (end(process), ended.append(process)))
-    result = measure(Peer("waits", f"{HERE}:waits"), 2, 3, penalty=False, **TINY)
+def test_a_peer_that_hangs_is_told(monkeypatch):
+    def hangs(*args, **kwargs):
+        raise WorldHangs(3, {})
+
+    monkeypatch.setattr(world, "call", hangs)
+    result = measure(Peer("waits", f"{HERE}:deaf"), 2, 3, penalty=False, **TINY)
     assert command._line(result) == "hangs: no end within 3 s"
-    assert len(ended) == 2 and not any(process.is_alive() for process in ended)
-
-
-def test_a_peer_that_dies_is_told(monkeypatch):
-    monkeypatch.setattr(command, "GRACE", 1.0)
-    assert measure(Peer("dies", f"{HERE}:dies"), 2, 60, penalty=False, **TINY)["failure"] == "rank 1 ended with 7"
 
 
 def test_a_peer_that_is_not_installed_is_skipped():
@@ -218,11 +202,6 @@ def test_a_difference_anywhere_counts():
 def test_one_rank_that_is_wrong_makes_it_wrong():
     result = measure(Peer("half", f"{HERE}:wrong_on_one_rank"), 2, 60, penalty=False, **TINY)
     assert result["exact"] is False and result["difference"] == pytest.approx(1)
-
-
-def test_an_error_in_a_line():
-    assert first_line(ValueError("a\nb")) == "ValueError: a"
-    assert first_line(KeyError()) == "KeyError"
 
 
 def test_what_cannot_be_measured_is_refused(capsys):

@@ -323,7 +323,7 @@ def test_options_that_are_none_are_refused(capsys):
         with pytest.raises(SystemExit):
             parse(argv)
     assert "publish" in capsys.readouterr().err
-    assert parse(["--weights", "raw"]).weights == "raw" and parse([]).run == "auto"
+    assert parse(["--weights", "raw"]).weights == "raw" and parse([]).which == "auto"
 
 
 def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeypatch):

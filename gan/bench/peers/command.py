@@ -11,29 +11,20 @@ says. It runs in processes of its own with a time limit, so that it may fail or 
 """
 
 import argparse
-import contextlib
-import json
-import multiprocessing as mp
 import os
-import signal
-import socket
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from gan.bench.peers import worker
 from gan.errors import UserError
 from gan.fit.parser import PlainParser
+from strategies.processes import world
 from strategies.strategy import POLICIES
 
 WAYS = "gan.bench.peers.frameworks"
 GAMES = {"plain": "without a gradient penalty", "r1": "with a gradient penalty (R1)"}
-GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
 
 
 @dataclass(frozen=True)
@@ -116,71 +107,15 @@ def measure(peer: Peer, ranks: int, limit: float, **sizes: Any) -> dict[str, Any
     missing = [package for package in peer.needs if find_spec(package) is None]
     if missing:
         return {"skipped": f"{' and '.join(missing)} not installed"}
-    request = json.dumps({"way": peer.way, "settings": peer.settings, "dtype": peer.dtype, **sizes})
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [_start(folder, request, rank, ranks, port) for port in [_port()] for rank in range(ranks)]
-        try:
-            results = _wait(Path(folder), processes, limit)
-        finally:
-            for process in processes:
-                _end(process)
-    failures = [result for result in results if "failure" in result]
-    if failures:
-        return min(failures, key=lambda result: result["at"])
-    if len(results) < ranks:
-        return {"hang": f"no end within {limit:g} s"}
+    request = {"way": peer.way, "settings": peer.settings, "dtype": peer.dtype, **sizes}
+    try:
+        results = world.call(worker.play, request, ranks=ranks, limit=limit, preload=[worker.__name__, WAYS])
+    except world.WorldFailed as failed:
+        return {"failure": str(failed)}
+    except world.WorldHangs as hangs:
+        return {"hang": str(hangs)}
     worst = next((result for result in results if not result["exact"]), results[0])
     return {**results[0], "difference": worst["difference"], "exact": worst["exact"]}
-
-
-def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[dict[str, Any]]:
-    """Wait for the ranks' results: until all are there, or the time is up, or GRACE after one rank has failed."""
-    until = time.monotonic() + limit
-    while True:
-        done = [not process.is_alive() for process in processes]
-        results = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
-        if len(results) == len(processes) or all(done) or time.monotonic() > until:
-            break
-        if any("failure" in result for result in results) or (any(done) and not results):
-            until = min(until, time.monotonic() + GRACE)
-        time.sleep(0.05)
-    for rank, process in enumerate(processes):
-        if process.exitcode and not (folder / f"rank-{rank}.json").exists():
-            # It comes first: what the other ranks report is probably a consequence.
-            results.append({"failure": f"rank {rank} ended with {process.exitcode}", "at": 0.0})
-    return results
-
-
-def _start(folder: str, request: str, rank: int, ranks: int, port: int) -> BaseProcess:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
-    environment = {name: str(value) for name, value in place.items()} | {
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "DS_ACCELERATOR": "cpu",
-    }
-    # A server that has imported torch and Lightning forks each process. Importing in each would take most of the time.
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload([worker.__name__, WAYS])
-    process = context.Process(target=worker.main, args=(folder, request, environment), daemon=True)
-    process.start()
-    return process
-
-
-def _end(process: BaseProcess) -> None:
-    """End a process and all that it has started, such as a compiler."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
-
-
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _line(result: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from gan.fit import folder
 
 def make(out, name, *checkpoints):
     run = folder.create(out, name)
-    run.settings.write_text("run: x\n")
+    run.settings.write_text(f"run: {name}\n")
     run.checkpoints.mkdir()
     for age, checkpoint in enumerate(checkpoints):
         (run.checkpoints / checkpoint).mkdir()

@@ -1,0 +1,116 @@
+"""A run of a person's own: a function in a file or a module of theirs, named as FILE.py:FUNCTION or MODULE:FUNCTION."""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gan.errors import UserError
+from gan.runs.run import Run
+
+FORM = "path/to/my_game.py:my_run or package.module:my_run"
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """Where the function is: `module` is imported with `folder` first on Python's path, if there is a folder.
+
+    [Note: the name of an own run]
+    Its text is what settings.yaml stores, so that a later command finds the function from any folder:
+
+        /home/me/my_game.py:my_run            a file
+        /home/me/project/package.module:my_run    a module that was found in the folder in which the command was typed
+        package.module:my_run                 a module that is installed, or on PYTHONPATH
+    """
+
+    folder: Path | None
+    module: str
+    function: str
+    file: Path | None = None
+
+    def __str__(self) -> str:
+        if self.file is not None:
+            return f"{self.file}:{self.function}"
+        place = "" if self.folder is None else f"{self.folder}{os.sep}"
+        return f"{place}{self.module}:{self.function}"
+
+    def load(self) -> Callable[..., Run]:
+        """The function. Its module is imported, which runs the code in it."""
+        module = self._import()
+        function, place = getattr(module, self.function, None), str(self).rpartition(":")[0]
+        runs = [name for name, each in vars(module).items() if _is_run(each)]
+        if function is None:
+            close = difflib.get_close_matches(self.function, runs, 1)
+            hint = f"did you mean {close[0]}?" if close else f"its runs: {', '.join(runs) or 'none'}"
+            raise UserError(f"{place} has no function '{self.function}'; {hint}")
+        if not _is_run(function):
+            raise UserError(
+                f"'{self.function}' of {place} is no run; write def {self.function}(...) -> Run, with "
+                f"`from gan.runs import Run`"
+            )
+        return function
+
+    def _import(self) -> ModuleType:
+        if self.file is not None and not self.file.is_file():
+            raise UserError(f"there is no file {self.file}; {_like(self.file)}if it has moved, type --run {FORM}")
+        if self.folder is not None and (not sys.path or sys.path[0] != str(self.folder)):
+            sys.path.insert(0, str(self.folder))
+        importlib.invalidate_caches()
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            if not f"{self.module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and imports one that is not
+            where = "here or among the installed ones" if self.folder is None else f"in {self.folder}"
+            raise UserError(f"there is no module '{self.module}' {where}; type --run {FORM}") from error
+        found = getattr(module, "__file__", None)
+        if self.folder is not None and not (found and Path(found).is_relative_to(self.folder)):
+            raise UserError(
+                f"the name '{self.module}' of {self} is taken by {found or 'a module of Python'}; rename the file"
+            )
+        return module
+
+
+def read(text: str) -> OwnRun:
+    """The run that is typed as FILE.py:FUNCTION, MODULE:FUNCTION or FOLDER/MODULE:FUNCTION."""
+    place, _, function = text.rpartition(":")
+    if not place or not function.isidentifier():
+        raise UserError(f"cannot read run '{text}'; type {FORM}")
+    path = Path(os.path.abspath(Path(place).expanduser()))
+    if place.endswith(".py"):
+        # A file of a package is imported by its whole name, so that its relative imports work.
+        folder, names = path.parent, [path.stem]
+        while (folder / "__init__.py").is_file():
+            folder, names = folder.parent, [folder.name, *names]
+        return OwnRun(folder, ".".join(names), function, path)
+    if os.sep in place:
+        return OwnRun(path.parent, path.name, function)
+    top, here = place.partition(".")[0], Path.cwd()
+    found_here = (here / top).is_dir() or (here / f"{top}.py").is_file()
+    return OwnRun(here if found_here else None, place, function)
+
+
+def _is_run(value: Any) -> bool:
+    """Whether it is a function that says that it returns a Run."""
+    if not callable(value) or isinstance(value, type):
+        return False
+    try:
+        returned = inspect.signature(value).return_annotation
+    except (TypeError, ValueError):
+        return False
+    if isinstance(returned, str):  # from __future__ import annotations
+        return returned.rpartition(".")[2] == Run.__name__
+    return isinstance(returned, type) and issubclass(returned, Run)
+
+
+def _like(file: Path) -> str:
+    """The nearest name of a file there, for an error."""
+    others = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    close = difflib.get_close_matches(file.name, others, 1)
+    return f"did you mean {close[0]}? Or " if close else ""

@@ -1,0 +1,172 @@
+"""A world of ranks: processes of this machine that call one function together. For commands that try many worlds.
+
+A rank may fail, hang or die, and the command goes on with the next world. Lightning's own launchers start the ranks of
+one training, with which the command ends.
+"""
+
+import contextlib
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gan.errors import RankLost, UserError
+from gan.files import whole_file
+from strategies.processes.lost_ranks import STATUS
+
+GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
+_place: Path | None = None  # where this rank writes where it is
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank has failed: `what` is the error in a line, `refusal` the whole message of a UserError."""
+
+    rank: int
+    what: str
+    refusal: str | None = None
+    traceback: str = ""
+    follows: bool = False  # from the failure of another rank
+    at: float = 0.0
+
+
+class WorldFailed(Exception):
+    """A rank has failed: the one that failed first."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.what)
+        self.failure = failure
+
+
+class WorldHangs(Exception):
+    """The ranks did not end in time. `places` is where each rank was, if it has said so."""
+
+    def __init__(self, limit: float, places: dict[int, str]) -> None:
+        super().__init__(f"no end within {limit:g} s")
+        self.places = places
+
+
+def call(function: Callable[..., Any], *args: Any, ranks: int, limit: float, preload: Sequence[str] = ()) -> list[Any]:
+    """What the function returns on each rank. It runs in gloo ranks on the CPU, with a time limit in seconds.
+
+    The function and its arguments are pickled. A server that has imported the modules of `preload` forks each process,
+    because importing in each would take most of the time.
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *preload])
+    with tempfile.TemporaryDirectory() as folder:
+        port = _free_port()
+        processes = []
+        for rank in range(ranks):
+            arguments = (Path(folder), rank, ranks, port, function, args)
+            processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
+            processes[-1].start()
+        try:
+            return _wait(Path(folder), processes, limit)
+        finally:
+            for process in processes:
+                _end(process)
+
+
+def here(text: str) -> None:
+    """Say where this rank is, for the error if the world hangs."""
+    if _place is not None:
+        _place.write_text(text)
+
+
+def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]:
+    """Wait until all ranks have reported, or the time is up, or GRACE after one rank has failed."""
+    until = time.monotonic() + limit
+    reports: dict[int, Any] = {}
+    while True:
+        done = [not process.is_alive() for process in processes]
+        for rank in range(len(processes)):
+            if rank not in reports and (path := folder / f"rank-{rank}").exists():
+                reports[rank] = pickle.loads(path.read_bytes())
+        if len(reports) == len(processes) or all(done) or time.monotonic() > until:
+            break
+        failed = any(isinstance(report, Failure) for report in reports.values())
+        if failed or any(end and rank not in reports for rank, end in enumerate(done)):
+            until = min(until, time.monotonic() + GRACE)
+        time.sleep(0.05)
+
+    failures = [report for report in reports.values() if isinstance(report, Failure)]
+    for rank, process in enumerate(processes):
+        if process.exitcode is not None and rank not in reports:
+            # It comes first, because what others report is a consequence. But with STATUS it has ended itself.
+            follows = process.exitcode == STATUS
+            failures.append(Failure(rank, f"rank {rank} ended with {process.exitcode}", follows=follows))
+    if failures:
+        raise WorldFailed(min(failures, key=lambda failure: (failure.follows, failure.at)))
+    if len(reports) < len(processes):
+        said = {rank: folder / f"rank-{rank}.place" for rank in range(len(processes))}
+        raise WorldHangs(limit, {rank: path.read_text() for rank, path in said.items() if path.exists()})
+    return [reports[rank] for rank in range(len(processes))]
+
+
+def _serve(folder: Path, rank: int, ranks: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """One rank. It reports what the function returns, or how it has failed."""
+    global _place
+    _place = folder / f"rank-{rank}.place"
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+    os.setsid()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    try:
+        if ranks > 1:
+            dist.init_process_group("gloo")
+        report = function(*args)
+    except BaseException as error:  # noqa: BLE001 - any error is reported
+        report = _failure(rank, error)
+    with whole_file(folder / f"rank-{rank}") as part:
+        part.write_bytes(pickle.dumps(report))
+    # A normal exit could wait for ever, for threads that the function has left or for a broken process group.
+    os._exit(0)
+
+
+def in_a_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+
+
+def _failure(rank: int, error: BaseException) -> Failure:
+    return Failure(
+        rank,
+        in_a_line(error),
+        refusal=str(error) if isinstance(error, UserError) else None,
+        traceback=traceback.format_exc(),
+        follows=isinstance(error, RankLost),
+        at=time.time(),
+    )
+
+
+def _end(process: BaseProcess) -> None:
+    """End a process and all that it has started, such as a compiler."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,139 @@
+"""What gan.verify finds in games that keep the law and in games that break it, each in one way."""
+
+import os
+from unittest import mock
+
+import pytest
+
+from gan.verify.comparing import LIMITS, Tolerance
+from gan.verify.training import Request, train
+from gan.verify.verification import OneDevice, Row, judged
+from strategies.strategy import POLICIES
+from tests.support.parity import Deaf
+
+GAME = '''
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import softplus
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from datasets import GlobalLoader
+from gan import GanModule, Phase, Player, noise, ranks
+from gan.runs import Run
+
+
+class Duel(GanModule):
+    """A small GAN that keeps the law, or breaks it in one way."""
+
+    def __init__(self, law: str) -> None:
+        super().__init__()
+        self.law = law
+        self.painter = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.register_buffer("center", torch.zeros(()))
+
+    def configure_players(self):
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        ema = (lambda n: 0.9 - 0.1 * rank) if self.law == "average" else 0.9
+        after = (lambda net: net[0].bias.add_(rank)) if self.law == "weight" else None
+        yield Player("generator", self.painter, partial(Adam, lr=1e-2), ema=ema)
+        yield Player("discriminator", self.critic, partial(Adam, lr=1e-2), after=after, clip=1.0)
+
+    def configure_phases(self):
+        yield Phase("judge", self.judge, learners="discriminator")
+        yield Phase("fool", self.fool, learners="generator", micro_batches=2)
+
+    def fake(self, real):
+        shape = len(real), 4
+        return self.painter(torch.randn(shape).to(real) if self.law == "draws" else noise.randn(shape, like=real))
+
+    def judge(self, batch):
+        real, fake = self.critic(batch), self.critic(self.fake(batch).detach())
+        mean = real.mean() if self.law == "loss" else ranks.mean(real.mean())
+        own = real.mean() if self.law == "buffer" else mean
+        self.center = self.center * 0.9 + own.detach() * 0.1
+        loss = softplus(mean - real).mean() + softplus(fake).mean()
+        if self.law == "gradient":
+            loss = loss * (real.square().mean() / real.square().mean().detach())
+        return {"real": loss}
+
+    def fool(self, batch):
+        return softplus(-self.critic(self.fake(batch))).mean()
+
+    def train_dataloader(self):
+        data = list(torch.randn(32, 6, generator=torch.Generator().manual_seed(3)))
+        if self.law == "batch":
+            return DataLoader(data, batch_size=8 // (dist.get_world_size() if dist.is_initialized() else 1))
+        return GlobalLoader(data, batch_size=8)
+
+
+def duel(law: str = "kept", max_steps: int = 9) -> Run:
+    return Run(Duel(law), None, max_steps)
+'''
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """The command line of a game that breaks the law in this way, or keeps it."""
+    file = tmp_path_factory.mktemp("mine") / "verified_duel.py"
+    file.write_text(GAME)
+    return lambda law: ["--run", f"{file}:duel", "--law", law, "--steps", "3"]
+
+
+def trained(request, control=None):
+    """One training, after which the process is as before."""
+    if control is not None:
+        POLICIES[control.name] = control
+    with mock.patch.dict(os.environ):
+        return train(request)
+
+
+@pytest.fixture
+def found(ranks, typed, tmp_path):
+    """The row for a game under a strategy on two ranks."""
+
+    def row(law: str, strategy: str, control=None, replicas: bool = False) -> Row:
+        last = tmp_path / "last.pt"
+        one = OneDevice(trained(Request(typed(law), "single", 1, saved=last)), last, Tolerance(*LIMITS[True]))
+        request = Request(typed(law), strategy, 2, one=last)
+        many = [trained(request)] if replicas else ranks(2).run(trained, request, control)
+        return judged(one, many)
+
+    return row
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "generator=zero3,*=zero1", "dp"])
+def test_a_game_that_keeps_the_law_is_exact(strategy, found):
+    row = found("kept", strategy, replicas=strategy == "dp")
+    assert row == Row("exact", row.distance, exact=True)
+    assert row.distance < 1e-14
+
+
+def test_the_control_without_synchronisation_differs_first_in_its_gradients(found):
+    row = found("kept", "deaf", Deaf)
+    assert row.words.startswith("differs: step 0, phase 'judge': the gradient of 'discriminator.")
+    assert row.distance > 1e-3 and not row.exact
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        ("loss", "step 0, phase 'judge': loss 'real' is "),
+        ("gradient", "step 0, phase 'judge': the gradient of 'discriminator."),
+        ("buffer", "step 0, phase 'judge': buffer 'center' is off by "),
+        ("weight", "step 0, phase 'judge': weight 'discriminator.0.bias' is off by "),
+        ("average", "step 0: average 'generator."),
+        ("batch", "step 0: the ranks together get other samples than one device does"),
+        ("draws", "step 0, phase 'judge': loss 'real' is "),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_what_breaks_the_law_is_named_by_its_kind(law, words, strategy, found):
+    row = found(law, strategy)
+    assert row.words.startswith(f"differs: {words}"), row
+    assert row.advice == (law,) and not row.exact and not row.refused
+    assert row.distance > 1e-6

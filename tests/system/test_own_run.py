@@ -1,0 +1,89 @@
+"""A run in a person's own file through all commands: trained, resumed from another folder, exported, and moved."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gan.evaluate import command as evaluate
+from gan.export import command as export
+from gan.fit import command as fit
+from gan.sample import command as sample
+
+GAME = '''
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from datasets import GlobalLoader
+from gan import GanModule, Phase, Player
+from gan.runs import Run
+
+
+class Line(GanModule):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net = nn.Linear(width, 1)
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(SGD, lr=0.1), ema=0.5)
+
+    def configure_phases(self):
+        yield Phase("learn", lambda x: self.net(x).square().mean(), learners="net")
+
+    def train_dataloader(self):
+        return GlobalLoader(torch.randn(16, self.net.in_features), batch_size=4)
+
+
+def line(width: int = 3, max_steps: int = 4) -> Run:
+    """A line, without held-out data, pictures or scores."""
+    return Run(Line(width), None, max_steps)
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_line.py").write_text(GAME)
+    yield tmp_path
+    for name in ("own_line", "moved_line"):
+        sys.modules.pop(name, None)
+
+
+def test_all_commands_take_it(here, monkeypatch, capsys):
+    alone = ["--devices", "1", "--accelerator", "cpu", "--log-every", "1"]
+    assert fit.main(["--run", "own_line.py:line", "--width", "5", *alone]) == 0
+    assert "line on 1 CPU process, strategy ddp: 4 steps\n" in capsys.readouterr().out
+    run = here / "runs" / "001-line"
+    assert yaml.safe_load((run / "settings.yaml").read_text())["run"] == f"{here}/own_line.py:line"
+    assert (run / "curves.png").is_file() and not list((run / "samples").iterdir())
+
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert fit.main(["--resume", str(run), "--max-steps", "6", *alone]) == 0
+    assert (run / "checkpoints" / "step-000006.ckpt").is_dir()
+    assert export.main([str(run)]) == 0
+    assert (run / "export" / "step-000006" / "net.safetensors").is_file()
+    capsys.readouterr()
+
+    for command, words in (
+        (sample, "shows nothing: its game needs show(batch), and its data held-out batches that are dicts"),
+        (evaluate, "holds nothing out, so there is nothing to score"),
+    ):
+        assert command.main([str(run)] if command is sample else [str(run), "--devices", "1"]) == 2
+        assert words in capsys.readouterr().err
+
+    # Its file moves, and `auto` is the newest run of the name that is typed.
+    sys.modules.pop("own_line")
+    Path(here / "own_line.py").rename(here / "moved_line.py")
+    assert export.main([str(run)]) == 2
+    assert f"there is no file {here}/own_line.py; " in capsys.readouterr().err
+    assert export.main([str(run), "--run", "../moved_line.py:line"]) == 0
+    assert export.main(["--out", str(here / "runs"), "--run", "../moved_line.py:line"]) == 2
+    assert f"no run of {here}/moved_line.py:line with a checkpoint" in capsys.readouterr().err
+    assert export.main(["--out", str(here / "runs"), "--run", "../own_line.py:line"]) == 2
+    assert "there is no file" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Runs of a person's own: in a file, in a package, in a module that is installed, and what is refused."""
+
+import sys
+
+import pytest
+
+from gan.errors import UserError
+from gan.fit import folder, options
+from gan.runs import Run, build, find, full_name, short_name
+
+GAME = """
+from gan.runs import Run
+
+def paint(width: int = 4, *, rate=0.5, name: str = "x") -> Run:
+    "Paint.\\n\\nArgs:\\n    width: How wide."
+    return Run(width, rate, 7)
+
+def other() -> "Run": ...
+
+def number() -> int: ...
+
+def fails() -> Run:
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder; what is imported from it is forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def package(here):
+    """my_package/games.py, which imports from the file beside it."""
+    (here / "my_package").mkdir()
+    (here / "my_package" / "__init__.py").write_text("")
+    (here / "my_package" / "sizes.py").write_text("WIDTH = 9")
+    (here / "my_package" / "games.py").write_text("from .sizes import WIDTH\n" + GAME.replace("= 4", "= WIDTH"))
+
+
+def test_a_function_in_a_file(here):
+    (here / "my_paint.py").write_text(GAME)
+    run = build("my_paint.py:paint", width=5)
+    assert (run.game, run.data, run.max_steps, run.scores) == (5, 0.5, 7, {})
+
+
+@pytest.mark.parametrize("name", ["my_package.games:paint", "my_package/games.py:paint", "./my_package.games:paint"])
+def test_a_function_in_a_package_is_found_from_another_folder_too(name, here, package, monkeypatch):
+    full = full_name(name)
+    assert full_name(full) == full and short_name(full) == "paint"
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert build(full).game == 9
+
+
+def test_an_installed_module_keeps_its_name(here, package, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(here), *sys.path])
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert full_name("my_package.games:paint") == "my_package.games:paint"
+    assert build("my_package.games:paint").game == 9
+
+
+def test_its_arguments_are_options(here, capsys):
+    (here / "my_paint.py").write_text(GAME)
+    settings, _ = options.parse(["--run", "my_paint.py:paint", "--width", "6", "--rate=0.25"])
+    assert options.run_settings(settings) == {"width": 6, "rate": 0.25, "name": "x"}
+    assert settings.run == f"{here}/my_paint.py:paint"
+    with pytest.raises(SystemExit):
+        options.parse(["--run", "my_paint.py:paint", "--help"])
+    assert "How wide. (default: 4)" in capsys.readouterr().out
+
+
+def saved(here, *arguments):
+    settings, _ = options.parse(list(arguments))
+    run = folder.create(here / "runs", short_name(settings.run))
+    run.settings.write_text(options.dump(settings, settings.run))
+    run.checkpoint(1).mkdir(parents=True)
+    return run
+
+
+def test_a_saved_run_finds_its_file_from_any_folder_and_after_a_move(here, monkeypatch):
+    (here / "my_paint.py").write_text(GAME)
+    run = saved(here, "--run", "my_paint.py:paint", "--width", "6")
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert options.load(run.settings).width == 6
+    (here / "my_paint.py").rename(here / "moved.py")
+    with pytest.raises(UserError, match=r"there is no file .*my_paint.py; .*if it has moved, type --run path/to/my"):
+        options.parse(["--resume", str(run.path)])
+    settings, _ = options.parse(["--resume", str(run.path), "--run", "../moved.py:paint"])
+    assert (settings.run, settings.width) == (f"{here}/moved.py:paint", 6)
+    assert options.load(run.settings, "../moved.py:paint").run == settings.run
+    for other in ("../moved.py:other", "sean-faces"):
+        with pytest.raises(UserError, match=r"001-paint' is a run of .*my_paint.py:paint, not of .*; leave --run out"):
+            options.load(run.settings, other)
+
+
+def test_auto_finds_the_newest_run_of_the_same_file(here):
+    for name in ("one", "two"):
+        (here / f"{name}.py").write_text(GAME)
+        saved(here, "--run", f"{name}.py:paint")
+    assert options.parse(["--resume", "auto", "--run", "one.py:paint"])[1][0].path.name == "001-paint"
+    assert options.parse(["--resume", "auto", "--run", "./two.py:paint"])[1][0].path.name == "002-paint"
+    assert options.parse(["--resume", "auto", "--run", "two.py:other"])[1] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("my_pant.py:paint", "there is no file .*my_pant.py; did you mean my_paint.py?"),
+        ("my_pant:paint", "there is no module 'my_pant' here or among the installed ones; type --run path/to/my_game"),
+        ("./my_pant:paint", "there is no module 'my_pant' in /.*; type --run"),
+        ("my_paint.py:pant", "my_paint.py has no function 'pant'; did you mean paint?"),
+        ("my_paint.py:zzz", "my_paint.py has no function 'zzz'; its runs: paint, other, fails"),
+        ("my_paint.py:number", r"'number' of .*my_paint.py is no run; write def number\(...\) -> Run"),
+        ("os:system", "'system' of os is no run"),
+        ("my_paint.py:", "cannot read run 'my_paint.py:'; type path/to/my_game.py:my_run or package.module:my_run"),
+        (":paint", "cannot read run ':paint'"),
+        ("json.py:paint", "the name 'json' of .*json.py:paint is taken by .*json/__init__.py; rename the file"),
+    ],
+)
+def test_what_is_not_there_is_refused(name, words, here):
+    (here / "my_paint.py").write_text(GAME)
+    (here / "json.py").write_text(GAME)
+    with pytest.raises(UserError, match=words):
+        find(full_name(name))
+
+
+def test_a_function_that_returns_something_else_is_refused(here):
+    (here / "my_paint.py").write_text(GAME)
+    with pytest.raises(UserError, match=r"my_paint.py:fails returned a int; return gan.runs.Run"):
+        build("my_paint.py:fails")
+
+
+def test_an_argument_with_the_name_of_an_option_is_refused(here):
+    (here / "mine.py").write_text("from gan.runs import Run\ndef paint(devices: int = 3) -> Run: ...")
+    with pytest.raises(UserError, match=r"mine.py:paint has an argument 'devices', which is an option of .*gan\.fit"):
+        options.parse(["--run", "mine.py:paint"])
+
+
+def test_a_module_that_the_file_imports_and_is_missing_is_pythons_own_error(here):
+    (here / "mine.py").write_text("import not_there")
+    with pytest.raises(ModuleNotFoundError, match="not_there"):
+        find("mine.py:paint")
+
+
+def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):
+    (here / "mine.py").write_text(
+        "from gan.runs import Run\nfrom datetime import timedelta\n"
+        "def paint(long: timedelta = timedelta(1)) -> Run: ..."
+    )
+    settings, _ = options.parse(["--run", "mine.py:paint"])
+    with pytest.raises(UserError, match=r"mine.py:paint has a setting that cannot be written to settings.yaml"):
+        options.dump(settings, settings.run)
+
+
+def test_a_run_is_game_data_and_steps():
+    assert Run(1, None, 2).scores == {}

@@ -1,0 +1,82 @@
+"""Worlds of ranks for commands: results in order, and what is said of a rank that fails, hangs or dies."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from gan.errors import RankLost, UserError
+from strategies.processes import world
+from strategies.processes.lost_ranks import STATUS
+from strategies.processes.world import WorldFailed, WorldHangs, call, in_a_line
+
+
+def total(numbers):
+    """The number comes out of a worker process of a loader."""
+    (number,) = DataLoader(numbers, batch_size=None, num_workers=1)
+    mine = torch.tensor(float(dist.get_rank() + number))
+    dist.all_reduce(mine)
+    return dist.get_rank(), mine.item()
+
+
+def fails(how):
+    """The second rank fails, while the first one waits for it for ever."""
+    if dist.get_rank() == 0:
+        try:
+            dist.barrier()
+        finally:
+            if how == "ends with the other":
+                os._exit(STATUS)
+    if how == "dies":
+        os._exit(7)
+    raise UserError("too many colours;\ntype fewer") if how == "refuses" else RuntimeError("no more\npaint")
+
+
+def hangs():
+    if dist.get_rank() == 1:
+        world.here("step 3, phase 'judge'")
+    time.sleep(60)
+
+
+def test_every_rank_returns_its_result():
+    assert call(total, [10], ranks=2, limit=60) == [(0, 21.0), (1, 21.0)]
+
+
+@pytest.mark.parametrize(
+    ("how", "what", "refusal"),
+    [
+        ("raises", "RuntimeError: no more", None),
+        ("refuses", "UserError: too many colours;", "too many colours;\ntype fewer"),
+        ("ends with the other", "RuntimeError: no more", None),
+        ("dies", "rank 1 ended with 7", None),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(how, what, refusal, monkeypatch):
+    monkeypatch.setattr(world, "GRACE", 2.0)
+    with pytest.raises(WorldFailed, match=what) as failed:
+        call(fails, how, ranks=2, limit=60)
+    failure = failed.value.failure
+    assert (failure.rank, failure.refusal) == (1, refusal)
+    assert ("no more\npaint" in failure.traceback) == what.startswith("RuntimeError")
+
+
+def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
+    ended, end = [], world._end
+    monkeypatch.setattr(world, "_end", lambda process: (end(process), ended.append(process)))
+    with pytest.raises(WorldHangs, match="no end within 3 s") as hanging:
+        call(hangs, ranks=2, limit=3)
+    assert hanging.value.places == {1: "step 3, phase 'judge'"}
+    assert len(ended) == 2 and not any(process.is_alive() for process in ended)
+
+
+def test_a_rank_that_was_lost_with_another_comes_last():
+    own, lost = world._failure(1, ValueError("x")), world._failure(0, RankLost("rank 1 is lost"))
+    assert lost.follows and not own.follows
+
+
+def test_an_error_in_a_line():
+    assert in_a_line(ValueError("a\nb")) == "ValueError: a"
+    assert in_a_line(KeyError()) == "KeyError"
