@@ -71,8 +71,8 @@ def _parser(run: str) -> Parser:
     )
     add = parser.add_argument
     add("--run", type=str, default=DEFAULT_RUN, help="what to train: as for gan.fit")
-    what = f"strategies, as for gan.fit, with commas or spaces between them (default: {STRATEGIES})"
-    add("--strategy", nargs="+", type=str, default=[STRATEGIES], help=what)
+    what = "strategies, as for gan.fit, with commas or spaces between them"
+    add("--strategy", nargs="+", type=str, default=STRATEGIES.split(","), help=what)
     add("--devices", type=str, default="2,4", help="numbers of ranks")
     add("--steps", type=PositiveInt, default=10, help="how many steps to train")
     add("--allow_refused", action="store_true", help="a strategy that refuses the run is no failure")

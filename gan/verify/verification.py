@@ -75,9 +75,9 @@ class Verification:
             return Row(f"hangs: {hangs}", more=(places,) if places else (), advice=("phase",))
         except world.WorldFailed as failed:
             failure = failed.failure
-            if failure.refusal is not None:
-                return Row(f"refused: {failure.refusal}", refused=True)
-            return Row(f"fails on rank {failure.rank}: {failure.what}", more=tuple(failure.traceback.splitlines()))
+            if failure.message is None:
+                return Row(f"fails on rank {failure.rank}: {failure.what}", more=tuple(failure.traceback.splitlines()))
+            return Row(f"{'refused' if failure.refused else 'fails'}: {failure.message}", refused=failure.refused)
         return judged(one, found)
 
     def _alone(self, request: Request) -> Trained:
@@ -86,8 +86,8 @@ class Verification:
         except world.WorldHangs as hangs:
             raise UserError(f"one device: {hangs}; type fewer --steps, a smaller run, or a longer --limit") from hangs
         except world.WorldFailed as failed:
-            if failed.failure.refusal is not None:
-                raise UserError(failed.failure.refusal) from failed
+            if failed.failure.message is not None:
+                raise UserError(failed.failure.message) from failed
             raise UserError(f"one device fails, with\n{failed.failure.traceback}") from failed
 
     def _train(self, request: Request, ranks: int) -> list[Trained]:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from gan.errors import RankLost, UserError
 from gan.files import whole_file
 from strategies.processes.lost_ranks import STATUS
+from strategies.processes.places import Apart
 
 GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
 _place: Path | None = None  # where this rank writes where it is
@@ -32,11 +33,15 @@ _place: Path | None = None  # where this rank writes where it is
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank has failed: `what` is the error in a line, `refusal` the whole message of a UserError."""
+    """How a rank has failed: `what` is the error in a line, `message` the whole text of a UserError.
+
+    `refused`: that error says that this cannot be trained so. Other errors of users come from what ranks have done.
+    """
 
     rank: int
     what: str
-    refusal: str | None = None
+    message: str | None = None
+    refused: bool = False
     traceback: str = ""
     follows: bool = False  # from the failure of another rank
     at: float = 0.0
@@ -151,7 +156,8 @@ def _failure(rank: int, error: BaseException) -> Failure:
     return Failure(
         rank,
         in_a_line(error),
-        refusal=str(error) if isinstance(error, UserError) else None,
+        message=str(error) if isinstance(error, UserError) else None,
+        refused=isinstance(error, UserError) and not isinstance(error, RankLost | Apart),
         traceback=traceback.format_exc(),
         follows=isinstance(error, RankLost),
         at=time.time(),

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from gan.errors import RankLost, UserError
 from strategies.processes import world
 from strategies.processes.lost_ranks import STATUS
+from strategies.processes.places import Apart
 from strategies.processes.world import WorldFailed, WorldHangs, call, in_a_line
 
 
@@ -59,7 +60,7 @@ def test_the_rank_that_failed_first_is_named(how, what, refusal, monkeypatch):
     with pytest.raises(WorldFailed, match=what) as failed:
         call(fails, how, ranks=2, limit=60)
     failure = failed.value.failure
-    assert (failure.rank, failure.refusal) == (1, refusal)
+    assert (failure.rank, failure.message, failure.refused) == (1, refusal, how == "refuses")
     assert ("no more\npaint" in failure.traceback) == what.startswith("RuntimeError")
 
 
@@ -75,6 +76,12 @@ def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
 def test_a_rank_that_was_lost_with_another_comes_last():
     own, lost = world._failure(1, ValueError("x")), world._failure(0, RankLost("rank 1 is lost"))
     assert lost.follows and not own.follows
+
+
+def test_ranks_that_go_different_ways_are_no_refusal():
+    assert world._failure(1, UserError("type ddp")).refused
+    apart = world._failure(1, Apart("rank 1 plays phase 'g' where rank 0 plays 'd'"))
+    assert not apart.refused and apart.message.startswith("rank 1 plays")
 
 
 def test_an_error_in_a_line():
