@@ -1,6 +1,7 @@
 """The order of samples under a Trainer: one device keeps its loader's own, ranks share that of one device."""
 
 import contextlib
+import os
 from unittest import mock
 
 import pytest
@@ -64,7 +65,8 @@ def fit(make, world, policy="ddp", epochs=2, save=None, resume=None):
     game, strategy = Recorded(make), PhaseStrategy(policy)
     callbacks = [] if save is None else [Saved(save)]
     made = trainer(strategy, world, -1, max_epochs=epochs, use_distributed_sampler=True, callbacks=callbacks)
-    made.fit(game, ckpt_path=resume)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
+        made.fit(game, ckpt_path=resume)
     return game.seen, snapshot(game, strategy)
 
 
