@@ -7,6 +7,7 @@ from datasets.augment import Augment
 from datasets.batches import GlobalBatches, ResumableLoader
 from datasets.data import GanData
 from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
+from datasets.drawn.tones import Tones
 from datasets.files.ade20k import ADE20K
 from datasets.files.celebamask import CelebAMask
 from datasets.files.cityscapes import Cityscapes
@@ -36,4 +37,5 @@ __all__ = [
     "GlobalStream",
     "Pairs",
     "ResumableLoader",
+    "Tones",
 ]

@@ -40,6 +40,7 @@ def between(opened: SavedRun) -> Table:
 
 SECTIONS = (
     Section("training", "What it learned to make", (run_tables.over_time,)),
+    Section("sounds", "What it sounds like", (run_tables.sounds,)),
     Section("masks", "Masks beside pictures", (run_tables.masks, run_tables.legend)),
     Section("styles", "One region in another's style", (style_tables.exchange,)),
     Section("between", "From one style to another", (between,)),

@@ -18,6 +18,7 @@ ROWS = {
     "transfer_error": "style-transfer error, of 0..1",
     "region_error": "style-transfer error in the region, of 0..1",
     "region_spill": "change outside of the region, share of inside",
+    "mel_error": "error of log mel spectrograms",
     "fid": "FID",
     "kid": "KID",
     "feature_distance": "Fréchet distance (not FID)",
@@ -34,7 +35,7 @@ def table(result: dict[str, Any]) -> str:
     scores = result["scores"]
     network = result["about"].get("features", {}).get("network", "")
     lines = [
-        f"{result['folder']}, step {result['step']}: {result['pictures']} of {result['held_out']} held-out pictures",
+        f"{result['folder']}, step {result['step']}: {result['pictures']} of {result['held_out']} held-out samples",
         f"{'':{WIDTH}}" + "".join(f"{title:>16}" for title in scores),
     ]
     for name, title in ROWS.items():

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from datasets.augment import Prepared
 from gan import noise
 from gan.errors import UserError
-from gan.evaluate.scores.outputs import Made, makes
+from gan.evaluate.scores.outputs import Heard, Made, makes
 from gan.evaluate.scores.scorer import choose
 from gan.painting.reopen import SavedRun
 
@@ -81,7 +81,7 @@ def evaluate(
 
     # Score this rank's batches.
     result = RankResult()
-    with tqdm(total=count, unit="picture", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
+    with tqdm(total=count, unit="sample", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
         for numbers, made in _made(opened, batches[rank::ranks], count, device, opened.run.data.workers):
             for title, each in made.items():
                 result.add(title, numbers[0], scorer.rows(each), scorer.sums(each))
@@ -126,7 +126,7 @@ def evaluate(
 
 def _made(
     opened: SavedRun, batches: list[range], count: int, device: str, workers: int = 0
-) -> Iterator[tuple[range, dict[str, Made]]]:
+) -> Iterator[tuple[range, dict[str, Made | Heard]]]:
     """Batches of sample numbers with what the game makes of them."""
     picks = [[(0, number) for number in numbers] for numbers in batches]
     loader = DataLoader(Prepared(opened.run.data.val), batch_sampler=picks, num_workers=workers)

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from gan.files import whole_file
 from gan.fit import metrics
 from gan.fit.folder import RunFolder
-from gan.painting import grids
+from gan.painting import grids, sounds
+from gan.sound import Sound
 from strategies import random_state
 from strategies.micro_batches import rows
 from strategies.processes.stopping import SIGNALS, Ending, Signals
@@ -27,7 +28,7 @@ KEPT = 2  # checkpoints
 
 
 class Bar(ProgressBar):
-    """One bar for the whole run: the losses of each phase, and images per second over all ranks, if their number is
+    """One bar for the whole run: the losses of each phase, and samples per second over all ranks, if their number is
     known.
     """
 
@@ -60,7 +61,7 @@ class Bar(ProgressBar):
             text = _losses(trainer.strategy.losses)
             if self.batch_size is not None:
                 steps = trainer.global_step - self.first
-                text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} images/s"
+                text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} samples/s"
             self.bar.set_postfix_str(text, refresh=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -98,7 +99,8 @@ class Pictures(Callback):
             self.batch = first_samples(trainer.datamodule, SHOWN) if hasattr(pl_module, "show") else None
         if self.batch is not None and trainer.global_step == 0:
             reals = {name.replace("_", " "): value for name, value in self.batch.items() if value.ndim >= 3}
-            self._save(trainer, reals, "reals.png")
+            if reals:
+                self._save(trainer, reals, "reals.png")
             self._draw(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -125,9 +127,11 @@ class Pictures(Callback):
             module.training = mode
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
-    def _save(self, trainer: Trainer, columns: dict[str, Tensor], name: str) -> None:
+    def _save(self, trainer: Trainer, columns: dict[str, Tensor | Sound], name: str) -> None:
         if trainer.is_global_zero:
-            grids.save(grids.grid(columns, SHOWN), self.folder.samples / name)
+            path = self.folder.samples / name
+            grids.save(grids.grid(columns, SHOWN), path)
+            sounds.save_columns(columns, path)
 
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:

@@ -1,4 +1,4 @@
-"""Pictures of samples: single ones, label maps in colours, and grids with titled columns and a row a sample."""
+"""Pictures of samples: single ones, label maps in colours, sounds, and grids with titled columns and a row a sample."""
 
 import colorsys
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,30 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from gan.files import whole_file
+from gan.painting.sounds import spectrogram
+from gan.sound import Sound
 
 MARGIN, TITLE, CELL = 6, 22, 128
+WIDE = 2  # pictures more than so many times as wide as high stand below each other
 EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
-def grid(columns: Mapping[str, Sequence[Tensor | None]], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
-    """A grid with a column for each title and batch: pictures [B, 3, H, W] in [-1, 1] or label maps [B, H, W].
+Batch = Sequence[Tensor | None] | Sound
 
-    `titles` name the rows. A batch may be a list; where it has None, the cell stays white.
+
+def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
+    """A grid with a column for each title and batch: pictures [B, 3, H, W] in [-1, 1], label maps [B, H, W] or sounds.
+
+    `titles` name the rows. A batch may be a list; where it has None, the cell stays white. Of wide pictures, those of
+    one row stand below each other.
     """
     cells = {
         title: [None if sample is None else picture(sample) for sample in batch[:rows]]
         for title, batch in columns.items()
     }
     first = next(cell for batch in cells.values() for cell in batch if cell is not None)
+    if is_wide(first.size):
+        cells, titles = _below_each_other(cells, titles)
     zoom = max(1, CELL // first.width)
     width, height = first.width * zoom, first.height * zoom
     lines = max(map(len, cells.values()))
@@ -47,6 +56,20 @@ def grid(columns: Mapping[str, Sequence[Tensor | None]], rows: int = 8, titles: 
     return sheet
 
 
+def is_wide(size: tuple[int, int]) -> bool:
+    """Whether pictures of this width and height stand below each other in a grid."""
+    return size[0] > WIDE * size[1]
+
+
+def _below_each_other(
+    cells: Mapping[str, list[Image.Image | None]], titles: Sequence[str]
+) -> tuple[dict[str, list[Image.Image | None]], list[str]]:
+    """The cells of a grid in one column, row by row, and titles for its rows."""
+    lines = range(max(map(len, cells.values())))
+    names = [f"{titles[line]}: {title}" if titles else title for line in lines for title in cells]
+    return {"": [column[line] for line in lines for column in cells.values()]}, names
+
+
 def _fit(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     """Shorten a text in its middle until it is at most `width` pixels wide."""
     short, left = text, len(text)
@@ -56,14 +79,26 @@ def _fit(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     return short
 
 
-def picture(sample: Tensor) -> Image.Image:
-    """One sample as a picture: grey or RGB in [-1, 1], or a label map in the colours of `palette`."""
+def picture(sample: Tensor | Sound) -> Image.Image:
+    """One sample as a picture: grey or RGB in [-1, 1], a label map in the colours of `palette`, or a spectrogram."""
+    if isinstance(sample, Sound):
+        return spectrogram(sample)
     sample = sample.detach().cpu()
     if sample.dtype == torch.int64:
         table = palette(int(sample.max()) + 1)
         return Image.fromarray(table[sample].numpy())
     pixels = ((sample.float().clamp(-1, 1) + 1) * 127.5).round().byte()
     return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+
+
+def made(columns: Mapping[str, Tensor | Sound], batch: Mapping[str, Tensor]) -> dict[str, Tensor | Sound]:
+    """Those columns that are not simply what the batch has."""
+    given = {value.data_ptr() for value in batch.values()}
+    return {
+        title: column
+        for title, column in columns.items()
+        if (column.samples if isinstance(column, Sound) else column).data_ptr() not in given
+    }
 
 
 def palette(labels: int) -> Tensor:

@@ -24,24 +24,26 @@ from gan.painting.painter import Painter, has_styles
 from gan.painting.reopen import SavedRun
 from gan.painting.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.runs import find
+from gan.sound import Sound
 from strategies import random_state
 
 COARSE = 16  # the size at which pictures are compared with training pictures
 NO_MASKS = "This game does not paint masks, so there are none to show."
+NO_SOUNDS = "This game makes no sounds."
+NO_PICTURES = "This game does not learn from pictures, so none can be compared."
 
 
 def facts(opened: SavedRun) -> Table:
     """What the run is, how far it is and how good."""
     data, game = opened.run.data, opened.run.game
-    height, width = next(value for value in held_out(opened, 1).values() if value.ndim == 4).shape[-2:]
+    what, size = _samples(opened)
     sizes = {name: sum(weight.numel() for weight in net.parameters()) for name, net in game.named_children()}
     found = scores(opened)
     known = {
         "run": f"{opened.folder.path.name}: {first_sentence(opened)}",
-        "trained": f"{opened.step:,} of {opened.run.max_steps:,} steps, "
-        f"{opened.settings['batch_size']} pictures a step",
+        "trained": f"{opened.step:,} of {opened.run.max_steps:,} steps, {opened.settings['batch_size']} {what} a step",
         "scores": "; ".join(found) + " (lower is better)" if found else "none yet",
-        "pictures": f"{len(data.train):,} to train on, {len(data.val):,} held out, {width} x {height} pixels",
+        what: f"{len(data.train):,} to train on, {len(data.val):,} held out, {size}",
         "parameters": ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size),
         "computed": f"strategy {opened.settings['strategy']}, precision {opened.settings['precision']}",
         "opened": opened.checkpoint.name,
@@ -102,8 +104,8 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
 
     # What the game shows now says how many columns a grid has, and of what size.
     shown = _show(opened, held_out(opened, 1))
-    height, width = next(iter(shown.values())).shape[-2:]
-    pieces = [_cut(sheet, len(shown), (width, height)) for sheet in sheets]
+    size = grids.picture(next(iter(shown.values()))[0]).size
+    pieces = [_cut(sheet, len(shown), size) for sheet in sheets]
     if not all(pieces):
         rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
         return Table([""], rows, "The grids as training drew them.", moments)
@@ -136,6 +138,16 @@ def masks(opened: SavedRun, count: int = SHOWN) -> Table:
     return Table(columns, [Row(title, list(map(sample_cell, row))) for title, row in samples.items()], note)
 
 
+def sounds(opened: SavedRun, count: int = 4) -> Table:
+    """Held-out sounds beside what the game makes of them, to listen to."""
+    columns = _show(opened, held_out(opened, count))
+    rows = [Row(title, list(map(sample_cell, each))) for title, each in columns.items() if isinstance(each, Sound)]
+    if not rows:
+        return Table(note=NO_SOUNDS)
+    note = "Spectrograms: time goes to the right, pitch goes up, and loud is bright."
+    return Table([f"sound {number}" for number in range(len(rows[0].cells))], rows, note)
+
+
 def legend(opened: SavedRun, count: int = SHOWN) -> Table:
     """The colours of the labels in the masks that `masks` shows, with each label's share of the pixels."""
     if not paints_masks(opened):
@@ -157,8 +169,10 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     copies: it says what distance is usual.
     """
     train, batch = opened.run.data.train, held_out(opened, count)
-    made = next(iter(made_by(opened, batch).values()))
     kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
+    if not kinds:
+        return Table(note=NO_PICTURES)
+    made = next(iter(made_by(opened, batch).values()))
     chosen = spread(len(train), among)
     places = [(index, kind) for index in chosen for kind in kinds]
     known = torch.cat([_coarse(item[kind][None]) for item in (to_tensors(train[k]) for k in chosen) for kind in kinds])
@@ -202,14 +216,22 @@ def held_out(opened: SavedRun, count: int) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
 
 
-def made_by(opened: SavedRun, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those columns of the game's grid that are not simply the batch's own pictures."""
-    columns = _show(opened, batch)
-    return {title: each for title, each in columns.items() if not any(each is given for given in batch.values())}
+def made_by(opened: SavedRun, batch: Mapping[str, Tensor]) -> dict[str, Tensor | Sound]:
+    """Those columns of the game's grid that are not simply what the batch has."""
+    return grids.made(_show(opened, batch), batch)
+
+
+def _samples(opened: SavedRun) -> tuple[str, str]:
+    """What the samples are, and how large."""
+    first = next(iter(_show(opened, held_out(opened, 1)).values()))
+    if isinstance(first, Sound):
+        return "sounds", f"{first.seconds:g} seconds at {first.rate:,} Hz"
+    height, width = first.shape[-2:]
+    return "pictures", f"{width} x {height} pixels"
 
 
 @torch.no_grad()
-def _show(opened: SavedRun, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _show(opened: SavedRun, batch: Mapping[str, Tensor]) -> dict[str, Tensor | Sound]:
     with random_state.untouched():
         random_state.reseed(0)
         return opened.run.game.show(batch)
@@ -232,16 +254,19 @@ def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[I
     """
     zoom = max(1, grids.CELL // size[0])
     width, height = size[0] * zoom + grids.MARGIN, size[1] * zoom + grids.MARGIN
+    wide = grids.is_wide(size)
     lines, rest = divmod(sheet.height - grids.TITLE - grids.MARGIN, height)
-    if rest or sheet.width != grids.MARGIN + columns * width:
+    first = sheet.width - (1 if wide else columns) * width
+    if rest or (lines % columns or first < grids.MARGIN if wide else first != grids.MARGIN):
         return []
-    return [
+    cells = [
         [
             sheet.crop((left, top, left + size[0] * zoom, top + size[1] * zoom)).resize(size, Image.Resampling.NEAREST)
             for top in range(grids.TITLE, grids.TITLE + lines * height, height)
         ]
-        for left in range(grids.MARGIN, sheet.width, width)
+        for left in range(first, sheet.width, width)
     ]
+    return [cells[0][column::columns] for column in range(columns)] if wide else cells
 
 
 def _step(path: Path) -> int:

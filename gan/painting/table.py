@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from gan.painting import grids
+from gan.sound import Sound
 
 TINY = 96  # pictures up to this size are saved without loss, and shown with sharp pixels
 
@@ -20,6 +21,7 @@ STYLE = """<style>
 .table tbody th { text-align: left; vertical-align: middle; padding-right: 1em; white-space: nowrap; }
 .plain .words { text-align: left; }
 .table img { display: block; width: 96px; height: auto; }
+.table .heard img, .table audio { display: block; width: 256px; }
 .table .exact { image-rendering: pixelated; }
 .charts { display: flex; flex-wrap: wrap; }
 .table .chart { width: 480px; }
@@ -30,15 +32,19 @@ STYLE = """<style>
 
 @dataclass(frozen=True)
 class Cell:
-    """Words, or a picture with or without words below it, or one picture for each of the table's moments."""
+    """Words, or a picture with or without words below it, or one picture for each of the table's moments.
+
+    `wav` is a WAV file to play below the picture.
+    """
 
     words: str = ""
     pictures: tuple[Image.Image, ...] = ()
+    wav: bytes = b""
 
 
-def sample_cell(sample: Tensor, words: str = "") -> Cell:
-    """A cell with a tensor as `grids.picture` draws it: a picture or a label map."""
-    return Cell(words, (grids.picture(sample),))
+def sample_cell(sample: Tensor | Sound, words: str = "") -> Cell:
+    """A cell with a sample as `grids.picture` draws it: a picture, a label map or a sound."""
+    return Cell(words, (grids.picture(sample),), sample.wav() if isinstance(sample, Sound) else b"")
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,10 @@ class Table:
             )
             for k, picture in enumerate(cell.pictures)
         )
-        kind = ' class="moving"' if last else ""
+        kind = ' class="moving"' if last else ' class="heard"' if cell.wav else ""
         below = f"<small>{words}</small>" if words else ""
+        if cell.wav:
+            below = f'<audio controls src="{_uri("audio/wav", cell.wav)}" title="{escape(place)}"></audio>{below}'
         return f"<td{kind}>{images}{below}</td>"
 
     def _repr_html_(self) -> str:
@@ -135,7 +143,7 @@ class Charts:
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         images = "".join(
             f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'
-            for title, uri in ((title, _uri("svg+xml", svg.encode())) for title, svg in self.drawings.items())
+            for title, uri in ((title, _uri("image/svg+xml", svg.encode())) for title, svg in self.drawings.items())
         )
         return f'<div class="table charts">{note}{images}</div>'
 
@@ -156,9 +164,9 @@ def encode(picture: Image.Image) -> str:
     few = picture.getcolors(256) is not None
     if few or max(picture.size) <= TINY:
         picture.save(data, "PNG", optimize=True)
-        return _uri("png", data.getvalue())
+        return _uri("image/png", data.getvalue())
     picture.save(data, "WEBP", quality=90)
-    return _uri("webp", data.getvalue())
+    return _uri("image/webp", data.getvalue())
 
 
 def spread(length: int, most: int) -> list[int]:
@@ -170,4 +178,4 @@ def spread(length: int, most: int) -> list[int]:
 
 
 def _uri(kind: str, data: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

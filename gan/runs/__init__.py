@@ -21,6 +21,7 @@ from gan.runs.pairs import (
     spade_folder,
 )
 from gan.runs.run import HELD_OUT, Run
+from gan.runs.tones import hifigan_tones
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
 
@@ -41,6 +42,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "stylegan-faces": stylegan_faces,
     "dmd2-faces": dmd2_faces,
     "dmd2-lora-faces": dmd2_lora_faces,
+    "hifigan-tones": hifigan_tones,
 }
 
 

@@ -20,7 +20,7 @@ from strategies import random_state
 
 
 def show(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Draw the grid that training draws; for any game."""
+    """Draw the grid that training draws, and write its sounds; for any game."""
     batch = first_samples(opened.run.data, settings.count)
     if batch is None or not hasattr(opened.run.game, "show"):
         raise UserError(
@@ -31,10 +31,9 @@ def show(opened: SavedRun, settings: Namespace) -> list[Path]:
         random_state.reseed(settings.seed)
         batch = {name: value.to(device) for name, value in batch.items()}
         columns = opened.run.game.show(batch)
-    given = {value.data_ptr() for value in batch.values()}
-    made = {title: value for title, value in columns.items() if value.data_ptr() not in given}
-    singles = {f"{row}-{title}": picture for title, value in made.items() for row, picture in enumerate(value)}
-    return save_sheet(opened, settings, Sheet("show", {t: list(v) for t, v in columns.items()}, singles=singles))
+    made = grids.made(columns, batch)
+    singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
+    return save_sheet(opened, settings, Sheet("show", columns, singles=singles))
 
 
 def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:

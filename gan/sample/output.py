@@ -10,32 +10,37 @@ from PIL import Image
 from torch import Tensor
 
 from gan.errors import UserError
-from gan.painting import grids
+from gan.painting import grids, sounds
 from gan.painting.reopen import SavedRun
+from gan.sound import Sound
 
-Columns = dict[str, list[Tensor | None]]
+Columns = dict[str, grids.Batch]
 
 
 @dataclass
 class Sheet:
-    """What an action has made: the columns of a grid, titles of its rows, and single pictures by name."""
+    """What an action has made: the columns of a grid, titles of its rows, and single samples by name."""
 
     name: str
     columns: Columns
     titles: Sequence[str] = ()
-    singles: dict[str, Tensor] = field(default_factory=dict)
+    singles: dict[str, Tensor | Sound] = field(default_factory=dict)
 
 
 def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path]:
-    """Write the grid, and with --singles each picture by itself in its own size."""
+    """Write the grid and its sounds, and with --singles each sample by itself in its own size."""
     path = output_path(opened, settings, sheet.name, ".png")
     rows = max(map(len, sheet.columns.values()))
     save_png(grids.grid(sheet.columns, rows, sheet.titles), path)
+    paths = [path, *sounds.save_columns(sheet.columns, path)]
     if not settings.singles:
-        return [path]
-    for name, picture in sheet.singles.items():
-        save_png(grids.picture(picture), path.with_suffix("") / f"{_slug(name)}.png")
-    return [path, path.with_suffix("")]
+        return paths
+    for name, sample in sheet.singles.items():
+        single = path.with_suffix("") / f"{_slug(name)}.png"
+        save_png(grids.picture(sample), single)
+        if isinstance(sample, Sound):
+            sounds.save(sample, single.with_suffix(".wav"))
+    return [*paths, path.with_suffix("")]
 
 
 def output_path(opened: SavedRun, settings: Namespace, name: str, suffix: str) -> Path:

@@ -149,7 +149,7 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     assert command.main([str(run), "--devices", "1", "--segmenter", str(segmenter), "--ignore-labels", "0"]) == 0
     out = capsys.readouterr().out
     path = run / "evaluation-step-000002.json"
-    assert f"{run.name}, step 2: 4 of 4 held-out pictures" in out and f"saved in {path}" in out
+    assert f"{run.name}, step 2: 4 of 4 held-out samples" in out and f"saved in {path}" in out
     assert "SSIM, data range 1 " in out and "SSIM, data range 2 (as published; flatters)" in out
     assert "Fréchet distance (not FID) by coarse" in out
     assert f"without fid and kid: FID and KID need the Inception weights, and there is no {tmp_path}" in out
@@ -221,7 +221,7 @@ def test_a_run_on_files_whose_data_have_moved(tmp_path, capsys):
     assert command.main(options) == 2
     assert "type --data" in capsys.readouterr().err
     assert command.main([*options, "--data", str(tmp_path / "moved")]) == 0
-    assert "2 of 2 held-out pictures" in capsys.readouterr().out
+    assert "2 of 2 held-out samples" in capsys.readouterr().out
 
 
 def test_a_count_takes_the_first_so_many(sean_run):

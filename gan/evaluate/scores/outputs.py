@@ -1,4 +1,4 @@
-"""What to score of each game: the pictures it makes from held-out samples, and the true ones to compare with.
+"""What to score of each game: the pictures or sounds it makes from held-out samples, and the true ones.
 
 To score a game of your own, register a function for its class with `@makes.register`.
 """
@@ -13,6 +13,7 @@ from gan import GanModule
 from gan.errors import UserError
 from gan.games.cyclegan import CycleGan
 from gan.games.from_noise import FromNoise
+from gan.games.hifigan import HifiGan
 from gan.games.pix2pix import Pix2pix
 from gan.games.sean import Sean
 from gan.games.spade import Spade
@@ -36,8 +37,16 @@ class Made:
     before: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Heard:
+    """The log mel spectrograms [B, bands, frames] of sounds, and of the true ones."""
+
+    mels: Tensor
+    truth: Tensor
+
+
 @singledispatch
-def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made | Heard]:
     """What a game makes of a batch of held-out samples, by title; `numbers` are the samples' numbers."""
     raise UserError(
         f"what {type(game).__name__} makes is not known here; register a function for it, "
@@ -92,3 +101,8 @@ def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict
 def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     """As many pictures from noise as there are samples; a sample's number decides its noise."""
     return {"from noise": Made(game.numbered(numbers, like=batch["image"]), batch["image"], paired=False)}
+
+
+@makes.register
+def _hifigan(game: HifiGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Heard]:
+    return {"sounds": Heard(game.mel(game.voice(batch["wave"])), game.mel(batch["wave"]))}

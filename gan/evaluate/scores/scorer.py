@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gan.errors import UserError
 from gan.evaluate.scores import features, pixels, segments
 from gan.evaluate.scores.features import Extractor
-from gan.evaluate.scores.outputs import Made
+from gan.evaluate.scores.outputs import Heard, Made
 
 Rows = dict[str, Tensor]
 
@@ -25,10 +25,11 @@ NEEDS = {
     "features": "two pictures or more",
     "miou": "pictures painted from label maps",
     "transfer": "the drawn truth of style transfers, which the built-in faces have",
+    "mel": "sounds, and the true ones",
 }
 
 # The figures that are means of one number a picture.
-MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill")
+MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill", "mel_error")
 
 
 @dataclass
@@ -49,8 +50,10 @@ class Scorer:
                 network.to(device)
         return self
 
-    def rows(self, made: Made) -> Rows:
-        """Numbers for each picture of one batch."""
+    def rows(self, made: Made | Heard) -> Rows:
+        """Numbers for each sample of one batch."""
+        if isinstance(made, Heard):
+            return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).double().cpu()}
         rows: Rows = {}
         if made.paired:
             if "ssim" in self.scores:
@@ -69,9 +72,9 @@ class Scorer:
             rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
         return {name: values.cpu() for name, values in rows.items()}
 
-    def sums(self, made: Made) -> Rows:
+    def sums(self, made: Made | Heard) -> Rows:
         """What one batch adds to sums of whole numbers over all pictures."""
-        if self.segmenter is None or made.label is None:
+        if self.segmenter is None or isinstance(made, Heard) or made.label is None:
             return {}
         pictures = {"confusion": made.pictures, **({"confusion of truth": made.truth} if made.paired else {})}
         return {
@@ -141,7 +144,7 @@ class Scorer:
 
 
 def choose(
-    made: Mapping[str, Made],
+    made: Mapping[str, Made | Heard],
     count: int,
     asked: tuple[str, ...] = (),
     *,
@@ -187,7 +190,9 @@ def choose(
     return scorer
 
 
-def _fitting(made: Made, count: int) -> set[str]:
+def _fitting(made: Made | Heard, count: int) -> set[str]:
+    if isinstance(made, Heard):
+        return {"mel"}
     fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
     fitting |= {"fid", "kid", "features"} if count >= 2 else set()
     fitting |= {"miou"} if made.label is not None else set()

@@ -44,6 +44,21 @@ def test_a_grid_has_a_titled_column_a_batch_and_a_row_a_sample():
     assert titles.getextrema()[0] < 100  # there is writing
 
 
+def test_wide_pictures_of_a_row_stand_below_each_other():
+    def colour(red: float) -> torch.Tensor:
+        return torch.tensor([red, -1.0, -1.0]).view(3, 1, 1).expand(3, 20, 100)
+
+    columns = {"one": [colour(0.0), colour(0.2)], "two": [colour(0.4), None]}
+    sheet = grids.grid(columns)
+    assert sheet.height == grids.TITLE + grids.MARGIN + 4 * (20 + grids.MARGIN)
+    reds = [sheet.getpixel((sheet.width - 50, grids.TITLE + line * 26 + 10)) for line in range(4)]
+    assert reds == [(128, 0, 0), (178, 0, 0), (153, 0, 0), (255, 255, 255)]
+    titled = grids.grid(columns, titles=["first", "second"])
+    assert titled.height == sheet.height and titled.width > sheet.width
+    narrow = {title: [column[0][:, :, :40]] for title, column in columns.items()}
+    assert grids.grid(narrow).width == grids.MARGIN + 2 * (3 * 40 + grids.MARGIN)
+
+
 def test_large_pictures_are_not_enlarged():
     assert grids.grid({"x": torch.zeros(1, 3, 200, 200)}).width == 200 + 2 * grids.MARGIN
 

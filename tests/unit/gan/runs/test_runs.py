@@ -39,6 +39,7 @@ SMALL = {
     "sean-facades": {"style": 4, **PAIRS},
     "sean-folder": {"style": 4, "labels": 4, **PAIRS},
     "spade-folder": {"labels": 4, **PAIRS},
+    "hifigan-tones": {"width": 8, "bands": 8, "segment": 1024, "seconds": 0.2, "clips": 4, "held_out": 4},
 }
 LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
 ON_FILES = [name for name in RUNS if name.partition("-")[2] in LABELS]
@@ -49,7 +50,8 @@ FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "d
 
 def small(name: str, **settings) -> Run:
     on_files = {"data": str(written(name.partition("-")[2])), "perceptual": vgg()} if name in ON_FILES else {}
-    return build(name, **{"size": 16, "batch_size": 2, "max_steps": 1} | SMALL[name] | on_files | settings)
+    size = {} if name.endswith("tones") else {"size": 16}
+    return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
 
 
 @functools.cache
@@ -99,7 +101,7 @@ def test_the_seed_decides_on_the_networks(name):
 @pytest.mark.parametrize("name", RUNS)
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
-    assert settings.keys() >= COMMON
+    assert settings.keys() >= COMMON - ({"size"} if name.endswith("tones") else set())
     for function in (RUNS[name], pairs.sean_or_spade, pairs.sean_folder, faces.sean_or_spade):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
@@ -120,6 +122,14 @@ def test_held_out_faces_are_not_trained_on(name):
         return {inner.face(index) for index in range(len(inner))}
 
     assert not numbers(run.data.train) & numbers(run.data.val)
+
+
+def test_held_out_sounds_are_not_trained_on_and_as_long_as_asked_for():
+    data = small("hifigan-tones", seconds=0.3, hertz=16000).data
+    assert not {data.train.clip(k) for k in range(4)} & {data.val.clip(k) for k in range(4)}
+    assert data.train[0]["wave"].shape == (1024,)
+    assert data.val[0]["wave"].shape == (4800,)
+    assert data.train.rate == data.val.rate == 16000
 
 
 @pytest.mark.parametrize("name", ON_FILES)
@@ -261,6 +271,8 @@ def test_noise_without_a_range_is_refused():
         ("sean-folder", dict(size=250), "a size of 250 x 250 cannot be halved 5 times; type --size 256, or fewer"),
         ("sean-cityscapes", dict(size=400), "a size of 400 x 800 cannot be halved 5 times; type --size 384, or fewer"),
         ("sean-coco", dict(size=544), "a size of 544 x 544 cannot be halved 6 times; type --size 512, or fewer"),
+        ("hifigan-tones", dict(segment=2000), "segment=2000 is not a multiple of 64 from 256 up; try segment=2048"),
+        ("hifigan-tones", dict(segment=64), "segment=64 is not a multiple of 64 from 256 up; try segment=256"),
         ("sean-ade20k", dict(data="nowhere"), "there is no folder nowhere"),
         ("sean-folder", dict(batch_size=9), "2 training samples do not fill a batch of 9; try --batch-size 2"),
         ("sean-folder", dict(held_out=3), "3 pictures in '.*', 3 to hold out; type a --held-out of 1 to 2"),
@@ -271,9 +283,9 @@ def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, messa
     def made(*_, **__):
         raise AssertionError("a network was made")
 
-    for place in ("gan.runs.pairs.SeanGenerator", "gan.runs.faces.SeanGenerator"):
-        monkeypatch.setattr(place, made)
-    if "faces" not in name and "data" not in settings:
+    for place in ("pairs.SeanGenerator", "faces.SeanGenerator", "tones.HifiGenerator"):
+        monkeypatch.setattr(f"gan.runs.{place}", made)
+    if name in ON_FILES and "data" not in settings:
         base = dict(data=str(written(name.partition("-")[2])), workers=0, batch_size=2, held_out=1)
         base |= {"labels": 4} if "folder" in name else {}
         size = {} if "size" in settings else {"size": 16, "upsamplings": 2}

@@ -8,12 +8,13 @@ from torch import nn
 
 from gan.errors import UserError
 from gan.evaluate.scores import features, scorer, segments
-from gan.evaluate.scores.outputs import Made
+from gan.evaluate.scores.outputs import Heard, Made
 from gan.evaluate.scores.scorer import Scorer, choose
 
 PICTURES = torch.zeros(1, 3, 16, 16)
 PAINTED = {"painted": Made(PICTURES, PICTURES, label=torch.zeros(1, 16, 16).long())}
 FROM_NOISE = {"from noise": Made(PICTURES, PICTURES, paired=False)}
+HEARD = {"sounds": Heard(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))}
 FID = features.Extractor("Inception", nn.Identity(), 2048, fid=True, about={"published": True})
 STAND_IN = features.Extractor("random VGG-19 relu5_1", nn.Identity(), 512)
 
@@ -62,6 +63,8 @@ def test_what_a_game_has_no_use_for_is_left_out_silently():
         (PAINTED, 8, ("transfer",), "score transfer: it needs the drawn truth"),
         (PAINTED, 1, ("fid",), "score fid: it needs two pictures or more"),
         (FROM_NOISE, 8, ("ssim",), "score ssim: it needs a truth"),
+        (HEARD, 8, ("ssim",), "score ssim: it needs a truth to compare each picture with"),
+        (PAINTED, 8, ("mel",), "score mel: it needs sounds, and the true ones"),
         (FROM_NOISE, 8, ("miou",), "score miou: it needs pictures painted from label maps"),
         (PAINTED, 8, ("features", "fid"), "ask for the one or the other"),
     ],
@@ -115,6 +118,15 @@ def test_figures_by_hand():
     assert figures["accuracy"] == pytest.approx(7 / 8)
     assert figures["miou"] == pytest.approx((3 / 4 + 4 / 5) / 2)
     assert figures["iou"]["sea"] == pytest.approx(4 / 5) and math.isnan(figures["iou"]["land"])
+
+
+def test_sounds_have_one_score_which_is_a_mean_over_sounds():
+    found = choose(HEARD, 8)
+    assert found.scores == ("mel",) and not found.left_out
+    made = Heard(torch.tensor([[[1.0, 2.0]], [[0.0, 8.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]]))
+    rows = found.rows(made)
+    assert rows["mel_error"].tolist() == [1.0, 4.0] and not found.sums(made)
+    assert found.figures(rows, {}) == {"mel_error": 2.5}
 
 
 def test_the_truth_is_segmented_too_where_there_is_one(monkeypatch):

@@ -1,0 +1,115 @@
+"""HiFi-GAN: weights that are computed from others (weight norm), and a learning rate that falls by epochs."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn import functional as F
+
+from datasets import GanData, Tones
+from gan.games.hifigan import HifiGan
+from gan.sound import Sound
+from strategies import PhaseStrategy
+from tests.ranks.test_games import hifigan, pictures
+from tests.support.parity import BROKEN, EXACT, distance, equals, in_buckets, parts, snapshot, train, trainer
+
+PIECE = 2048  # bytes of a bucket: weights are gathered when they are read
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(hifigan, pictures, "single")
+
+
+# ---- parity; `ddp`, and the control without synchronisation, are in test_games.py ----
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3"])
+def test_two_ranks_train_as_one_and_the_check_is_silent(policy, ranks, alone):
+    equals(ranks(2).run(in_buckets, PIECE, train, hifigan, pictures, policy, 2, check=True), alone)
+
+
+def test_two_replicas_train_as_one_and_the_check_is_silent(alone):
+    assert distance(train(hifigan, pictures, "dp", devices=2, check=True), alone) < EXACT
+
+
+class OwnMean(HifiGan):
+    """The control: a rank divides the distance of spectrograms by how loud its own sounds are."""
+
+    def mel_error(self, fake, wave):
+        return super().mel_error(fake, wave) / wave.abs().mean()
+
+
+def own_mean() -> HifiGan:
+    game = hifigan()
+    game.__class__ = OwnMean
+    return game
+
+
+def test_the_check_hears_a_loss_that_looks_at_the_ranks_own_sounds(ranks):
+    single = train(own_mean, pictures, "single")
+    assert distance(train(own_mean, pictures, "dp", devices=2), single) > BROKEN
+    with pytest.raises(Exception, match=r"phase 'generator': loss 'mel' is"):
+        ranks(2).run(train, own_mean, pictures, "ddp", 2, check=True)
+
+
+# ---- resuming ----
+
+
+def resumed(policy, world, folder, steps=6, resume=None):
+    """Train on drawn sounds in epochs of two steps; the rate falls after each. Step 3 is in the middle of one."""
+    game, strategy = hifigan(), PhaseStrategy(policy, check=False)
+    keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    engine = trainer(strategy, world, steps, callbacks=[keep], enable_checkpointing=True)
+    engine.fit(game, datamodule=GanData(Tones(8, 256), batch_size=4, flip=False), ckpt_path=resume)
+    return snapshot(game, strategy)
+
+
+def test_it_resumes_to_the_last_bit_and_travels(ranks, tmp_path):
+    whole = ranks(2).run(resumed, "zero3", 2, str(tmp_path / "whole"), 6)
+    path = str(tmp_path / "whole" / "step=3.ckpt")
+    again = ranks(2).run(resumed, "zero3", 2, str(tmp_path / "again"), 6, path)
+    assert distance(again[0], whole[0]) == 0
+    assert whole[0]["rate generator"] == pytest.approx(1e-3 * 0.999**3)
+    assert distance(resumed("single", 1, tmp_path / "one", 6, path), whole[0]) < EXACT
+    assert distance(resumed("single", 1, tmp_path / "fresh", 2), whole[0]) > BROKEN
+
+
+# ---- the game ----
+
+
+def test_the_losses_are_those_of_the_paper():
+    """Written out: sums over the judges, least squares without a half, features of all layers but the score."""
+    game, batch = hifigan().eval(), pictures(0, torch.float32)
+    wave = batch["wave"]
+    fake = game.voice(wave)
+    ours, theirs = (game.periods(each) + game.scales(each) for each in (fake, wave))
+    judged = game.judge(batch)
+    for name, judges in (("periods", slice(0, 2)), ("scales", slice(2, 4))):
+        pairs = zip(theirs[judges], ours[judges], strict=True)
+        wanted = sum((real[-1] - 1).square().mean() + made[-1].square().mean() for real, made in pairs)
+        torch.testing.assert_close(judged[name], wanted)
+    losses = game.fool(batch)
+    torch.testing.assert_close(losses["adversarial"], sum((made[-1] - 1).square().mean() for made in ours))
+    layers = [pair for k in range(4) for pair in zip(ours[k][:-1], theirs[k][:-1], strict=True)]
+    torch.testing.assert_close(losses["matching"], 2 * sum((a - b).abs().mean() for a, b in layers))
+    torch.testing.assert_close(losses["mel"], 45 * F.l1_loss(game.mel(fake), game.mel(wave)))
+
+
+def test_the_fake_is_made_once_a_step_and_the_judges_learn_first(monkeypatch):
+    game, made = hifigan(), []
+    forward = game.generator.forward
+    monkeypatch.setattr(game.generator, "forward", lambda mel: made.append(mel) or forward(mel))
+    trainer(PhaseStrategy("ddp"), 1, 3).fit(game, parts(3, batches=pictures))
+    assert len(made) == 3
+    assert [phase.name for phase in game.phases] == ["discriminators", "generator"]
+    assert list(game.players) == ["generator", "periods", "scales"]
+
+
+def test_it_shows_the_sounds_and_what_it_made_of_them():
+    batch = pictures(0, torch.float32)
+    shown = hifigan().eval().show(batch)
+    assert list(shown) == ["real", "generated"]
+    assert all(isinstance(each, Sound) and each.rate == 1000 for each in shown.values())
+    assert torch.equal(shown["real"].samples, batch["wave"])
+    assert shown["generated"].samples.shape == batch["wave"].shape
+    assert not shown["generated"].samples.requires_grad
