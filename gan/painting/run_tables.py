@@ -157,7 +157,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     copies: it says what distance is usual.
     """
     train, batch = opened.run.data.train, held_out(opened, count)
-    made = next(iter(made_by(opened, batch).values()))
+    made = next(each for each in made_by(opened, batch).values() if each.is_floating_point())  # no label map
     kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
     chosen = spread(len(train), among)
     places = [(index, kind) for index in chosen for kind in kinds]
