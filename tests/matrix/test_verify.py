@@ -8,7 +8,18 @@ from gan.verify import command
 
 # A small size, by the names of settings.
 SMALL = dict(
-    size=32, faces=16, held_out=8, batch_size=4, width=4, hidden=8, style=8, blocks=1, pool=4, latent=4, base_steps=2
+    size=32,
+    faces=16,
+    held_out=8,
+    batch_size=4,
+    width=4,
+    hidden=8,
+    style=8,
+    blocks=1,
+    pool=4,
+    latent=4,
+    base_steps=2,
+    start=2,
 )
 
 
