@@ -172,7 +172,7 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
     if not kinds:
         return Table(note=NO_PICTURES)
-    made = next(iter(made_by(opened, batch).values()))
+    made = next(each for each in made_by(opened, batch).values() if each.is_floating_point())  # no label map
     chosen = spread(len(train), among)
     places = [(index, kind) for index in chosen for kind in kinds]
     known = torch.cat([_coarse(item[kind][None]) for item in (to_tensors(train[k]) for k in chosen) for kind in kinds])

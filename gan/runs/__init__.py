@@ -20,6 +20,7 @@ from gan.runs.pairs import (
     sean_folder,
     spade_folder,
 )
+from gan.runs.representations import byol_faces, vqgan_faces
 from gan.runs.run import HELD_OUT, Run
 from gan.runs.tones import hifigan_tones
 
@@ -42,6 +43,8 @@ RUNS: dict[str, Callable[..., Run]] = {
     "stylegan-faces": stylegan_faces,
     "dmd2-faces": dmd2_faces,
     "dmd2-lora-faces": dmd2_lora_faces,
+    "vqgan-faces": vqgan_faces,
+    "byol-faces": byol_faces,
     "hifigan-tones": hifigan_tones,
 }
 

@@ -60,8 +60,8 @@ def parts(steps: int, world: int = 1, batches: Callable[[int], Any] = vectors) -
 class Whole:
     """A loader over a rank's parts of numbered global batches, that resumes where it was."""
 
-    def __init__(self, steps: int, rank: int = 0, world: int = 1) -> None:
-        self.steps, self.at, self.rank, self.world = steps, 0, rank, world
+    def __init__(self, steps: int, rank: int = 0, world: int = 1, batches: Callable[[int], Any] = vectors) -> None:
+        self.steps, self.at, self.rank, self.world, self.batches = steps, 0, rank, world, batches
 
     def __len__(self) -> int:
         return self.steps
@@ -69,7 +69,7 @@ class Whole:
     def __iter__(self) -> Iterator[Any]:
         while self.at < self.steps:
             self.at += 1
-            yield share(vectors(self.at - 1), self.rank, self.world)
+            yield share(self.batches(self.at - 1), self.rank, self.world)
 
     def state_dict(self) -> dict[str, int]:
         return {"at": self.at}

@@ -35,6 +35,8 @@ TINY = {
     "pix2pix-faces": dict(size=32, width=4),
     "cyclegan-faces": dict(size=16, width=4, blocks=1, pool=4),
     "r3gan-faces": dict(size=16, width=4, latent=4),
+    "vqgan-faces": dict(size=16, width=4, codes=8, start=2),
+    "byol-faces": dict(size=16, width=4, hidden=4, projection=4),
 }
 STARTED: list[subprocess.Popen] = []
 SMALL = dict(faces=12, held_out=4, batch_size=4)
@@ -102,6 +104,8 @@ class Interrupts:
         pytest.param("pix2pix-faces", 2, signal.SIGTERM, marks=pytest.mark.slow),
         ("cyclegan-faces", 5, signal.SIGTERM),
         pytest.param("r3gan-faces", 3, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("vqgan-faces", 4, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("byol-faces", 4, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_every_game_resumes_bit_for_bit_after_a_signal(name, step, number, monkeypatch, capsys):

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from gan import GanModule
 from gan.errors import UserError
+from gan.games.byol import Byol
 from gan.games.cyclegan import CycleGan
 from gan.games.from_noise import FromNoise
 from gan.games.hifigan import HifiGan
 from gan.games.pix2pix import Pix2pix
 from gan.games.sean import Sean
 from gan.games.spade import Spade
+from gan.games.vqgan import VqGan
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Ma
 @makes.register
 def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
     return {"painted": Made(game.generator(game.mask(batch)), batch["image"], label=batch["label"])}
+
+
+@makes.register
+def _vqgan(game: VqGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Pictures painted again from the numbers of their codes."""
+    return {"reconstruction": Made(game.autoencoder(batch["image"])[0], batch["image"])}
+
+
+@makes.register
+def _byol(game: Byol, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    raise UserError(
+        "Byol makes no pictures that could be scored; the score of its representations is val/neighbour_error in the "
+        "run's metrics.csv, and python -m gan.sample shows the nearest ones of each picture"
+    )
 
 
 @makes.register

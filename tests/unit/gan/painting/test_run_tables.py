@@ -145,6 +145,14 @@ def test_nearest_looks_at_some_of_many(run):
     assert len(run_tables.nearest(run, among=2).rows) == 3
 
 
+def test_nearest_passes_over_maps_that_the_game_made(run, monkeypatch):
+    """VQGAN shows a map of its codes."""
+    show = run.run.game.show
+    wanted = run_tables.nearest(run)
+    monkeypatch.setattr(run.run.game, "show", lambda batch: {"codes": batch["label"].clone(), **show(batch)})
+    assert run_tables.nearest(run).note == wanted.note
+
+
 def test_looking_changes_no_random_state(run):
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -32,6 +32,8 @@ SMALL = {
     "stylegan-faces": {"width": 4, **FACES},
     "dmd2-faces": {"width": 4, **FACES},
     "dmd2-lora-faces": {"width": 4, **FACES},
+    "vqgan-faces": {"width": 4, **FACES},
+    "byol-faces": {"width": 4, "hidden": 4, "projection": 4, **FACES},
     "sean-celebamask": {"style": 4, **PAIRS},
     "sean-ade20k": {"style": 4, **PAIRS},
     "sean-cityscapes": {"style": 4, **PAIRS},
@@ -268,6 +270,7 @@ def test_noise_without_a_range_is_refused():
     [
         ("sean-faces", dict(size=60), "a size of 60 x 60 cannot be halved 3 times; type --size 64, or fewer"),
         ("spade-faces", dict(size=20), "a size of 20 x 20 cannot be halved 3 times; type --size 16, or fewer"),
+        ("vqgan-faces", dict(size=30), "a size of 30 x 30 cannot be halved 2 times; type --size 32, or fewer"),
         ("sean-folder", dict(size=250), "a size of 250 x 250 cannot be halved 5 times; type --size 256, or fewer"),
         ("sean-cityscapes", dict(size=400), "a size of 400 x 800 cannot be halved 5 times; type --size 384, or fewer"),
         ("sean-coco", dict(size=544), "a size of 544 x 544 cannot be halved 6 times; type --size 512, or fewer"),
@@ -283,7 +286,9 @@ def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, messa
     def made(*_, **__):
         raise AssertionError("a network was made")
 
-    for place in ("pairs.SeanGenerator", "faces.SeanGenerator", "tones.HifiGenerator"):
+    for place in (
+        *("pairs.SeanGenerator", "faces.SeanGenerator", "tones.HifiGenerator", "representations.VqAutoencoder"),
+    ):
         monkeypatch.setattr(f"gan.runs.{place}", made)
     if name in ON_FILES and "data" not in settings:
         base = dict(data=str(written(name.partition("-")[2])), workers=0, batch_size=2, held_out=1)

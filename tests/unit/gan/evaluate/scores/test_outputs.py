@@ -95,6 +95,19 @@ def test_games_from_noise_make_the_pictures_of_their_samples_numbers(name):
         torch.testing.assert_close(drawn.pictures[1:], game.numbered(torch.tensor([2]), like=batch["image"]))
 
 
+def test_vqgan_paints_pictures_again():
+    game, batch, made = made_of("vqgan-faces")
+    (painted,) = made.values()
+    assert painted.paired and torch.equal(painted.truth, batch["image"])
+    with torch.no_grad():
+        assert torch.equal(painted.pictures, game.autoencoder(batch["image"])[0])
+
+
+def test_byol_makes_no_pictures_and_says_where_its_score_is():
+    with pytest.raises(UserError, match=r"Byol makes no pictures .* val/neighbour_error in the run's metrics\.csv"):
+        made_of("byol-faces")
+
+
 def test_a_game_that_is_not_known_says_what_to_do():
     class Mine(GanModule):
         pass

@@ -1,0 +1,117 @@
+"""BYOL, Grill et al. 2020: representations from pictures without labels, learned from one's own moving average."""
+
+import copy
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from gan import GanModule, Phase, Player
+from nets.blocks import onehot
+from nets.byol import Online
+from nets.views import random_view
+
+NEAREST = 4  # pictures of the gallery that are shown
+VOTES = 10  # nearest neighbours that guess a sample's attributes
+RARE = 0.05  # the least share of samples that must have an attribute, and must lack it, for it to be scored
+
+
+class Byol(GanModule):
+    """Learns what two views of a picture {"image"} have in common.
+
+    From one view, the online network with its predictor predicts the target network's projection of the other view. The
+    target is the online network's moving average. Nothing keeps different pictures apart, and yet they do not fall
+    together. `steps` is the length of the training, at whose end the target stands still.
+
+    The score needs samples with {"label"}: which labels a picture has is guessed from the pictures whose
+    representations are nearest. The grid shows the nearest ones of `gallery`, pictures [K, 3, H, W].
+    """
+
+    gallery: Tensor
+
+    def __init__(
+        self,
+        online: Online,
+        predictor: nn.Module,
+        gallery: Tensor,
+        *,
+        labels: int,
+        steps: int,
+        rate: float = 1e-3,
+        decay: float = 0.996,
+    ) -> None:
+        super().__init__()
+        self.online, self.predictor, self.target = online, predictor, copy.deepcopy(online)
+        self.labels, self.steps, self.rate, self.decay = labels, steps, rate, decay
+        self.register_buffer("gallery", gallery, persistent=False)
+        self._seen: list[Tensor] = []
+        self._present: list[Tensor] = []
+
+    def configure_players(self) -> Iterator[Player]:
+        """The published optimizer, LARS, is for batches of thousands of pictures."""
+        adam = partial(Adam, lr=self.rate)
+        yield Player("online", self.online, adam)
+        yield Player("predictor", self.predictor, adam)
+        yield Player("target", self.target, follows="online", ema=partial(rising, self.decay, self.steps))
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("online", self.predict, ("online", "predictor"))
+
+    def predict(self, batch: dict[str, Tensor]) -> Tensor:
+        """Predict from each of two views what the target makes of the other one."""
+        one, other = random_view(batch["image"]), random_view(batch["image"])
+        self.target.train()  # as published, its batch norms take the statistics of the batch
+        with torch.no_grad():
+            of_one, of_other = self.target(one), self.target(other)
+        guesses = self.predictor(self.online(one)), self.predictor(self.online(other))
+        return distance(guesses[0], of_other) + distance(guesses[1], of_one)
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        """Keep the representations, and which labels are present."""
+        self._seen.append(self.online.encoder(batch["image"]))
+        self._present.append(onehot(batch["label"], self.labels, like=batch["image"]).amax((2, 3)))
+
+    def on_validation_epoch_end(self) -> None:
+        """Score all ranks' samples together; see [Note: a distance over all ranks] in from_noise.py."""
+        seen, present = (self.all_gather(torch.cat(kept)).flatten(0, -2) for kept in (self._seen, self._present))
+        self._seen, self._present = [], []
+        self.log("val/neighbour_error", neighbour_error(seen, present), sync_dist=True)
+
+    @torch.no_grad()
+    def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A row a sample: the picture, and the pictures of the gallery that are most like it to the encoder."""
+        seen, known = (F.normalize(self.online.encoder(images)) for images in (batch["image"], self.gallery))
+        nearest = self.gallery[(seen @ known.T).topk(NEAREST).indices]
+        return {"picture": batch["image"], "nearest": nearest[:, 0]} | {
+            f"{place}. nearest": nearest[:, place - 1] for place in range(2, NEAREST + 1)
+        }
+
+
+def distance(guess: Tensor, target: Tensor) -> Tensor:
+    """The squared distance of the directions of two vectors."""
+    # Grill et al. 2020, equation 2.
+    return (2 - 2 * F.cosine_similarity(guess, target)).mean()
+
+
+def rising(decay: float, steps: int, update: int) -> float:
+    """The target's decay after so many updates: it rises from `decay` to 1."""
+    # Grill et al. 2020, section 3.3.
+    return 1 - (1 - decay) * (math.cos(math.pi * min(update / steps, 1)) + 1) / 2
+
+
+def neighbour_error(seen: Tensor, present: Tensor) -> Tensor:
+    """How badly the attributes [N, A] of a sample are guessed from those with the nearest representations [N, D].
+
+    The guess is the mean of its nearest others (Wu et al. 2018, without weights). Its squared error is divided by that
+    of a guess that knows nothing, the mean of all: so 1 is chance. Attributes count alike.
+    """
+    share = present.mean(0)
+    present = present[:, (share >= RARE) & (share <= 1 - RARE)]
+    directions = F.normalize(seen - seen.mean(0))
+    likeness = (directions @ directions.T).fill_diagonal_(-2)
+    guess = present[likeness.topk(min(VOTES, len(seen) - 1)).indices].mean(1)
+    return ((guess - present).square().mean(0) / present.var(0, correction=0)).mean()

@@ -1,0 +1,174 @@
+"""What is particular to BYOL; that it learns, shows, scores and is the same under `ddp`: test_games.py."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from lightning import seed_everything
+
+from gan import noise
+from gan.games.byol import NEAREST, distance, neighbour_error, rising
+from nets.views import random_view
+from strategies import PhaseStrategy
+from strategies.policies.follower import Follower
+from tests.ranks.test_games import byol, pictures
+from tests.support import parity
+from tests.support.parity import BATCH, BROKEN, EXACT, Whole, equals, parts, refused, snapshot, train, trainer
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return train(byol, pictures, "single")
+
+
+# ---- any number of ranks ----
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3"])
+def test_every_policy_trains_as_one_device_does(policy, ranks, alone):
+    equals(ranks(2).run(train, byol, pictures, policy, 2, check=True), alone)
+
+
+def test_two_devices_of_one_process_do(alone):
+    assert parity.distance(train(byol, pictures, "dp", devices=2, check=True), alone) < EXACT
+
+
+def test_the_control_batch_norms_of_ones_own_samples_differ_and_are_named(ranks, alone):
+    for found in ranks(2).run(train, byol, pictures, "ddp", 2, sync_batchnorm=False):
+        assert parity.distance(found, alone) > BROKEN
+    said = ranks(2).run(refused, byol, pictures, "ddp", 2, check=True, sync_batchnorm=False)[0]
+    assert "Synchronise batch norms: Trainer(sync_batchnorm=True)" in said
+
+
+def test_the_score_is_the_same_on_two_ranks(ranks):
+    one = _score(1)
+    assert ranks(2).run(_score, 2) == pytest.approx([one, one], rel=1e-9)
+
+
+def _score(world: int) -> float:
+    (result,) = trainer(PhaseStrategy("ddp"), world, 1).validate(byol(), parts(2, world, pictures), verbose=False)
+    return result["val/neighbour_error"]
+
+
+# ---- saved and resumed ----
+
+
+def played(policy: str, world: int, steps: int, save: str | None = None, resume: str | None = None) -> dict[str, Any]:
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    seed_everything(11, verbose=False)
+    game, strategy = byol(), PhaseStrategy(policy)
+    made = trainer(strategy, world, steps, sync_batchnorm=True)
+    made.fit(game, Whole(20, rank, world, pictures), ckpt_path=resume)
+    if save is not None:
+        made.save_checkpoint(save)
+    return snapshot(game, strategy)
+
+
+def test_it_is_resumed_bit_for_bit_and_under_another_policy(ranks, tmp_path):
+    path = str(tmp_path / "half.ckpt")
+    unbroken = ranks(2).run(played, "zero3", 2, 7)[0]
+    ranks(2).run(played, "zero3", 2, 4, save=path)
+    assert parity.distance(ranks(2).run(played, "zero3", 2, 7, resume=path)[0], unbroken) == 0
+    assert parity.distance(played("single", 1, 7, resume=path), unbroken) < EXACT
+    with mock.patch.object(Follower, "update", lambda self: None):  # the control: a target that stands still
+        assert parity.distance(played("single", 1, 7, resume=path), unbroken) > BROKEN
+
+
+# ---- the game ----
+
+
+def test_the_target_follows_more_and_more_slowly():
+    """Grill et al. 2020, section 3.3; at the end it stands still."""
+    assert rising(0.9, 10, 0) == pytest.approx(0.9)
+    assert rising(0.9, 10, 5) == pytest.approx(0.95)
+    assert rising(0.9, 10, 10) == rising(0.9, 10, 11) == 1
+    game = byol()
+    game.steps = 2
+    weight = game.target.encoder.stages[0].weight
+    seen = []
+    predict = game.predict
+    game.predict = lambda batch: seen.append(weight.clone()) or predict(batch)
+    trainer(PhaseStrategy("single"), 1, 5).fit(game, parts(5, batches=pictures))
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    assert torch.equal(seen[2], seen[3]) and torch.equal(seen[3], seen[4])
+
+
+def test_the_loss_is_the_papers():
+    """Its equation 2, for both orders of the views: the squared distance of normalised vectors."""
+    game, batch = byol().double(), pictures(0)
+
+    def here():
+        return noise.at(noise.Place(("test",), 0, BATCH, BATCH))
+
+    with here():
+        found = game.predict(batch)
+    with here():
+        views = random_view(batch["image"]), random_view(batch["image"])
+    wanted = 0
+    for mine, theirs in (views, views[::-1]):
+        guess, target = game.predictor(game.online(mine)), game.target(theirs)
+        apart = torch.nn.functional.normalize(guess) - torch.nn.functional.normalize(target)
+        wanted = wanted + apart.square().sum(1).mean()
+    torch.testing.assert_close(found, wanted)
+    found.backward()
+    assert all(weight.grad is None for weight in game.target.parameters())
+    assert all(weight.grad is not None for net in (game.online, game.predictor) for weight in net.parameters())
+    assert distance(torch.eye(3), -torch.eye(3)) == 4
+
+
+def test_the_target_takes_the_statistics_of_the_batch():
+    game = byol()
+    modes = []
+    game.target.register_forward_pre_hook(lambda module, _: modes.append(module.encoder.stages[1].training))
+    trainer(PhaseStrategy("single"), 1, 2).fit(game, parts(2, batches=pictures), parts(1, batches=pictures))
+    assert modes == [True] * 4
+
+
+def test_the_nearest_of_the_gallery_are_shown():
+    game = byol().eval()
+    image = game.gallery[:5].flip(0)
+    columns = game.show({"image": image})
+    assert torch.equal(columns["nearest"], image)
+    assert len(columns) == 1 + NEAREST
+    for one, other in zip(list(columns.values())[1:], list(columns.values())[2:], strict=False):
+        assert not torch.equal(one, other)
+
+
+# ---- the score ----
+
+
+def representations(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two attributes of samples, and representations that know them."""
+    generator = torch.Generator().manual_seed(0)
+    seen = torch.randn(count, 2, generator=generator)
+    return seen, (seen > 0).float()
+
+
+def test_the_nearest_guess_what_is_there_and_nothing_in_noise():
+    seen, present = representations()
+    assert neighbour_error(present + 0.01 * seen, present) == 0
+    assert 0.02 < neighbour_error(seen, present) < 0.3
+    assert 0.8 < neighbour_error(seen.roll(1, 0), present) < 1.3
+    torch.testing.assert_close(neighbour_error(seen.flip(0), present.flip(0)), neighbour_error(seen, present))
+
+
+def test_the_error_is_a_share_of_that_of_chance():
+    """Written out for each sample."""
+    seen, present = (each.double() for each in representations(30))
+    errors = []
+    for sample in range(30):
+        angles = torch.nn.functional.cosine_similarity(seen - seen.mean(0), (seen - seen.mean(0))[sample], dim=1)
+        nearest = [other for other in angles.argsort(descending=True).tolist() if other != sample][:10]
+        errors.append((present[nearest].mean(0) - present[sample]).square())
+    share = present.mean(0)
+    torch.testing.assert_close(
+        neighbour_error(seen, present), (torch.stack(errors).mean(0) / (share * (1 - share))).mean()
+    )
+
+
+def test_what_all_have_or_hardly_any_is_not_scored():
+    seen, present = representations()
+    rare = torch.zeros(200, 2)
+    rare[0, 0], rare[:, 1] = 1, 1
+    torch.testing.assert_close(neighbour_error(seen, torch.cat([present, rare], 1)), neighbour_error(seen, present))

@@ -1,0 +1,135 @@
+"""What is particular to VQGAN; that it learns, shows, scores and is the same under `ddp`: test_games.py."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from lightning import seed_everything
+
+from gan.losses import hinge_generator
+from strategies import PhaseStrategy
+from tests.ranks.test_games import pictures, vqgan
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, parts, refused, snapshot, train, trainer
+
+CODEBOOK = [f"weight autoencoder.codebook.{name}" for name in ("counts", "sums")]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return train(vqgan, pictures, "single")
+
+
+# ---- the codebook and the adaptive weight need the samples of all ranks ----
+
+
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3"])
+def test_every_policy_trains_as_one_device_does(policy, ranks, alone):
+    equals(ranks(2).run(train, vqgan, pictures, policy, 2, check=True), alone)
+
+
+def test_two_devices_of_one_process_do(alone):
+    assert distance(train(vqgan, pictures, "dp", devices=2, check=True), alone) < EXACT
+
+
+def without_ranks(where: str, called: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call in which one module knows of no other rank."""
+    own = SimpleNamespace(sum=lambda values: values, mean=lambda values: values, gather=lambda rows: rows)
+    with mock.patch(f"{where}.ranks", own):
+        return called(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("nets.vqgan", "buffer 'autoencoder.codebook.sums' is written in a loss or forward, and differs"),
+        ("gan.games.vqgan", "phase 'autoencoder': loss 'adversarial' is"),
+    ],
+)
+def test_the_control_without_the_other_ranks_it_differs_and_is_named(where, named, ranks, alone):
+    for found in ranks(2).run(without_ranks, where, train, vqgan, pictures, "ddp", 2):
+        assert distance(found, alone) > BROKEN
+    assert named in ranks(2).run(without_ranks, where, refused, vqgan, pictures, "ddp", 2, check=True)[0]
+
+
+def test_the_codebook_moves_in_every_step_once_and_is_the_same_on_all_ranks(ranks, alone):
+    one, other = ranks(2).run(train, vqgan, pictures, "ddp", 2)
+    for name in CODEBOOK:
+        assert torch.equal(one[name], other[name])
+    game = vqgan()
+    moved = []
+    follow = game.autoencoder.codebook.follow
+    game.autoencoder.codebook.follow = lambda *rows: moved.append(game.step) or follow(*rows)
+    trainer(PhaseStrategy("single"), 1, 6).fit(game, parts(6, batches=pictures))
+    assert moved == list(range(6))
+
+
+# ---- saved and resumed ----
+
+
+def played(policy: str, world: int, steps: int, save: str | None = None, resume: str | None = None) -> dict[str, Any]:
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    seed_everything(11, verbose=False)
+    game, strategy = vqgan(), PhaseStrategy(policy)
+    made = trainer(strategy, world, steps)
+    made.fit(game, Whole(20, rank, world, pictures), ckpt_path=resume)
+    if save is not None:
+        made.save_checkpoint(save)
+    return snapshot(game, strategy)
+
+
+def test_it_is_resumed_bit_for_bit_and_under_another_policy(ranks, tmp_path):
+    path = str(tmp_path / "half.ckpt")
+    unbroken = ranks(2).run(played, "zero3", 2, 8)[0]
+    ranks(2).run(played, "zero3", 2, 5, save=path)
+    assert distance(ranks(2).run(played, "zero3", 2, 8, resume=path)[0], unbroken) == 0
+    assert distance(played("single", 1, 8, resume=path), unbroken) < EXACT
+    with mock.patch("nets.vqgan.Codebook.follow", lambda *_: None):  # the control: codes that stand still
+        assert distance(played("single", 1, 8, resume=path), unbroken) > BROKEN
+
+
+# ---- the game ----
+
+
+def test_the_discriminator_joins_at_its_step():
+    game, strategy = vqgan(), PhaseStrategy("single")
+    played_phases = []
+    run = strategy.run
+    strategy.run = lambda phase, batch: played_phases.append((game.step, phase.name)) or run(phase, batch)
+    trainer(strategy, 1, 5).fit(game, parts(5, batches=pictures))
+    before = [(step, "reconstruction") for step in range(3)]
+    assert played_phases == before + [(s, name) for s in (3, 4) for name in ("autoencoder", "discriminator")]
+
+
+def test_at_the_last_layer_the_discriminator_pulls_as_its_weight_says():
+    """Esser et al. 2021, equation 7, with their delta of 1e-6."""
+    game, batch = vqgan().double(), pictures(0)
+    losses, last = game.fool(batch), game.autoencoder.paint.weight
+    score = hinge_generator(game.discriminator(game.shared("painted", game.autoencoder, batch["image"])[0])[-1])
+
+    def pull(loss):
+        return torch.autograd.grad(loss, last, retain_graph=True)[0].norm()
+
+    wanted = 0.8 * pull(losses["pixels"]) * pull(score) / (pull(score) + 1e-6)
+    torch.testing.assert_close(pull(losses["adversarial"]), wanted, rtol=1e-12, atol=0)
+    assert pull(losses["adversarial"]) > 2 * pull(score)
+
+
+def test_the_adaptive_weight_is_bounded():
+    game, batch = vqgan().double(), pictures(0)
+    painted, _, _ = game.shared("painted", game.autoencoder, batch["image"])
+    assert game.balance(painted.mean(), 1e-9 * painted.mean()) == 1e4
+
+
+def test_idle_codes_are_counted(monkeypatch):
+    """Codes 0 and 1 as often as each other: of 40 codes, 38 are idle."""
+    game, found = vqgan(), {}
+    monkeypatch.setattr(game, "log", lambda name, value, **_: found.update({name: float(value)}))
+    monkeypatch.setattr(game, "all_gather", lambda value: value)
+    numbers = torch.arange(32).view(2, 4, 4) % 2
+    monkeypatch.setattr(game.autoencoder, "numbers", lambda image: numbers)
+    with torch.no_grad():
+        game.validation_step({"image": torch.zeros(2, 3, 16, 16)})
+    game.on_validation_epoch_end()
+    assert found["val/idle_codes"] == pytest.approx(38 / 40)
