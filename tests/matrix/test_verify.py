@@ -7,7 +7,7 @@ from gan.runs import RUNS
 from gan.verify import command
 
 # A small size, by the names of settings.
-SMALL = {"size": 32, "faces": 16, "held_out": 8, "batch_size": 4, "width": 4, "hidden": 8, "style": 8, "blocks": 1}
+SMALL = {"size": 32, "faces": 16, "held_out": 8, "batch_size": 4, "width": 8, "hidden": 8, "style": 8, "blocks": 1}
 SMALL |= {"pool": 4, "latent": 4, "base_steps": 2, "start": 2}
 SMALL |= {"segment": 512, "clips": 16, "bands": 8, "seconds": 0.2}
 
