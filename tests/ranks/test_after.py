@@ -9,7 +9,7 @@ from torch import nn
 
 from strategies.sharding.bucket import Bucket
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, judge_network, of, played
-from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.parity import BROKEN, EXACT, distance, often
 
 
 def with_constants() -> nn.Module:
@@ -83,7 +83,7 @@ def by_hand():
 
 
 OPTIONS = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4}
-WORLDS = [pytest.param(policy, world, id=policy) for policy, world in {**POLICIES, **OPTIONS, **ENGINES}.items()]
+WORLDS = often({**POLICIES, **OPTIONS, **ENGINES}.items())
 
 
 @pytest.mark.parametrize(("policy", "world"), WORLDS)

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gan import Phase
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
-from tests.support.parity import BROKEN, EXACT, STEPS, distance
+from tests.support.parity import BROKEN, EXACT, STEPS, distance, often
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 EPOCH = 4
@@ -67,7 +67,7 @@ def by_hand():
     return CountingByHand().run()
 
 
-WORLDS = [pytest.param(policy, world, id=policy) for policy, world in {**POLICIES, **ENGINES}.items()]
+WORLDS = often({**POLICIES, **ENGINES}.items())
 
 
 @pytest.mark.parametrize(("policy", "world"), WORLDS)

@@ -14,7 +14,7 @@ from strategies.policies.follower import Follower
 from tests.ranks.test_after import AfterByHand, rewrite, with_constants
 from tests.ranks.test_counting import warm
 from tests.support.duel import ENGINES, POLICIES, Duel, fit, fooling, judging, of, played
-from tests.support.parity import BROKEN, EXACT, STEPS, distance, parts, trainer
+from tests.support.parity import BROKEN, EXACT, STEPS, distance, often, parts, trainer
 from tests.support.saved import read_checkpoint
 
 
@@ -100,7 +100,7 @@ def by_hand():
 
 
 MORE = {"zero1+offload": 2, "zero2+hybrid:2": 4, "zero3+offload": 4, "judge=zero3,*=ddp": 2, "judge=ddp,*=zero3": 2}
-WORLDS = [pytest.param(policy, world, id=policy) for policy, world in {**POLICIES, **MORE, **ENGINES}.items()]
+WORLDS = often({**POLICIES, **MORE, **ENGINES}.items())
 
 
 @pytest.mark.parametrize(("policy", "world"), WORLDS)

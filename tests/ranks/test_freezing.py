@@ -9,7 +9,7 @@ from lightning import Callback
 from gan.errors import UserError
 from strategies.policies.switch import PlayerSwitch, Switch
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
-from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.parity import BROKEN, EXACT, distance, often
 
 # The trunk learns in steps 0 to 2, and from step 6 on again; the generator's last layer from step 4 on.
 THAWED = [0, 1, 2, 6, 7, 8, 9]
@@ -68,7 +68,7 @@ def by_hand():
     return FreezingByHand().run()
 
 
-WORLDS = [pytest.param(policy, world, id=policy) for policy, world in {**POLICIES, **ENGINES}.items()]
+WORLDS = often({**POLICIES, **ENGINES}.items())
 
 
 @pytest.mark.parametrize("game", [Freezing, ByAuthor, InTheLoss])

@@ -14,7 +14,7 @@ from strategies.auto import size_of
 from strategies.options import compile
 from strategies.policies.belongings import Belongings, belongings_of
 from tests.support.duel import SMALL, fit, of, played
-from tests.support.parity import BROKEN, EXACT, Deaf, distance, in_buckets, parts, train, trainer, vectors
+from tests.support.parity import BROKEN, EXACT, Deaf, distance, in_buckets, often, parts, train, trainer, vectors
 from tests.support.saved import read_checkpoint
 from tests.support.sharing_games import Adapters, FollowingAdapters, OneModule, SharedBase, by_hand
 
@@ -54,7 +54,7 @@ def test_one_device_trains_as_a_loop_by_hand(game, alone):
 @pytest.mark.parametrize(
     ("game", "policy", "world"),
     [
-        *((Adapters, policy, world) for policy, world in POLICIES.items()),
+        *(pytest.param(Adapters, *each.values, marks=each.marks) for each in often(POLICIES.items())),
         *((game, policy, POLICIES[policy]) for policy in FEW for game in (SharedBase, OneModule, FollowingAdapters)),
         (SharedBase, "deepspeed3", 2),
     ],

@@ -15,7 +15,7 @@ from strategies.sharding.deepspeed_engine import Engine
 from tests.ranks.test_contract import Saves, loader, needing
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, distance, equals, in_buckets, parts, refused, snapshot, train, trainer
+from tests.support.parity import BROKEN, distance, equals, in_buckets, often, parts, refused, snapshot, train, trainer
 from tests.support.writing_games import (
     WRITES,
     Writing,
@@ -60,12 +60,12 @@ def alone():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", ["dp", *OURS])
+@pytest.mark.parametrize("policy", often(["dp", *OURS]))
 def test_what_a_forward_writes_is_kept(policy, way, ranks, alone):
     equals(playing(ranks, policy, train, WAYS[way]), alone[WAYS[way]])
 
 
-@pytest.mark.parametrize("policy", needing([*COPIES, *ENGINES]))
+@pytest.mark.parametrize("policy", often(needing([*COPIES, *ENGINES])))
 def test_it_is_kept_where_the_shard_is_a_copy(policy, ranks, alone):
     equals(playing(ranks, policy, train, WritingData), alone[WritingData])
 
@@ -111,7 +111,7 @@ def late(policy, world=1, devices=None):
         return str(error)
 
 
-@pytest.mark.parametrize("policy", ["dp", *OURS])
+@pytest.mark.parametrize("policy", often(["dp", *OURS]))
 def test_what_is_written_before_its_backward_is_an_error_as_in_plain_torch(policy, ranks):
     assert "modified by an inplace operation" in late("single")
     for said in playing(ranks, policy, late):
@@ -201,7 +201,7 @@ def clipped_alone():
     return found
 
 
-@pytest.mark.parametrize("policy", needing(["single", "dp", *OURS, *COPIES, *ENGINES]))
+@pytest.mark.parametrize("policy", often(needing(["single", "dp", *OURS, *COPIES, *ENGINES])))
 def test_what_is_written_inside_gathered_is_kept(policy, ranks, clipped_alone):
     if policy == "single":
         assert distance(clipped("single"), clipped_alone) == 0
@@ -210,13 +210,13 @@ def test_what_is_written_inside_gathered_is_kept(policy, ranks, clipped_alone):
 
 
 @pytest.mark.parametrize("way", WRITES)
-@pytest.mark.parametrize("policy", needing(["zero2", "zero3", "deepspeed2", "deepspeed3"]))
+@pytest.mark.parametrize("policy", often(needing(["zero2", "zero3", "deepspeed2", "deepspeed3"])))
 def test_it_is_kept_in_whatever_way_it_is_written(policy, way, ranks, clipped_alone):
     equals(playing(ranks, policy, clipped, way=way), clipped_alone)
 
 
 @pytest.mark.parametrize("way", WRITES)
-@pytest.mark.parametrize("policy", needing(["dp", "ddp", "zero1", "zero2", "zero2+offload", "deepspeed2"]))
+@pytest.mark.parametrize("policy", often(needing(["dp", "ddp", "zero1", "zero2", "zero2+offload", "deepspeed2"])))
 def test_where_weights_are_whole_it_is_kept_without_gathered_too(policy, way, ranks, clipped_alone):
     equals(playing(ranks, policy, clipped, way=way, gathered=False), clipped_alone)
 

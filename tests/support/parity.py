@@ -3,10 +3,11 @@
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from lightning import Trainer
 from torch import Tensor
@@ -109,6 +110,19 @@ def train(
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):  # every process draws the same noise
         trainer(strategy, world, steps, **{"sync_batchnorm": True, **kwargs}).fit(module, parts(steps, world, batches))
     return snapshot(module, strategy)
+
+
+OFTEN = ("single", "ddp", "zero3", "dp")
+
+
+def often(policies: Iterable[Any]) -> list[Any]:
+    """Policies, or tuples that begin with one, as parameters: `make test` tries those of OFTEN, `make matrix` all."""
+    plain = [each if isinstance(each, tuple) else (each,) for each in policies]  # a ParameterSet is a tuple too
+    params = [each if hasattr(each, "marks") else pytest.param(*each) for each in plain]
+    return [
+        pytest.param(*each.values, marks=[*each.marks, *([] if each.values[0] in OFTEN else [pytest.mark.slow])])
+        for each in params
+    ]
 
 
 def refused(*args: Any, **kwargs: Any) -> str | None:
