@@ -147,7 +147,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("game", WRONG, ids=lambda game: game.__name__)
-@pytest.mark.parametrize("policy", ["ddp", "zero2"])
+@pytest.mark.parametrize("policy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
 def test_what_differs_from_one_device_is_named(game, policy, ranks):
     message = ranks(2).run(refused, game, policy=policy, world=2, steps=2, check=True, sync_batchnorm=False)
     assert message[0] == message[1]

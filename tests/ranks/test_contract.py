@@ -173,7 +173,7 @@ def ddps(ranks, tmp_path_factory) -> str:
     return path
 
 
-@pytest.mark.parametrize(("policy", "world"), WORLDS)
+@pytest.mark.parametrize(("policy", "world"), [each for each in WORLDS if each.values[1] != 4])
 def test_it_goes_on_from_ddps_checkpoint(policy, world, play, alone, ddps):
     equals(play(trained, policy, world, resume=ddps), alone)
 

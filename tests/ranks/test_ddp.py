@@ -23,7 +23,7 @@ def test_parity(name, ranks, hard_alone):
     assert distance(one, other) == 0  # replicas do not drift
 
 
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("name", ["Plain", *(pytest.param(n, marks=pytest.mark.slow) for n in HARD if n != "Plain")])
 def test_control_without_synchronisation_differs(name, ranks, hard_alone):
     result = ranks(2).run(train, HARD[name], policy="deaf", world=2)[0]
     assert distance(result, hard_alone(name)) > BROKEN

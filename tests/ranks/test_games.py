@@ -197,7 +197,7 @@ def test_two_ranks_train_the_same(name, ranks, alone):
         assert distance(alone[name], together) < 1e-10
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", ["sean", *(pytest.param(name, marks=pytest.mark.slow) for name in [*GAMES][1:])])
 def test_without_synchronisation_training_differs(name, ranks, alone):
     apart = ranks(2).run(train, GAMES[name], pictures, "deaf", world=2)
     assert min(distance(alone[name], one) for one in apart) > 1e-6

@@ -131,7 +131,7 @@ def test_the_control_without_synchronisation_differs_first_in_its_gradients(foun
         ("draws", "step 0, phase 'judge': loss 'real' is "),
     ],
 )
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_what_breaks_the_law_is_named_by_its_kind(law, words, strategy, found):
     row = found(law, strategy)
     assert row.words.startswith(f"differs: {words}"), row
