@@ -28,7 +28,7 @@ from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.turn import PhaseContext
 
 SAMPLES = 2  # of each rank, at least
-ROOM = 4  # one device may get so many times its own batch
+ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
 SHOWN = 6  # differences in the error
 
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
@@ -110,9 +110,12 @@ def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) 
     try:
         own_rows = rows(batch) // len(games)
         few *= max(1, min(SAMPLES, own_rows // context.size) // few)
-        if few * context.size <= ROOM * own_rows:
+        room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows
+        if few * context.size <= room:
             return move_data_to_device(first_rows(batch, few * len(games)), torch.device("cpu"))
-        why = f"which could not hold {few} samples of each of {context.size} ranks; check it once on fewer ranks"
+        why = (
+            f"which may have no memory for {few} samples of each of {context.size} ranks; check it once on fewer ranks"
+        )
     except UserError as error:
         why = f"because its batch cannot be cut: {error}"
     rank_zero_warn(f"the first step is not checked against one device, {why}")

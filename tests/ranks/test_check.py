@@ -3,6 +3,7 @@
 import random
 import warnings
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from gan import GanModule, Phase, Player, noise
 from gan import ranks as all_ranks
 from gan.pool import ImagePool
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import distance, refused, single, train
+from tests.support.parity import distance, refused, single, train, vectors
 
 
 class One(GanModule):
@@ -307,6 +308,50 @@ def _warned(game):
         warnings.simplefilter("always")
         train(game, world=2, steps=1, check=True)
     return " ".join(str(each.message) for each in caught)
+
+
+# ---- where there can be no trial ----
+
+
+def without_room():
+    with mock.patch("strategies.check.first_step.ROOM", {"cpu": 0.25}):
+        return _warned(Plain)
+
+
+def test_more_samples_than_a_device_has_room_for_are_not_tried_and_that_is_said(ranks):
+    assert (
+        "the first step is not checked against one device, which may have no memory for 2"
+        in ranks(2).run(without_room)[0]
+    )
+    assert "not checked" not in ranks(2).run(_warned, Plain)[0]
+
+
+class Unsorted(Plain):
+    """A batch with a column that no one can cut."""
+
+    def judge(self, batch):
+        return super().judge({"x": batch["x"]})
+
+    def fool(self, batch):
+        return super().fool({"x": batch["x"]})
+
+
+def unsorted(step):
+    return {**vectors(step), "words": ["a"] * 5}
+
+
+def warned_of_unsorted():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(Unsorted, unsorted, world=2, steps=1, check=True)
+    return " ".join(str(each.message) for each in caught)
+
+
+def test_a_batch_that_cannot_be_cut_is_not_tried_and_that_is_said(ranks):
+    assert (
+        "because its batch cannot be cut: the first samples: the batch has 8 samples"
+        in ranks(2).run(warned_of_unsorted)[0]
+    )
 
 
 # ---- phases that are played later, or only sometimes ----
