@@ -145,7 +145,10 @@ class Cut:
 
     def _has_samples(self, node: list | tuple, path: str, top: bool) -> bool:
         """Whether each item is that of one sample. If not, the items are searched."""
-        counts = sorted({count for item in node for _, count in _counts(item, top=False)} - {1})
+        inside = {count for item in node if not isinstance(item, str) for _, count in _counts(item, top=False)}
+        if top and inside:
+            return False
+        counts = sorted(inside - {1})
         fits = len(node) == self.total
         if not counts:
             numbers = all(isinstance(item, Number) for item in node)
@@ -154,8 +157,6 @@ class Cut:
             if not fits and any(isinstance(item, str) for item in node):
                 raise self._refusal(path, f"a list of {len(node)} strings")
             return fits
-        if top:
-            return False
         if len(counts) > 1 and not fits:
             raise self._refusal(path, f"a list of {len(node)} with {' and '.join(map(str, counts))} rows in its items")
         if counts == [self.total] and fits:
@@ -187,10 +188,10 @@ def _counts(node: Any, top: bool) -> list[tuple[int, int]]:
     strings = set(map(type, node)) == {str}
     inside = [] if strings else [count for item in node for count in _counts(item, top=False)]
     counts = {count for _, count in inside} - {1}
+    if top and inside:
+        return inside
     if not counts and not all(isinstance(item, Number) for item in node):
         return [(ITEMS, len(node))]
-    if top:
-        return inside
     if len(counts) == 1:
         return [(COLUMNS, counts.pop())]
     return [(ITEMS, len(node))] if counts else []

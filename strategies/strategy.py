@@ -104,8 +104,8 @@ class PhaseStrategy(SavingStrategy):
         for policy in self.policies.values():
             policy.begin_step(game.step)
         self.equal_rows.begin(batch)
-        self._try_first(game, batch, *args, **kwargs)
         with self.places.named():
+            self._try_first(game, batch, *args, **kwargs)
             output = self._step(game, batch, *args, **kwargs)
             self.places.playing = False
             self._log(game)

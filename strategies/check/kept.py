@@ -19,12 +19,11 @@ class Kept:
     """The state of a game, to be put back after a trial."""
 
     def __init__(self, games: Sequence[GanModule], policies: Mapping[str, Policy]) -> None:
-        game = games[0]
         self.modules = [module for each in games for module in each.modules()]
         self.attributes = [dict(vars(module)) for module in self.modules]
         self.buffers = [dict(module._buffers) for module in self.modules]
-        self.names = {buffer: f"buffer '{name}'" for name, buffer in game.named_buffers()}
-        self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
+        self.names = {buffer: f"buffer '{name}'" for each in games for name, buffer in each.named_buffers()}
+        self.names |= {weight: f"weight '{name}'" for each in games for name, weight in each.named_parameters()}
         held = [tensor for policy in policies.values() for tensor in policy.storage.held()]
         self.versions = {tensor: tensor._version for tensor in held}
         self.values = {

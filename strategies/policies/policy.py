@@ -84,6 +84,7 @@ class Policy:
         self.compiled_by_author = any(map(compiled_by_author, self.belongings.readers))
         self.recompute: Recompute | None = None
         self.skipped = 0
+        self.released = False  # after training
         self.switch = PlayerSwitch(player, self.requiring_grad)
 
     # ---- once ----
@@ -178,6 +179,7 @@ class Policy:
 
     def release(self) -> None:
         """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
+        self.released = True
         self.learn(True)
         self.switch.end_step()
         self.reduction.drop()
@@ -295,6 +297,11 @@ class Policy:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the `with`, the player has its averaged weights, if any. After an error it waits for no rank."""
+        if self.ema is not None and self.released and self.storage.sharded:
+            raise UserError(
+                f"player '{self.player.name}': under '{self.name}' each rank had a part of the average, and training "
+                f"has ended; use averaged() in on_train_end of the game or a callback, or load a checkpoint"
+            )
         if self.ema is None:
             with self.gathered(exact=False):
                 yield

@@ -536,3 +536,31 @@ def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ra
         assert len(said) == refusals
         assert all("Read weights inside `with trainer.strategy.gathered():`" in each for each in said)
         assert difference == 0
+
+
+# ---- after training ----
+
+
+def averages_after(policy):
+    """The averaged weights of the last step, and what is there after training; or the words of a refusal."""
+    found = []
+
+    class Ending(Callback):
+        def on_train_end(self, trainer, game):
+            with game.averaged():
+                found.append({name: weight.detach().clone() for name, weight in game.named_parameters()})
+
+    game = Plain()
+    trainer(PhaseStrategy(policy), 2, 2, sync_batchnorm=True, callbacks=[Ending()]).fit(game, parts(2, 2))
+    try:
+        with game.averaged():
+            after = {name: weight.detach().clone() for name, weight in game.named_parameters()}
+    except UserError as error:
+        return str(error)
+    return distance(after, found[0])
+
+
+def test_averages_are_read_before_training_ends_or_refused(ranks):
+    assert ranks(2).run(averages_after, "ddp") == [0, 0]
+    for policy in ("zero1", "zero3"):
+        assert "training has ended; use averaged() in on_train_end" in ranks(2).run(averages_after, policy)[0]

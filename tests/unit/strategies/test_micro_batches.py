@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gan.errors import UserError
-from strategies.micro_batches import deal_batch, row_counts, rows, split_batch
+from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
 
 
 class Pair(NamedTuple):
@@ -153,3 +153,11 @@ def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
 def test_a_second_loader_has_a_number_of_rows_of_its_own():
     assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]
     assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
+    batch = tuple(torch.arange(2.0).view(2, 1) + number for number in range(columns))
+    parts = split_batch(batch, 2, "phase")
+    assert [row_counts(part) for part in parts] == [[1], [1]]
+    assert all(torch.equal(whole, column) for whole, column in zip(join_batches(parts), batch, strict=True))
