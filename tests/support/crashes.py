@@ -36,7 +36,7 @@ from tests.support.worlds import PRELOAD
 ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
 LIMIT = 30  # seconds in which the others must have ended
 TRAINS, STEP, SAVES = b"trains", b"step", b"saves"  # what a rank tells of itself
-FIVE = "--max-steps", "5", "--save-every", "1"
+FIVE = "--max-steps", "5", "--save-every", "1", "--check", "false"  # the trial would be what is interrupted
 ARGUMENTS = (
     "--run wgan-gp-faces --width 2 --latent 4 --faces 48 --held-out 12 --batch-size 12 --critic-steps 3 "
     "--accelerator cpu --precision 64-true --log-every 1 --sample-every 1000 --resume auto"
