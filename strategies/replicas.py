@@ -1,13 +1,12 @@
 """Whether ranks hold the same values, and the error that names what differs."""
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from gan.checkpoint import Checksum, checksum
 from gan.errors import UserError
 from gan.module import GanModule
 from strategies.policies.policy import Policy
@@ -18,7 +17,7 @@ Gather = Callable[[Any], list[Any]]  # the values of all ranks
 
 def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Gather, when: str) -> None:
     """Raise on all ranks if a weight or a buffer of the game differs between them. `when` says after what."""
-    codes: dict[str, int] = {}
+    codes: dict[str, Checksum] = {}
     named: set[int] = set()
     for name, player in game.players.items():
         with policies[name].gathered():
@@ -51,7 +50,7 @@ def watching_writes(players: Mapping[str, Policy], write: bool, gather: Gather) 
         if written:
             raise UserError(f"{_called(*written[0])} was written inside gathered(); type gathered(write=True)")
         return
-    codes = {_called(*key): _code(weight) for key, weight in now.items()}
+    codes = {_called(*key): checksum(weight) for key, weight in now.items()}
     what = _first_difference(codes, gather)
     if what is not None:
         raise UserError(
@@ -75,16 +74,11 @@ def _called(player: str, name: str) -> str:
     return f"weight '{name}' of player '{player}'"
 
 
-def _codes(kind: str, tensors: Any, of: str = "") -> dict[str, int]:
-    return {f"{kind} '{name}'{of}": _code(tensor) for name, tensor in tensors}
+def _codes(kind: str, tensors: Any, of: str = "") -> dict[str, Checksum]:
+    return {f"{kind} '{name}'{of}": checksum(tensor) for name, tensor in tensors}
 
 
-def _code(tensor: Tensor) -> int:
-    """A number made of the tensor's bits."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _first_difference(codes: dict[str, int], gather: Gather) -> str | None:
+def _first_difference(codes: dict[str, Checksum], gather: Gather) -> str | None:
     """The first name whose code is not the same on all ranks."""
     every = gather(codes)
     for name in dict.fromkeys(name for each in every for name in each):

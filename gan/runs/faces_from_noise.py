@@ -166,8 +166,7 @@ def dmd2_faces(
         sigma_max: The most noise.
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
-    if not sigma_min < sigma_max:
-        raise UserError(f"dmd2-faces: sigma_min={sigma_min} is not below sigma_max={sigma_max}; try sigma_min=0.1")
+    _check_sigmas("dmd2-faces", sigma_min, sigma_max)
 
     def game(widths: list[int], train: Faces) -> Dmd2:
         pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(faces)])
@@ -225,10 +224,7 @@ def dmd2_lora_faces(
         sigma_max: The most noise, from which the student draws.
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
-    if not sigma_min < sigma_max:
-        raise UserError(
-            f"dmd2-lora-faces: sigma_min={sigma_min} is not below sigma_max={sigma_max}; try sigma_min=0.05"
-        )
+    _check_sigmas("dmd2-lora-faces", sigma_min, sigma_max)
 
     def game(widths: list[int], train: Faces) -> Dmd2Lora:
         fine_to_coarse = widths[::-1]
@@ -285,3 +281,8 @@ def from_noise(
     val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
     data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip)
     return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})
+
+
+def _check_sigmas(run: str, least: float, most: float) -> None:
+    if not least < most:
+        raise UserError(f"{run}: sigma_min={least} is not below sigma_max={most}; try sigma_min={most / 100:g}")

@@ -1,6 +1,5 @@
 """What each phase of a training gave, in a few numbers a tensor, to be compared with another training."""
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import torch
 from lightning import Callback, Trainer
 from torch import Tensor
 
+from gan.checkpoint import checksum
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy, random_state
@@ -62,7 +62,7 @@ class Recorder(Callback):
         self.step = game.step
         for number, tensor in enumerate(tensors(batch)):
             if tensor.ndim:
-                self._note("", "batch", str(number), tuple(map(_code, tensor)))
+                self._note("", "batch", str(number), tuple(checksum(row)[1] for row in tensor))
 
     def on_before_optimizer_step(self, trainer: Trainer, game: GanModule, optimizer: Any) -> None:
         """The learner's gradients are reduced now, and not clipped yet."""
@@ -141,8 +141,3 @@ def _averages(strategy: PhaseStrategy) -> dict[str, Tensor]:
         if policy.ema is not None
         for name, weight in policy.player.module.named_parameters()
     }
-
-
-def _code(row: Tensor) -> int:
-    """A number made of the bits of a row."""
-    return zlib.crc32(row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

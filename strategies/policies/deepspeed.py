@@ -1,17 +1,16 @@
 """deepspeed1, deepspeed2 and deepspeed3: an engine of DeepSpeed shards a player's training."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 
 from gan.errors import UserError
-from gan.phase import Phase, Player
+from gan.phase import Phase
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.policies.belongings import Belongings
 from strategies.policies.deepspeed_config import settings
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
 from strategies.sharding import deepspeed_engine
 from strategies.sharding.deepspeed_engine import Engine, EngineReduction
 from strategies.sharding.reduction import Reduction
@@ -39,14 +38,9 @@ class DeepSpeed2(Policy):
     package = "deepspeed"
     takes = frozenset({"offload", "config"})
 
-    def __init__(
-        self,
-        player: Player,
-        world: World,
-        options: Mapping[str, Any],
-        belongings: Belongings,
-    ) -> None:
-        super().__init__(player, world, options, belongings)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        player, world = self.player, self.world
         self.settings = settings(player, self.name, self.stage, self.options)
         odd = {weight.dtype for weight in self._sharded().values()} - {deepspeed_engine.DTYPE}
         if odd:

@@ -43,7 +43,7 @@ from nets.vqgan import VqAutoencoder
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests.support import narrow_vgg
-from tests.support.parity import BATCH, distance, parts, snapshot, train, trainer
+from tests.support.parity import BATCH, EXACT, distance, equals, parts, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 from tests.support.watch import moved, sizes_of
 
@@ -195,6 +195,13 @@ def test_two_ranks_train_the_same(name, ranks, alone):
     """`make matrix` has every game under every policy, on two and four ranks."""
     for together in ranks(2).run(train, GAMES[name], pictures, "ddp", world=2):
         assert distance(alone[name], together) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["vqgan", "byol"])
+def test_what_looks_at_the_whole_batch_trains_the_same_under_every_policy(name, ranks, alone):
+    for policy in ("zero1", "zero2", "zero3"):
+        equals(ranks(2).run(train, GAMES[name], pictures, policy, 2, check=True), alone[name])
+    assert distance(train(GAMES[name], pictures, "dp", devices=2, check=True), alone[name]) < EXACT
 
 
 @pytest.mark.parametrize("name", ["sean", *(pytest.param(name, marks=pytest.mark.slow) for name in [*GAMES][1:])])

@@ -11,7 +11,7 @@ from lightning import seed_everything
 from gan.losses import hinge_generator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, vqgan
-from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, parts, refused, snapshot, train, trainer
+from tests.support.parity import BROKEN, EXACT, Whole, distance, parts, refused, snapshot, train, trainer
 
 CODEBOOK = [f"weight autoencoder.codebook.{name}" for name in ("counts", "sums")]
 
@@ -22,15 +22,6 @@ def alone() -> dict[str, Any]:
 
 
 # ---- the codebook and the adaptive weight need the samples of all ranks ----
-
-
-@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3"])
-def test_every_policy_trains_as_one_device_does(policy, ranks, alone):
-    equals(ranks(2).run(train, vqgan, pictures, policy, 2, check=True), alone)
-
-
-def test_two_devices_of_one_process_do(alone):
-    assert distance(train(vqgan, pictures, "dp", devices=2, check=True), alone) < EXACT
 
 
 def without_ranks(where: str, called: Any, *args: Any, **kwargs: Any) -> Any:
