@@ -1,0 +1,236 @@
+"""Starts the ranks of a command through torch's elastic agent (the engine of torchrun), and starts them again.
+
+The agent is a process that only waits: it starts one process a device, notices at once when one ends, ends the others,
+and finds the agents of the other hosts at a rendezvous. What torch's agent does not do is done here:
+
+- It names the rank that failed first, with its process and how it ended, and counts the restarts.
+- A mistake that a restart cannot cure is not tried again. Nor is a failure that comes back at the same step.
+- A signal to end is handed on, and the ranks have all the time that they need to save. torch's agent would kill them
+  after 30 seconds.
+- A host that the network has cut off asks again and again until it is back at the rendezvous.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed.elastic.rendezvous.registry as handlers
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
+
+from gan.errors import UserError
+from strategies.private import ElasticAgent
+from strategies.processes.failure import REFUSED, Failure, cause, read
+from strategies.processes.progress import NEVER, Progress
+from strategies.processes.rendezvous import Rendezvous
+
+SPEAKS = "GAN_AGENT"  # this environment variable tells a rank that its agent prints the errors
+JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
+SAME_STEP = 3  # so often a failure may come at one step
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start: `command` in `ranks` processes on each host of the rendezvous."""
+
+    command: Sequence[str]
+    ranks: int
+    rendezvous: Rendezvous = Rendezvous()
+    restarts: int = 3
+    advice: str = ""  # how to go on by hand, for the last error
+
+
+def agent_speaks() -> bool:
+    """Whether this process is a rank whose agent prints its errors."""
+    return SPEAKS in os.environ
+
+
+def run(launch: Launch) -> None:
+    """Start the ranks, and return when all have ended well. Raise the first cause of what failed."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what they say is said here
+    folder = tempfile.mkdtemp(prefix="gan-agent-")
+    variables = {
+        SPEAKS: "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see Signals
+        # A store of its own for each attempt. The shared one is not found again when rank 0 has moved to another host.
+        **({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if launch.rendezvous.several else {}),
+        **launch.rendezvous.variables(),
+        Progress.VARIABLE: str(Path(folder, "steps")),
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    history = History(launch.restarts)
+    try:
+        _run(launch, folder, history)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run(launch: Launch, folder: str, history: "History") -> None:
+    since, told = time.monotonic(), False
+    while True:
+        agent = None
+        try:
+            parameters = launch.rendezvous.parameters(JOIN)
+            agent = Agent(launch, folder, handlers.get_rendezvous_handler(parameters), history)
+            with Signals(agent):
+                result = agent.run()
+            if result is None:  # RendezvousGracefulExitError
+                return
+            if not result.is_failed() or history.ended:
+                return
+            raise UserError(f"{history.last}{_advice(launch)}")
+        except (RendezvousConnectionError, RendezvousTimeoutError) as error:
+            if agent is not None and agent.trained:
+                since, agent.trained = time.monotonic(), False
+            if history.ended:
+                return
+            if time.monotonic() - since > JOIN:
+                raise UserError(f"{launch.rendezvous} is not reached within {JOIN} s: {error}") from error
+            if not told:
+                told = True
+                say(f"{launch.rendezvous} is not reached; trying for {JOIN // 60} minutes")
+            time.sleep(2)
+        except RendezvousClosedError:
+            if history.ended:
+                return
+            raise UserError(
+                f"the run at {launch.rendezvous} has ended, on another host or before; see what the others said"
+            ) from None
+        finally:
+            if agent is not None:
+                agent.handler.shutdown()
+
+
+class History:
+    """What has failed so far: how often it may still be tried, and the last cause."""
+
+    def __init__(self, restarts: int) -> None:
+        self.left = self.allowed = restarts
+        self.last = ""
+        self.ended = False  # somebody has asked the run to end
+        self._step, self._times = NEVER, 0
+
+    def again(self, failure: Failure, step: int) -> bool:
+        """Whether to start the ranks again after a failure at this step (NEVER: before their first step)."""
+        self._times = self._times + 1 if step == self._step else 1
+        self._step = step
+        where = f" at step {step}" if step != NEVER else " before the first step"
+        self.last = str(failure)
+        if self.ended or failure.kind == REFUSED:
+            return False
+        if step == NEVER and not failure.killed:
+            return False  # a mistake in the program, of which nothing is lost
+        if self._times == SAME_STEP:
+            self.last = f"{failure}\nThis was the third failure{where}, so the ranks are not started again."
+            return False
+        if self.left == 0:
+            if self.allowed:
+                self.last = f"{failure}\nThe ranks were started again {self.allowed} times, and are not any more."
+            return False
+        self.left -= 1
+        say(f"{failure}{where}\nrestart {self.allowed - self.left} of {self.allowed}: all ranks start again")
+        return True
+
+
+class Agent(ElasticAgent):
+    """torch's agent for one host."""
+
+    def __init__(self, launch: Launch, folder: str, handler: Any, history: History) -> None:
+        address = launch.rendezvous.own_address()
+        host, port = launch.rendezvous.fixed() or (None, None)
+        spec = WorkerSpec(
+            role="rank",
+            local_world_size=launch.ranks,
+            rdzv_handler=handler,
+            entrypoint=launch.command[0],
+            args=tuple(launch.command[1:]),
+            max_restarts=history.allowed,
+            monitor_interval=0.1,
+            master_addr=host,
+            master_port=port,
+            local_addr=address,
+        )
+        super().__init__(spec, DefaultLogsSpecs(log_dir=folder))
+        self.handler, self.history, self.ranks = handler, history, launch.ranks
+        self.trained = False  # its ranks have been started
+        self._remaining_restarts = history.left
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.trained = True
+        Progress.clear(self.ranks)
+        return super()._start_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.FAILED:
+            failures = [read(rank, socket.gethostname(), failure) for rank, failure in result.failures.items()]
+            again = self.history.again(cause(failures), max(Progress.read(self.ranks)))
+            # torch's loop takes one off before it starts the ranks again.
+            self._remaining_restarts = self.history.left + 1 if again else 0
+        return result
+
+    def processes(self) -> list[int]:
+        """The ranks that are running on this host."""
+        return [] if self._pcontext is None else list(self._pcontext.pids().values())
+
+
+class Signals:
+    """Hands signals to end on to the ranks, inside a `with`. They save and end by themselves; then the agent ends."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a run must continue
+                    self.before[number] = signal.signal(number, self._hand_on)
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self.agent.history.ended = True
+        self.agent._remaining_restarts = 0
+        handed = 0
+        for process in self.agent.processes():
+            try:
+                os.kill(process, number)
+                handed += 1
+            except ProcessLookupError:
+                continue
+        if not handed:
+            raise KeyboardInterrupt  # nobody is there to save anything
+
+
+def _advice(launch: Launch) -> str:
+    return f"\n{launch.advice}" if launch.advice else ""
+
+
+def say(text: str) -> None:
+    print(f"\n{text}", file=sys.stderr, flush=True)  # below the progress bar

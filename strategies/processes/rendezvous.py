@@ -1,0 +1,118 @@
+"""Where the hosts of a run find each other: an address, a file that they share, or torch's environment variables."""
+
+import fcntl
+import os
+import socket
+import struct
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from gan.errors import UserError
+
+PORT = 29400  # torchrun's port, if the address has none
+FILE = "file:"
+THIS_HOST = "127.0.0.1"
+_INTERFACE_ADDRESS = 0x8915  # Linux' SIOCGIFADDR
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """`where` is HOST:PORT or file:PATH, the same on all hosts. Empty: what MASTER_ADDR and MASTER_PORT say.
+
+    `nodes` is the least and the most number of hosts. If the environment also has NODE_RANK, it numbers the hosts.
+    """
+
+    where: str = ""
+    nodes: tuple[int, int] = (1, 1)
+
+    def __str__(self) -> str:
+        return f"the rendezvous {self.where or ':'.join(map(str, self._address()))}"
+
+    @property
+    def several(self) -> bool:
+        return self.nodes[1] > 1
+
+    def check(self) -> None:
+        """Raise if the hosts could not find each other."""
+        if not self.several:
+            return
+        if self.where.startswith(FILE):
+            folder = self._file().parent
+            if not folder.is_dir():
+                raise UserError(f"--rendezvous {self.where}: there is no folder {folder}")
+        else:
+            self._address()
+
+    def fixed(self) -> tuple[str, int] | None:
+        """The address of rank 0, if the environment names it and numbers the hosts."""
+        numbered = not self.where and "NODE_RANK" in os.environ
+        return self._address() if self.several and numbered else None
+
+    def parameters(self, join: int) -> RendezvousParameters:
+        """For torch. `join` is the seconds in which all hosts must have come."""
+        how: dict[str, Any] = dict(min_nodes=self.nodes[0], max_nodes=self.nodes[1], local_addr=self.own_address())
+        if not self.several:
+            return RendezvousParameters("c10d", "localhost:0", uuid.uuid4().hex, **how, is_host=True)
+        how |= {"run_id": "gan", "timeout": join, "join_timeout": join}
+        if self.where.startswith(FILE):
+            return RendezvousParameters("c10d", str(self._file()), **how, store_type="file")
+        host, port = self._address()
+        if self.fixed():
+            return RendezvousParameters("static", f"{host}:{port}", **how, rank=int(os.environ["NODE_RANK"]))
+        return RendezvousParameters("c10d", f"{host}:{port}", **how)
+
+    def own_address(self) -> str | None:
+        """This host's address on the network that leads to the rendezvous. Its own name may lead elsewhere."""
+        if not self.several:
+            return THIS_HOST
+        return None if self.where.startswith(FILE) else _address_towards(*self._address())
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables by which the ranks connect over that network, where a person has set none."""
+        address = self.own_address()
+        name = None if address is None else _interface_of(address)
+        return {} if name is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": name}
+
+    def _file(self) -> Path:
+        return Path(self.where.removeprefix(FILE)).absolute()
+
+    def _address(self) -> tuple[str, int]:
+        where = self.where
+        if not where and "MASTER_ADDR" in os.environ:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', PORT)}"
+        host, _, port = where.rpartition(":") if ":" in where else (where, "", str(PORT))
+        if not host or not port.isdigit():
+            wrong = f"--rendezvous {where} is no address" if where else "several hosts need a place to find each other"
+            raise UserError(
+                f"{wrong}; type the same on all hosts: --rendezvous HOST:{PORT}, where HOST is one of them, or "
+                f"--rendezvous file:PATH, a new file on a disk that they share"
+            )
+        return host, int(port)
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    """The address from which this host reaches another one. Nothing is sent."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return probe.getsockname()[0]
+    except OSError:
+        return None
+
+
+def _interface_of(address: str) -> str | None:
+    """The name of the network interface that has an IPv4 address, such as eth0."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None
