@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
+from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.evaluate.report import save, table
@@ -22,6 +23,7 @@ from gan.fit import options
 from gan.fit.command import Computer, machine, quiet
 from gan.fit.parser import Parser
 from gan.painting.reopen import open_run
+from strategies.processes.launched import connect, launched
 
 EXAMPLES = """examples:
   python -m gan.evaluate                                    the newest run
@@ -39,9 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         quiet()
         asked = {"accelerator": request.accelerator, "devices": request.devices}
         computer = machine(Namespace(**asked, num_nodes=1, strategy="ddp", precision="32-true"))
-        if options.launched_ranks() is not None:
-            dist.init_process_group("gloo")  # See [Note: one gathering]
-            _evaluate(request, computer, int(os.environ["LOCAL_RANK"]))
+        if (place := launched()) is not None:
+            rank_zero_only.rank = place.rank
+            connect(place, "gloo")  # See [Note: one gathering]
+            _evaluate(request, computer, place.local_rank)
             dist.destroy_process_group()
         elif computer.processes == 1:
             _evaluate(request, computer)

@@ -22,6 +22,7 @@ from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
 from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
+from strategies.processes.launched import launched
 from strategies.processes.stopping import Stopped
 
 
@@ -54,7 +55,10 @@ def _fit(argv: list[str] | None) -> None:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
-    if int(os.environ.get("NODE_RANK", 0)) > 0:
+    place = launched()
+    if place is not None:
+        rank_zero_only.rank = place.rank
+    elif int(os.environ.get("NODE_RANK", 0)) > 0:
         # Lightning would take the first process of every node for rank 0.
         rank_zero_only.rank = rank_zero_only.rank or 1
     quiet()
@@ -153,14 +157,14 @@ def machine(settings: Namespace) -> Computer:
         raise UserError("there is no GPU here; type --accelerator cpu")
     if accelerator == "cpu" and settings.precision == "16-mixed":
         raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
-    launched = options.launched_ranks()
-    if launched is not None:
-        world = int(os.environ["WORLD_SIZE"])
-        if settings.devices not in ("auto", launched):
-            raise UserError(
-                f"torchrun started {launched} ranks here and --devices says {settings.devices}; leave --devices out"
-            )
-        return Computer(accelerator, launched, world // launched)
+    place = launched()
+    if place is not None and not (settings.strategy == "dp" and place.world_size == 1):
+        if settings.devices not in ("auto", place.local_size):
+            advice = f"leave --devices out, or {place.advice(settings.devices)}"
+            raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
+        if accelerator == "gpu" and place.local_size > gpus:
+            raise UserError(f"{place}, and each sees {gpus} GPUs; {place.advice(gpus)}, or --accelerator cpu")
+        return Computer(accelerator, place.local_size, place.nodes)
     devices = settings.devices
     if devices == "auto":
         single = settings.strategy == "single"

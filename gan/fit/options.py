@@ -1,7 +1,6 @@
 """The options of `python -m gan.fit`: those that every run has, and the settings of the chosen run."""
 
 import argparse
-import os
 import re
 import sys
 from enum import Enum
@@ -226,8 +225,3 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     return value
-
-
-def launched_ranks() -> int | None:
-    """How many ranks torchrun started on this node; None without torchrun."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning import Trainer
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from gan.errors import UserError
@@ -16,6 +16,7 @@ from strategies.choice import Choice
 from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
 from strategies.processes.equal_rows import EqualRows
+from strategies.processes.launched import environment, launched
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -39,6 +40,15 @@ class LaunchedStrategy(DDPStrategy):
         self.advice = ""  # the command to type after a rank was lost
 
     @property
+    def cluster_environment(self) -> ClusterEnvironment | None:
+        """What tells Lightning the place of this process."""
+        return self._environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, found: ClusterEnvironment | None) -> None:
+        self._environment = environment(found)
+
+    @property
     def num_processes(self) -> int:
         """Lightning's number; under dp one process for all devices."""
         return 1 if self.threaded else super().num_processes
@@ -50,12 +60,17 @@ class LaunchedStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         """Refuse impossible choices before any process is started. A single process needs no launcher."""
+        place = launched()
         if self.threaded:
-            launched = [env for env in (TorchElasticEnvironment, SLURMEnvironment) if env.detect()]
-            others = max([self.num_nodes, *(env().world_size() for env in launched)])
+            others = max(self.num_nodes, place.world_size if place is not None else 1)
             if others > 1:
                 raise UserError(f"strategy dp is one process on one machine, and there are {others}; {ADVICE}")
         ranks = self.num_processes * self.num_nodes
+        if place is not None and (place.local_size, place.nodes) != (self.num_processes, self.num_nodes):
+            raise UserError(
+                f"{place}, {place.world_size} on all hosts, and the Trainer is for {self.num_processes} on each of "
+                f"{self.num_nodes}; type Trainer(devices={place.local_size}, num_nodes={place.nodes})"
+            )
         check_ranks(self.choice, ranks)
         if ranks > 1:
             self._launcher = launcher(self, self._start_method)

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 
 from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, set_threads
+from strategies.processes.launched import launched
 from strategies.processes.lost_ranks import Survivor
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
@@ -16,14 +17,14 @@ _parent = os.environ.pop(PARENT, None)
 
 
 def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
-    """The launcher for Lightning's `start_method`."""
-    if start_method == "popen":
+    """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
+    if start_method == "popen" or launched() is not None:
         return Scripts(strategy)
     return Functions(strategy, start_method=start_method)
 
 
 class Scripts(ScriptLauncher):
-    """Starts the command again for every other device. Under torchrun or srun it starts nothing."""
+    """Starts the command again for every other device, where nobody else does."""
 
     def __init__(self, strategy: DDPStrategy) -> None:
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)

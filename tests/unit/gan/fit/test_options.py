@@ -102,11 +102,3 @@ def test_settings_that_cannot_be_read_are_refused(here):
     for name in ("list.yaml", "absent.yaml"):
         with pytest.raises(UserError, match=f"cannot read settings from '{name}'"):
             options.parse(["--config", name])
-
-
-def test_ranks_of_torchrun_are_counted(monkeypatch):
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert options.launched_ranks() is None
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert options.launched_ranks() == 3

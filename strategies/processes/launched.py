@@ -1,0 +1,231 @@
+"""How this process was started: alone, or as one rank of several, by torchrun, srun, mpirun or a person.
+
+A launcher tells a process its place in environment variables. Each launcher has its own.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+
+from gan.errors import UserError
+
+STARTED_BY = {
+    "torchrun": "torchrun started {} here",
+    "slurm": "srun started {} here",
+    "mpi": "mpirun started {} here",
+    "environment": "by RANK and LOCAL_WORLD_SIZE there are {} here",
+}
+ADVICE = {
+    "torchrun": "type torchrun --nproc-per-node {}",
+    "slurm": "type srun --ntasks-per-node {}",
+    "mpi": "type mpirun --map-by ppr:{}:node",
+    "environment": "start {} on each host",
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The place of this process among the ranks that somebody else started.
+
+    `by` is "torchrun", "slurm", "mpi" or "environment". torchrun stands for all that use torch's elastic agent, also
+    `torch.distributed.launch` and `accelerate launch`. "environment" means that a person set RANK and WORLD_SIZE.
+    """
+
+    by: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_size: int
+    node_rank: int
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.local_size
+
+    def __str__(self) -> str:
+        return STARTED_BY[self.by].format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
+
+    def advice(self, ranks: int | str) -> str:
+        """What to type to get so many ranks on each host."""
+        return ADVICE[self.by].format(ranks)
+
+    def check(self) -> None:
+        """Refuse ranks that are not numbered host by host, with as many on each host."""
+        if self.rank != self.node_rank * self.local_size + self.local_rank or self.world_size % self.local_size:
+            raise UserError(
+                f"rank {self.rank} of {self.world_size} has number {self.local_rank} of {self.local_size} on its host, "
+                f"number {self.node_rank}; ranks must be numbered host by host, with as many on each: "
+                f"{self.advice('N')}"
+            )
+
+
+def launched(variables: Mapping[str, str] | None = None) -> Launched | None:
+    """The place that a launcher gave this process. None if nobody else starts ranks, so that we may start them.
+
+    The launcher that is nearest to the program counts: torchrun and mpirun may run inside a Slurm job.
+    """
+    variables = os.environ if variables is None else variables
+    for look in (_torchrun, _mpi, _by_hand, _slurm):
+        if (found := look(variables)) is not None:
+            found.check()
+            return found
+    return None
+
+
+def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
+    """Lightning's cluster environment, corrected: Lightning does not see mpirun, and takes every Slurm job for srun.
+
+    `found` is what Lightning has found. One that a person has made for another launcher stays.
+    """
+    if type(found) not in (LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment):
+        return found
+    place = launched()
+    if place is None:
+        return found if isinstance(found, LightningEnvironment) else LightningEnvironment()
+    if place.by == "torchrun":
+        return TorchElasticEnvironment()
+    return SLURMEnvironment() if place.by == "slurm" else Given(place)
+
+
+def connect(place: Launched, backend: str) -> None:
+    """Make the process group of ranks that somebody else started."""
+    where = environment(LightningEnvironment())
+    os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
+    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size)
+
+
+class Given(ClusterEnvironment):
+    """Tells Lightning the place of this process, where mpirun or a person has started it."""
+
+    def __init__(self, place: Launched) -> None:
+        super().__init__()
+        self.place = place
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Where rank 0 is. mpirun does not say it, but if all ranks are on one host it is this one."""
+        if "MASTER_ADDR" not in os.environ and self.place.nodes > 1:
+            raise UserError(
+                f"mpirun started ranks on {self.place.nodes} hosts; name the host of rank 0 and a free port of it: "
+                f"type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+            )
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """MASTER_PORT, or one that all ranks of this mpirun compute, and another mpirun does not."""
+        if "MASTER_PORT" in os.environ:
+            return _number(os.environ, "MASTER_PORT")
+        return 10_000 + zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode()) % 20_000
+
+    @staticmethod
+    def detect() -> bool:
+        place = launched()
+        return place is not None and place.by in ("mpi", "environment")
+
+    def world_size(self) -> int:
+        return self.place.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """It is given."""
+
+    def global_rank(self) -> int:
+        return self.place.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is given."""
+
+    def local_rank(self) -> int:
+        return self.place.local_rank
+
+    def node_rank(self) -> int:
+        return self.place.node_rank
+
+
+def _torchrun(variables: Mapping[str, str]) -> Launched | None:
+    if "TORCHELASTIC_RUN_ID" not in variables:
+        return None
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    return Launched("torchrun", *(_number(variables, name) for name in names))
+
+
+def _mpi(variables: Mapping[str, str]) -> Launched | None:
+    """Open MPI's mpirun. It does not number the hosts."""
+    if "OMPI_COMM_WORLD_RANK" not in variables:
+        return None
+    names = ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")
+    rank, local_rank, size, local_size = (_number(variables, f"OMPI_COMM_WORLD_{name}") for name in names)
+    return Launched("mpi", rank, local_rank, size, local_size, node_rank=rank // local_size)
+
+
+def _by_hand(variables: Mapping[str, str]) -> Launched | None:
+    """What a person, or a cluster's own starter, has set. Lightning's launcher sets no RANK."""
+    if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        return None
+    rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in variables]
+    if missing and size == 1:
+        return None
+    if not missing and "LOCAL_WORLD_SIZE" not in variables and not _on_one_host(variables["MASTER_ADDR"]):
+        missing = ["LOCAL_WORLD_SIZE"]
+    if missing:
+        raise UserError(
+            f"RANK={rank} and WORLD_SIZE={size} say that this is one of {size} ranks; also set {' and '.join(missing)} "
+            f"(LOCAL_RANK is its number on its host, LOCAL_WORLD_SIZE how many are there, MASTER_ADDR the host of rank "
+            f"0), or unset RANK to let this process start the ranks"
+        )
+    local_rank = _number(variables, "LOCAL_RANK")
+    local_size = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else size
+    return Launched("environment", rank, local_rank, size, local_size, node_rank=rank // local_size)
+
+
+def _slurm(variables: Mapping[str, str]) -> Launched | None:
+    """A task of srun. The script of sbatch is none, nor (as in Lightning) is a job that has the name of a shell."""
+    if "SLURM_STEP_ID" not in variables or variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+        return None
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    rank, local_rank, size = (_number(variables, name) for name in names)
+    node = _number(variables, "SLURM_NODEID")
+    local_size = tasks_of(variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)), node)
+    return Launched("slurm", rank, local_rank, size, local_size, node)
+
+
+def tasks_of(counts: str, node: int) -> int:
+    """How many tasks a node has, of Slurm's list of all nodes: node 2 of `2(x3),1` has 2, node 3 has 1."""
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
+    raise UserError(f"SLURM_STEP_TASKS_PER_NODE={counts} has no such node")
+
+
+def _on_one_host(address: str) -> bool:
+    """Whether ranks that meet at this address are all on this host."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except KeyError:
+        raise UserError(f"the environment variable {name} is not set, though others of its launcher are") from None
+    except ValueError:
+        raise UserError(f"the environment variable {name} is '{variables[name]}', which is no number") from None

@@ -1,0 +1,157 @@
+"""The place of a process, as each launcher says it."""
+
+import os
+
+import pytest
+from lightning.fabric.plugins.environments import (
+    KubeflowEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.processes.launched import Given, Launched, environment, launched, tasks_of
+from strategies.processes.launcher import Scripts
+from tests.support.parity import trainer
+
+ELASTIC = dict(TORCHELASTIC_RUN_ID="none", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
+ELASTIC |= dict(GROUP_RANK="1", ROLE_RANK="3", MASTER_ADDR="one", MASTER_PORT="29500")
+MPI = dict(OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_LOCAL_RANK="1", OMPI_COMM_WORLD_SIZE="4")
+MPI |= dict(OMPI_COMM_WORLD_LOCAL_SIZE="2", OMPI_COMM_WORLD_NODE_RANK="1", PMIX_NAMESPACE="3735355393")
+SLURM = dict(SLURM_STEP_ID="0", SLURM_PROCID="3", SLURM_LOCALID="1", SLURM_NTASKS="4", SLURM_NODEID="1")
+SLURM |= dict(SLURM_JOB_ID="71", SLURM_STEP_TASKS_PER_NODE="2(x2)", SLURM_NTASKS_PER_NODE="2", SLURM_NODELIST="a[1-2]")
+BY_HAND = dict(RANK="3", WORLD_SIZE="4", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", MASTER_ADDR="one", MASTER_PORT="7")
+ALL = {"torchrun": ELASTIC, "mpi": MPI, "slurm": SLURM, "environment": BY_HAND}
+LIGHTNINGS = dict(LOCAL_RANK="1", WORLD_SIZE="2", NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="7")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Sets the variables of a launcher, and no others."""
+    for name in list(os.environ):
+        if name in LIGHTNINGS or name.startswith(("SLURM_", "OMPI_", "PMIX_")):
+            monkeypatch.delenv(name)
+
+    def start(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return start
+
+
+@pytest.mark.parametrize("by", ALL)
+def test_each_launcher_says_the_same_place_in_its_own_words(by):
+    assert launched(ALL[by]) == Launched(by, rank=3, local_rank=1, world_size=4, local_size=2, node_rank=1)
+    assert launched(ALL[by]).nodes == 2
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        LIGHTNINGS,
+        dict(RANK="0", WORLD_SIZE="1"),
+        {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"},  # the script of sbatch
+        {**SLURM, "SLURM_JOB_NAME": "interactive"},
+    ],
+)
+def test_a_process_that_nobody_placed_starts_the_ranks_itself(variables):
+    assert launched(variables) is None
+
+
+def test_the_nearest_launcher_counts():
+    assert launched({**SLURM, **ELASTIC}).by == "torchrun"
+    assert launched({**SLURM, **MPI}).by == "mpi"
+    assert launched({**SLURM, **BY_HAND}).by == "environment"
+
+
+def test_ranks_by_hand_on_this_host_need_no_local_world_size():
+    here = dict(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_ADDR="localhost", MASTER_PORT="7")
+    assert launched(here) == Launched("environment", 1, 1, 2, 2, 0)
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"])
+def test_what_a_person_forgot_is_named(name):
+    with pytest.raises(UserError, match=f"RANK=3 and WORLD_SIZE=4 say .*; also set {name} "):
+        launched({each: value for each, value in BY_HAND.items() if each != name})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(WORLD_SIZE="four"), "WORLD_SIZE is 'four', which is no number"),
+        (dict(LOCAL_RANK="0"), "rank 3 of 4 has number 0 of 2 on its host, number 1; ranks must be numbered host by"),
+        (dict(WORLD_SIZE="5"), "ranks must be numbered host by host, with as many on each: start N on each host"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(change, words):
+    with pytest.raises(UserError, match=words):
+        launched({**BY_HAND, **change})
+
+
+def test_ranks_that_mpirun_dealt_out_over_the_hosts_are_refused():
+    with pytest.raises(UserError, match=r"host by host, .*: type mpirun --map-by ppr:N:node"):
+        launched({**MPI, "OMPI_COMM_WORLD_RANK": "2"})
+
+
+def test_the_tasks_of_a_slurm_node():
+    assert [tasks_of("2(x3),1", node) for node in range(4)] == [2, 2, 2, 1]
+    with pytest.raises(UserError, match=r"SLURM_STEP_TASKS_PER_NODE=2\(x3\),1 has no such node"):
+        tasks_of("2(x3),1", 4)
+
+
+@pytest.mark.parametrize(
+    ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", Given)]
+)
+def test_lightning_is_told_the_same(by, kind, started):
+    started(ALL[by])
+    for found in (LightningEnvironment(), SLURMEnvironment(auto_requeue=False)):
+        told = environment(found)
+        assert type(told) is kind and told.creates_processes_externally
+        assert (told.global_rank(), told.local_rank(), told.world_size(), told.node_rank()) == (3, 1, 4, 1)
+
+
+def test_an_environment_of_a_persons_own_stays(started):
+    started(BY_HAND)
+    own = KubeflowEnvironment()
+    assert environment(own) is own and environment(None) is None
+    assert PhaseStrategy("ddp", cluster_environment=own).cluster_environment is own
+
+
+def test_a_batch_script_of_slurm_is_no_srun(started):
+    started({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"})
+    assert type(environment(SLURMEnvironment())) is LightningEnvironment
+
+
+def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(started):
+    here = {**MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    started(here)
+    place = launched()
+    assert (Given(place).main_address, Given(place).main_port) == ("127.0.0.1", Given(place).main_port)
+    one = Given(place).main_port
+    started({"PMIX_NAMESPACE": "3735355394"})
+    assert one != Given(place).main_port and 10_000 <= one < 30_000
+    started({"MASTER_ADDR": "one", "MASTER_PORT": "7"})
+    assert (Given(place).main_address, Given(place).main_port) == ("one", 7)
+
+
+def test_mpirun_over_several_hosts_is_told_where_they_meet(started):
+    started(MPI)
+    with pytest.raises(UserError, match=r"ranks on 2 hosts; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"):
+        _ = Given(launched()).main_address
+
+
+def test_a_trainer_for_other_ranks_than_were_started_is_refused(started):
+    started(BY_HAND)
+    words = r"LOCAL_WORLD_SIZE there are 2 ranks here, 4 on all hosts, and the Trainer is for 1 on each of 1; type "
+    with pytest.raises(UserError, match=words + r"Trainer\(devices=2, num_nodes=2\)"):
+        trainer(PhaseStrategy("ddp"), 1, 1)
+    made = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=2)
+    assert (made.global_rank, made.local_rank, made.node_rank, made.world_size) == (3, 1, 1, 4)
+
+
+def test_nobody_spawns_more_ranks_where_some_were_started(started):
+    started(BY_HAND)
+    assert isinstance(trainer(PhaseStrategy(start_method="spawn"), 2, 1, num_nodes=2).strategy.launcher, Scripts)
