@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         request = parse(argv)
         quiet()
         asked = {"accelerator": request.accelerator, "devices": request.devices}
-        computer = machine(Namespace(**asked, num_nodes=1, strategy="ddp", precision="32-true"))
+        computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
         if (place := launched()) is not None:
             rank_zero_only.rank = place.rank
             connect(place, "gloo")  # See [Note: one gathering]

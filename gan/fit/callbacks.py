@@ -15,12 +15,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gan.files import whole_file
-from gan.fit import metrics
+from gan.fit import launch, metrics
 from gan.fit.folder import RunFolder
 from gan.painting import grids, sounds
 from gan.sound import Sound
 from strategies import random_state
 from strategies.micro_batches import rows
+from strategies.processes.progress import Progress
 from strategies.processes.stopping import SIGNALS, Ending, Signals
 
 SHOWN = 8
@@ -200,6 +201,16 @@ class WriteSettings(Callback):
                     part.write_text(text)
 
 
+class Steps(Callback):
+    """Tells the agent of this rank which step begins, so that it knows a failure that comes back at one step."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self.progress.begin(trainer.global_step)
+
+
 class Keep(Callback):
     """Saves a checkpoint every `every` steps, at the end, on Ctrl-C or another signal to end, and when the guard stops.
 
@@ -246,6 +257,7 @@ class Keep(Callback):
         self.wrote = [*(other for other in self.wrote if other < step), step]
         trainer.save_checkpoint(self.folder.checkpoint(step))
         if trainer.is_global_zero:
+            launch.note(self.folder, self.folder.checkpoint(step))
             for older in self.wrote[:-KEPT]:
                 trainer.strategy.remove_checkpoint(self.folder.checkpoint(older))
         self.wrote = self.wrote[-KEPT:]

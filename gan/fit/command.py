@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -15,15 +17,22 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
-from gan.fit import folder, options
-from gan.fit.callbacks import Bar, Keep, Pictures, Score, WriteSettings
+from gan.fit import folder, launch, options
+from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
+from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
 from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
+from strategies.processes import agent
+from strategies.processes.agent import Launch
+from strategies.processes.failure import report
 from strategies.processes.launched import launched
+from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import Stopped
+
+ON = "python -m gan.fit"
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
     try:
         _fit(argv)
-    except UserError as error:
-        return refuse(error)
+    except BaseException as error:
+        report(error)
+        if isinstance(error, UserError):
+            return 2 if agent.speaks() else refuse(error)
+        if isinstance(error, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        raise
     return 0
 
 
@@ -56,11 +70,9 @@ def _fit(argv: list[str] | None) -> None:
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
     place = launched()
-    if place is not None:
-        rank_zero_only.rank = place.rank
-    elif int(os.environ.get("NODE_RANK", 0)) > 0:
-        # Lightning would take the first process of every node for rank 0.
-        rank_zero_only.rank = rank_zero_only.rank or 1
+    rank_zero_only.rank = place.rank if place is not None else 0
+    if place is not None and place.by == "torchrun":
+        agent.end_with_launcher()
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
@@ -68,32 +80,64 @@ def _fit(argv: list[str] | None) -> None:
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
+    out = Path(settings.out) if resumed is None else resumed[0].path.parent
+    if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
+        start_ranks(settings, computer, out, sys.argv[1:] if argv is None else argv)
+        return
     run = build(settings.run, **options.run_settings(settings))
     summary, all_settings = describe(run.game), options.dump(settings, settings.run)
     if settings.resume == "auto" and resumed is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
 
-    # Rank 0 makes the folder; the others write nothing. The files of a resumed run stay as they are until it trains.
-    first = rank_zero_only.rank == 0
-    if resumed is not None:
-        where, checkpoint = resumed
-    else:
-        where = folder.create(Path(settings.out), short_name(settings.run)) if first else RunFolder(Path(settings.out))
-        checkpoint = None
+    def choose(launchers: list[str]) -> Chosen:
+        """For the first rank. The files of a resumed run stay as they are until it trains."""
+        begun = launch.begun_by(out, launchers)
+        if begun is not None:
+            return begun
+        if resumed is not None:
+            return Chosen(*resumed)
+        return Chosen(folder.create(Path(settings.out), short_name(settings.run)))
+
+    chosen, launchers = launch.agree(place, choose)
+    where, fresh = chosen.folder, resumed is None and not chosen.again
     texts = {where.settings: all_settings, where.game: summary}
-    if first and resumed is None:
+    if settings.dry_run:
+        ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
+        say(*texts.values(), ends)
+    if launchers and not settings.dry_run:
+        texts[where.launch] = launch.text(launchers, chosen.checkpoint)
+    first = rank_zero_only.rank == 0
+    if first and fresh:
         for path, text in texts.items():
             path.write_text(text)  # nobody else knows this folder yet
     if settings.dry_run:
-        ends = f"saved in {where.path}" if resumed is None else f"a dry run: {where.path} stays as it is"
-        say(*texts.values(), ends)
         return
     try:
-        train(settings, computer, strategy, run, where, checkpoint, texts)
+        train(settings, computer, strategy, run, chosen, texts)
     except UserError:
-        if first and resumed is None:
+        if first and fresh:
             where.discard()
         raise
+
+
+def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[str]) -> None:
+    """Run this command again as each of the ranks, and wait for them."""
+
+    def advice(launcher: str) -> str:
+        begun = launch.begun_by(out, [launcher])
+        return "" if begun is None else f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
+
+    rendezvous = Rendezvous(settings.rendezvous or "", nodes(settings.nodes))
+    rendezvous.check()
+    agent.run(Launch([*launch.command(), *argv], computer.devices, rendezvous, settings.restarts, advice))
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """The least and the most number of hosts, of what is typed: N or LEAST:MOST."""
+    least, _, most = str(text).partition(":")
+    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
+        raise UserError(f"--nodes {text}: type how many hosts there are, such as --nodes 2, or --nodes 1:4")
+    return int(least), int(most or least)
 
 
 def train(
@@ -101,13 +145,13 @@ def train(
     computer: Computer,
     strategy: PhaseStrategy,
     run: Run,
-    where: RunFolder,
-    checkpoint: Path | None,
+    chosen: Chosen,
     texts: Mapping[Path, str],
 ) -> None:
     """Make the Trainer, train, and print how it ended."""
+    where, checkpoint = chosen.folder, chosen.checkpoint
     log, score = Record(where), Score(run.scores)
-    strategy.advice = f"python -m gan.fit --resume {where.path}"
+    strategy.advice = f"{ON} --resume {where.path}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     trainer = Trainer(
         strategy=strategy,
@@ -128,6 +172,7 @@ def train(
             score,
             Keep(where, settings.save_every or every),
             WriteSettings(texts),
+            Steps(),
         ],
         deterministic="warn" if settings.debug else None,
         detect_anomaly=settings.debug,
@@ -141,10 +186,7 @@ def train(
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
     except Stopped:
         step = trainer.global_step
-        say(f"stopped at step {step}, all saved; go on with\n  python -m gan.fit --resume {where.resuming(step)}")
-    except UserError:
-        end_other_ranks(trainer)
-        raise
+        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
     else:
         finish(run, score, trainer, where, time.monotonic() - started)
 
@@ -173,7 +215,7 @@ def machine(settings: Namespace) -> Computer:
         raise UserError(f"--devices {devices}: there are {gpus} GPUs here; type --devices {gpus}")
     if accelerator == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // devices))
-    return Computer(accelerator, devices, settings.num_nodes)
+    return Computer(accelerator, devices, nodes(settings.nodes)[1])
 
 
 def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
@@ -219,18 +261,11 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
         ("curves", where.curves),
         ("metrics", where.metrics),
         ("checkpoint", saved if saved.exists() else where.newest_checkpoint()),
-        ("train on", f"python -m gan.fit --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
+        ("train on", f"{ON} --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
     )
     for title, value in rows:
         if value is not None:
             say(f"  {title:11}{value}")
-
-
-def end_other_ranks(trainer: Trainer) -> None:
-    """End the ranks that this process started: they wait in a collective that this rank will not join."""
-    launcher = trainer.strategy.launcher
-    for process in getattr(launcher, "procs", ()):
-        process.kill()
 
 
 @rank_zero_only

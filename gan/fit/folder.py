@@ -29,6 +29,11 @@ class RunFolder:
         return self.path / "game.txt"
 
     @property
+    def launch(self) -> Path:
+        """Who trains this run now, and the last checkpoint of that; see launch.py."""
+        return self.path / "launch.json"
+
+    @property
     def metrics(self) -> Path:
         """One row for each logged step."""
         return self.path / "metrics.csv"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.errors import UserError
 from gan.fit import folder
@@ -20,7 +20,7 @@ from strategies.strategy import POLICIES
 
 DEFAULT_RUN = "sean-faces"
 NAMED = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
-PASSING = ("resume", "dry_run", "list_runs", "debug", "config")
+PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous")
 
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
@@ -144,7 +144,14 @@ def _parser(run: str) -> Parser:
         default="auto",
         help="processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU",
     )
-    add("--num_nodes", type=PositiveInt, default=1, help="number of machines")
+    add("--nodes", "--num_nodes", type=str | int, default=1, help="number of hosts, or LEAST:MOST")
+    add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")
+    add(
+        "--restarts",
+        type=NonNegativeInt,
+        default=3,
+        help="how often lost or crashed ranks are started again, from their last checkpoint",
+    )
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     add(
         "--precision",

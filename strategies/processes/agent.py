@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as handlers
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -35,13 +36,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.errors import UserError
-from strategies.private import ElasticAgent
 from strategies.processes.failure import REFUSED, Failure, cause, read
 from strategies.processes.progress import NEVER, Progress
 from strategies.processes.rendezvous import Rendezvous
 
-SPEAKS = "GAN_AGENT"  # this environment variable tells a rank that its agent prints the errors
+NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
+ORPHANED = 300  # seconds that a rank has to save after its agent was killed
 SAME_STEP = 3  # so often a failure may come at one step
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -52,14 +53,34 @@ class Launch:
 
     command: Sequence[str]
     ranks: int
-    rendezvous: Rendezvous = Rendezvous()
-    restarts: int = 3
-    advice: str = ""  # how to go on by hand, for the last error
+    rendezvous: Rendezvous
+    restarts: int
+    advice: Callable[[str], str]  # for the last error: how the run of the agent of this name goes on by hand
 
 
-def agent_speaks() -> bool:
+def speaks() -> bool:
     """Whether this process is a rank whose agent prints its errors."""
-    return SPEAKS in os.environ
+    return NAME in os.environ
+
+
+def name() -> str:
+    """The name of this rank's agent. No other agent has it."""
+    return os.environ[NAME]
+
+
+def end_with_launcher() -> None:
+    """Let this rank save and end if the process that has started it is killed. Else it would train on, unseen."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        print("\nthe process that started the ranks is gone, so they save and end", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHANED)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def run(launch: Launch) -> None:
@@ -67,10 +88,10 @@ def run(launch: Launch) -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what they say is said here
     folder = tempfile.mkdtemp(prefix="gan-agent-")
     variables = {
-        SPEAKS: "1",
+        NAME: f"agent {socket.gethostname()} {folder}",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see Signals
-        # A store of its own for each attempt. The shared one is not found again when rank 0 has moved to another host.
-        **({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if launch.rendezvous.several else {}),
+        # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         **launch.rendezvous.variables(),
         Progress.VARIABLE: str(Path(folder, "steps")),
     }
@@ -78,7 +99,7 @@ def run(launch: Launch) -> None:
     os.environ.update(variables)
     history = History(launch.restarts)
     try:
-        _run(launch, folder, history)
+        _run(launch, DefaultLogsSpecs(log_dir=folder), history)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():
@@ -88,20 +109,20 @@ def run(launch: Launch) -> None:
                 os.environ[name] = value
 
 
-def _run(launch: Launch, folder: str, history: "History") -> None:
+def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
     since, told = time.monotonic(), False
     while True:
         agent = None
         try:
             parameters = launch.rendezvous.parameters(JOIN)
-            agent = Agent(launch, folder, handlers.get_rendezvous_handler(parameters), history)
+            agent = Agent(launch, files, handlers.get_rendezvous_handler(parameters), history)
             with Signals(agent):
                 result = agent.run()
             if result is None:  # RendezvousGracefulExitError
                 return
             if not result.is_failed() or history.ended:
                 return
-            raise UserError(f"{history.last}{_advice(launch)}")
+            raise UserError("\n".join(filter(None, (history.last, launch.advice(name())))))
         except (RendezvousConnectionError, RendezvousTimeoutError) as error:
             if agent is not None and agent.trained:
                 since, agent.trained = time.monotonic(), False
@@ -155,10 +176,10 @@ class History:
         return True
 
 
-class Agent(ElasticAgent):
+class Agent(LocalElasticAgent):
     """torch's agent for one host."""
 
-    def __init__(self, launch: Launch, folder: str, handler: Any, history: History) -> None:
+    def __init__(self, launch: Launch, files: DefaultLogsSpecs, handler: Any, history: History) -> None:
         address = launch.rendezvous.own_address()
         host, port = launch.rendezvous.fixed() or (None, None)
         spec = WorkerSpec(
@@ -173,7 +194,7 @@ class Agent(ElasticAgent):
             master_port=port,
             local_addr=address,
         )
-        super().__init__(spec, DefaultLogsSpecs(log_dir=folder))
+        super().__init__(spec, files)
         self.handler, self.history, self.ranks = handler, history, launch.ranks
         self.trained = False  # its ranks have been started
         self._remaining_restarts = history.left
@@ -226,10 +247,6 @@ class Signals:
                 continue
         if not handed:
             raise KeyboardInterrupt  # nobody is there to save anything
-
-
-def _advice(launch: Launch) -> str:
-    return f"\n{launch.advice}" if launch.advice else ""
 
 
 def say(text: str) -> None:

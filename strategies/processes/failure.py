@@ -19,7 +19,7 @@ REFUSED, LOST, ERROR = "refused", "lost", "error"
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's failure. `kind` is REFUSED for a mistake that a restart cannot cure, and LOST if it follows another."""
+    """One rank's failure. `kind` is REFUSED for a mistake that no restart cures, and LOST if it follows another's."""
 
     rank: int
     process: int

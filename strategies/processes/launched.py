@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import (
@@ -33,6 +34,8 @@ ADVICE = {
     "environment": "start {} on each host",
 }
 
+RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT", "slurm": "SLURM_RESTART_COUNT"}
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -52,6 +55,11 @@ class Launched:
     @property
     def nodes(self) -> int:
         return self.world_size // self.local_size
+
+    @property
+    def restarts(self) -> int:
+        """How often the launcher has started its ranks again."""
+        return int(os.environ.get(RESTARTS.get(self.by, ""), 0))
 
     def __str__(self) -> str:
         return STARTED_BY[self.by].format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
@@ -98,11 +106,27 @@ def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
     return SLURMEnvironment() if place.by == "slurm" else Given(place)
 
 
-def connect(place: Launched, backend: str) -> None:
+_store: dist.Store | None = None  # kept, because rank 0 serves it
+
+
+def store(place: Launched) -> dist.Store:
+    """torch's store, by which ranks that somebody else started find each other.
+
+    torch's agent keeps what an attempt has written when it starts the ranks again. A rank could take the address that
+    another one had then for the one that it has now. So each attempt has a prefix of its own.
+    """
+    global _store
+    if _store is None:
+        where = environment(LightningEnvironment())
+        os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
+        found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
+        _store = dist.PrefixStore(f"attempt {place.restarts}", found)
+    return _store
+
+
+def connect(place: Launched, backend: str, **options: Any) -> None:
     """Make the process group of ranks that somebody else started."""
-    where = environment(LightningEnvironment())
-    os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
-    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size)
+    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, store=store(place), **options)
 
 
 class Given(ClusterEnvironment):

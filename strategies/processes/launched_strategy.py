@@ -16,7 +16,7 @@ from strategies.choice import Choice
 from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
 from strategies.processes.equal_rows import EqualRows
-from strategies.processes.launched import environment, launched
+from strategies.processes.launched import connect, environment, launched
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -78,6 +78,10 @@ class LaunchedStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are connected, so that they end together."""
         if self.num_processes * self.num_nodes > 1:
+            place = launched()
+            if place is not None and place.by == "torchrun" and place.restarts:
+                device = None if self.root_device.type == "cpu" else self.root_device
+                connect(place, self._get_process_group_backend(), timeout=self._timeout, device_id=device)
             super().setup_distributed()
             if self.survivor is not None:
                 host = self.cluster_environment.main_address

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_warn
 
 from gan.errors import RankLost, UserError
+from strategies.processes import agent
 from strategies.processes.lifeline import GONE, End, Lifeline
 
 GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost
@@ -174,6 +175,8 @@ class Survivor:
     def _say(self, end: End) -> None:
         if not self._said:
             self._said = True
+            if agent.speaks():
+                return
             with contextlib.suppress(OSError, ValueError):  # stderr may be closed
                 print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the progress bar
 

@@ -25,6 +25,10 @@ NAMES = {
     "torch._functorch.config": ["donated_buffer"],
     "torch.distributed": ["_broadcast_coalesced"],
     "torch.distributed.distributed_c10d": ["_get_default_store"],
+    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": [
+        "_monitor_workers",
+        "_start_workers",
+    ],
     "torch.nn.modules.batchnorm": ["_BatchNorm"],
     "torch.utils._pytree": ["tree_flatten", "tree_unflatten", "tree_leaves", "tree_map"],
     "torch.optim:Optimizer": ["register_step_pre_hook"],

@@ -1,0 +1,117 @@
+"""Starting the ranks of a run, and what they must agree on before they train: the folder and the checkpoint.
+
+[Note: going on after a restart]
+A launcher that lives longer than its ranks starts them again after a failure: torch's elastic agent, or Slurm, which
+requeues a job. The ranks of the next attempt know only their command line, by which they would begin a new run. So the
+run's folder says who has launched the run, and which checkpoint this launch has written last. The first rank looks for
+a folder that one of the launchers of this attempt has begun. All launchers count, because the first host may be lost.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from gan.errors import UserError
+from gan.files import whole_file
+from gan.fit.folder import RunFolder
+from strategies.processes import agent, launched
+from strategies.processes.failure import FILE
+from strategies.processes.launched import Launched
+
+
+class Refused(UserError):
+    """What the first rank has refused. All ranks raise it."""
+
+    agreed = True
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The run that the ranks train. `again` is true if an earlier attempt of this launch has begun it."""
+
+    folder: RunFolder
+    checkpoint: Path | None = None
+    again: bool = False
+
+
+def command() -> list[str]:
+    """The beginning of the command that a rank runs."""
+    return [sys.executable, "-m", "gan.fit"]
+
+
+def launcher_of(place: Launched | None) -> str | None:
+    """A name of who has started this rank that stays the same over restarts, and is no other launch's."""
+    host = socket.gethostname()
+    if agent.speaks():
+        return agent.name()
+    if place is not None and place.by == "torchrun" and FILE in os.environ:
+        return f"torchrun {host} {Path(os.environ[FILE]).parents[2]}"  # each torchrun makes itself a folder
+    if place is not None and place.by == "slurm":
+        return f"slurm {os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    return None
+
+
+def begun_by(out: Path, launchers: list[str]) -> Chosen | None:
+    """The newest run in `out` that one of these launchers has begun."""
+    found = [record for path in out.glob("*/launch.json") if (record := _read(RunFolder(path.parent)))]
+    for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):
+        if set(launchers) & set(record["launchers"]):
+            checkpoint = record["checkpoint"] and folder.checkpoints / record["checkpoint"]
+            return Chosen(folder, checkpoint, again=True)
+    return None
+
+
+def text(launchers: list[str], checkpoint: Path | None) -> str:
+    """What launch.json holds when a launch begins to train."""
+    return json.dumps({"launchers": launchers, "checkpoint": checkpoint and checkpoint.name}, indent=1) + "\n"
+
+
+def note(folder: RunFolder, checkpoint: Path) -> None:
+    """This launch has written a checkpoint, from which its next attempt goes on."""
+    if found := _read(folder):
+        with whole_file(folder.launch) as part:
+            part.write_text(text(found[1]["launchers"], checkpoint))
+
+
+def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
+    """What the first rank has chosen, for all ranks, and the names of all launchers.
+
+    It needs no process group, because Lightning makes that only when it trains.
+    """
+    own = launcher_of(place)
+    if place is None or place.world_size == 1:
+        launchers = [] if own is None else [own]
+        return choose(launchers), launchers
+    store = dist.PrefixStore("gan.fit", launched.store(place))
+    store.set(f"launcher {place.rank}", own or "")
+    everyone = (store.get(f"launcher {rank}").decode() for rank in range(place.world_size))
+    launchers = list(dict.fromkeys(name for name in everyone if name))
+    if place.rank == 0:
+        try:
+            chosen = choose(launchers)
+        except UserError as error:
+            store.set("refused", str(error))
+            store.set("chosen", "")
+            raise
+        checkpoint = chosen.checkpoint and str(chosen.checkpoint)
+        store.set("chosen", json.dumps([str(chosen.folder.path), checkpoint, chosen.again]))
+        return chosen, launchers
+    said = store.get("chosen").decode()
+    if not said:
+        raise Refused(store.get("refused").decode())
+    folder, checkpoint, again = json.loads(said)
+    return Chosen(RunFolder(Path(folder)), checkpoint and Path(checkpoint), again), launchers
+
+
+def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
+    try:
+        record = json.loads(folder.launch.read_text())
+        return folder, {"launchers": list(record["launchers"]), "checkpoint": record["checkpoint"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
