@@ -162,8 +162,8 @@ class History:
         self.last = str(failure)
         if self.ended or failure.kind == REFUSED:
             return False
-        if step == NEVER and not failure.killed:
-            return False  # a mistake in the program, of which nothing is lost
+        if step <= 0 and not failure.killed:
+            return False  # a mistake in the program, and nothing is lost
         if self._times == SAME_STEP:
             self.last = f"{failure}\nThis was the third failure{where}, so the ranks are not started again."
             return False

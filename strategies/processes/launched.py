@@ -112,15 +112,16 @@ _store: dist.Store | None = None  # kept, because rank 0 serves it
 def store(place: Launched) -> dist.Store:
     """torch's store, by which ranks that somebody else started find each other.
 
-    torch's agent keeps what an attempt has written when it starts the ranks again. A rank could take the address that
-    another one had then for the one that it has now. So each attempt has a prefix of its own.
+    torchrun on one host keeps what an attempt has written when it starts the ranks again. A rank could take the
+    address that another one had then for the one that it has now. So each attempt has a prefix of its own. (Of several
+    hosts, each counts its own attempts. Our own agent keeps nothing.)
     """
     global _store
     if _store is None:
         where = environment(LightningEnvironment())
         os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
         found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
-        _store = dist.PrefixStore(f"attempt {place.restarts}", found)
+        _store = dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
     return _store
 
 

@@ -1,0 +1,254 @@
+"""The agent starts ranks, names what failed, starts them again, and hands signals on. The ranks here need no torch."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gan.errors import UserError
+from strategies.processes import agent
+from strategies.processes.agent import SAME_STEP, History, Launch
+from strategies.processes.failure import ERROR, LOST, REFUSED, Failure
+from strategies.processes.progress import NEVER
+from strategies.processes.rendezvous import Rendezvous
+
+BEGINNING = """
+import json, os, signal, struct, sys, time
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def begin(step):
+    file = os.open(os.environ["GAN_STEPS"], os.O_WRONLY)
+    os.pwrite(file, struct.pack("<q", step), 8 * int(os.environ["LOCAL_RANK"]))
+
+def fail(kind, text, status=1):
+    said = {"kind": kind, "message": {"message": text, "extraInfo": {"timestamp": "1"}}}
+    open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(said))
+    sys.exit(status)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+open(f"began-{attempt}-{rank}", "w").write(" ".join(
+    os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GAN_AGENT")))
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def started(code, ranks=2, restarts=3, rendezvous=None, advice=lambda name: ""):
+    Path("rank.py").write_text(BEGINNING + textwrap.dedent(code))
+    command = [sys.executable, "-S", "rank.py"]
+    agent.run(Launch(command, ranks, rendezvous or Rendezvous(), restarts, advice))
+
+
+def attempts():
+    return {int(path.name.split("-")[1]) for path in Path().glob("began-*")}
+
+
+def test_each_rank_knows_its_place_and_its_agent():
+    before = dict(os.environ)
+    started("pass", ranks=3)
+    places = [Path(f"began-0-{rank}").read_text().split(" ", 5) for rank in range(3)]
+    assert [place[:5] for place in places] == [[str(rank), str(rank), "3", "3", "0"] for rank in range(3)]
+    (name,) = {place[5] for place in places}
+    assert name.startswith("agent ")
+    assert not Path(name.split()[-1]).exists()
+    assert dict(os.environ) == before
+
+
+def test_two_agents_have_two_names():
+    started("pass", ranks=1)
+    first = Path("began-0-0").read_text()
+    started("pass", ranks=1)
+    assert Path("began-0-0").read_text() != first
+
+
+def test_a_killed_rank_is_named_and_all_start_again(capfd):
+    started(
+        """
+        begin(7)
+        if attempt == 0:
+            die() if rank == 1 else time.sleep(60)
+        """
+    )
+    said = capfd.readouterr().err
+    assert attempts() == {0, 1}
+    assert "rank 1 (process " in said
+    assert "was ended by signal 9 (Killed): from outside, or out of memory? at step 7" in said
+    assert "restart 1 of 3: all ranks start again" in said
+
+
+def test_the_control_without_restarts_it_is_an_error_that_says_how_to_go_on():
+    with pytest.raises(UserError, match=r"rank 0 \(process \d+ on .*\) was ended by signal 9 .*\ntype this: agent "):
+        started("die() if rank == 0 else time.sleep(60)", restarts=0, advice=lambda name: f"type this: {name}")
+    assert attempts() == {0}
+
+
+def test_what_follows_another_failure_is_not_the_cause():
+    code = """
+        begin(2)
+        if rank == 0:
+            fail("lost", "rank 0 ends as well", 2)
+        time.sleep(0.05)
+        fail("error", "ValueError: no such label")
+    """
+    with pytest.raises(UserError, match=r"^rank 1 \(process \d+ on .*\) ended with ValueError: no such label$"):
+        started(code, restarts=0)
+
+
+def test_a_mistake_is_not_tried_again():
+    with pytest.raises(UserError, match=r"^type another batch$"):
+        started("begin(5); fail('refused', 'type another batch', 2)")
+    assert attempts() == {0}
+
+
+def test_a_failure_at_one_step_three_times_ends_the_run(capfd):
+    code = "begin(4); fail('error', 'ValueError: no such label') if rank == 1 else time.sleep(60)"
+    with pytest.raises(UserError, match=r"no such label\nThis was the third failure at step 4, so the ranks are not"):
+        started(code, restarts=10)
+    assert attempts() == {0, 1, 2}
+    assert "restart 2 of 10" in capfd.readouterr().err
+
+
+def test_the_control_failures_at_other_steps_do_not():
+    with pytest.raises(UserError, match="The ranks were started again 4 times, and are not any more"):
+        started("begin(attempt + 1); die()", ranks=1, restarts=4)
+    assert attempts() == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
+    code = f"""
+        def wish(*_):
+            time.sleep(0.3)
+            open(f"saved-{{rank}}", "w").close()
+            sys.exit(0)
+
+        signal.signal({int(number)}, wish)
+        open(f"ready-{{rank}}", "w").close()
+        time.sleep(60)
+    """
+    handler = signal.getsignal(number)
+
+    def send():
+        while len(list(Path().glob("ready-*"))) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send).start()
+    started(code)
+    assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
+    assert attempts() == {0}
+    assert signal.getsignal(number) == handler
+
+
+def test_after_a_signal_a_failure_is_not_tried_again():
+    code = """
+        signal.signal(signal.SIGTERM, lambda *_: die())
+        open(f"ready-{rank}", "w").close()
+        time.sleep(60)
+    """
+
+    def send():
+        while len(list(Path().glob("ready-*"))) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send).start()
+    started(code)
+    assert attempts() == {0}
+
+
+def test_hosts_meet_at_an_address_and_a_failure_on_one_restarts_both(tmp_path, capfd):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "rank.py").write_text(
+        BEGINNING
+        + "if not os.path.exists('died'):\n"
+        + "    time.sleep(60) if rank == 0 else (open('died', 'w').close(), die())\n"
+    )
+    root = Path(__file__).parents[4]
+    code = (
+        "from strategies.processes import agent; from strategies.processes.agent import Launch\n"
+        "from strategies.processes.rendezvous import Rendezvous; import sys\n"
+        f"agent.run(Launch([sys.executable, '-S', 'rank.py'], 1, Rendezvous('127.0.0.1:{port}', (2, 2)), 1, "
+        "lambda name: ''))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    hosts = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    try:
+        assert [host.wait(60) for host in hosts] == [0, 0]
+    finally:
+        for host in hosts:
+            host.kill()
+    said = capfd.readouterr().err
+    assert said.count("restart 1 of 1: all ranks start again") == 1  # the other host only follows
+    assert "rank 1 (process " in said
+
+
+# ---- whether to try again ----
+
+
+def failure(kind=ERROR, status=1):
+    return Failure(1, 4711, "host", status, kind, "ValueError: no")
+
+
+def test_a_mistake_in_the_first_step_is_not_tried_again_but_a_kill_is():
+    for step in (NEVER, 0):
+        assert not History(3).again(failure(), step)
+        assert History(3).again(failure(status=-9), step)
+    assert History(3).again(failure(), 1)
+
+
+def test_the_third_failure_in_a_row_at_one_step_is_the_last():
+    history = History(10)
+    assert [history.again(failure(), step) for step in (4, 4, 5, 4, 4, 4)] == [True, True, True, True, True, False]
+    assert SAME_STEP == 3
+
+
+def test_refused_or_ended_is_not_tried_again():
+    assert not History(3).again(failure(REFUSED), 9)
+    assert History(3).again(failure(LOST), 9)
+    history = History(3)
+    history.ended = True
+    assert not history.again(failure(status=-9), 9)
+
+
+def test_a_rank_ends_when_its_launcher_is_killed(tmp_path):
+    root = Path(__file__).parents[4]
+    (tmp_path / "rank.py").write_text(
+        "import time\nfrom strategies.processes.agent import end_with_launcher\n"
+        "end_with_launcher()\nopen('ready', 'w').close()\ntime.sleep(120)\n"
+    )
+    parent = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, 'rank.py']); print(p.pid, flush=True); p.wait()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen([sys.executable, "-c", parent], env=environment, stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    until = time.monotonic() + 60
+    while not (tmp_path / "ready").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    while _there(child) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not _there(child)
+
+
+def _there(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except OSError:
+        return False
