@@ -94,18 +94,6 @@ def test_the_control_without_restarts_it_is_an_error_that_says_how_to_go_on():
     assert attempts() == {0}
 
 
-def test_what_follows_another_failure_is_not_the_cause():
-    code = """
-        begin(2)
-        if rank == 0:
-            fail("lost", "rank 0 ends as well", 2)
-        time.sleep(0.05)
-        fail("error", "ValueError: no such label")
-    """
-    with pytest.raises(UserError, match=r"^rank 1 \(process \d+ on .*\) ended with ValueError: no such label$"):
-        started(code, restarts=0)
-
-
 def test_a_mistake_is_not_tried_again():
     with pytest.raises(UserError, match=r"^type another batch$"):
         started("begin(5); fail('refused', 'type another batch', 2)")
@@ -175,8 +163,12 @@ def test_hosts_meet_at_an_address_and_a_failure_on_one_restarts_both(tmp_path, c
         port = probe.getsockname()[1]
     (tmp_path / "rank.py").write_text(
         BEGINNING
-        + "if not os.path.exists('died'):\n"
-        + "    time.sleep(60) if rank == 0 else (open('died', 'w').close(), die())\n"
+        + "first = not os.path.exists(f'there-{rank}')\n"
+        + "open(f'there-{rank}', 'w').close()\n"
+        + "while first:\n"
+        + "    time.sleep(0.05)\n"
+        + "    if rank == 1 and os.path.exists('there-0'):\n"
+        + "        die()\n"
     )
     root = Path(__file__).parents[4]
     code = (

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from gan.errors import RankLost, UserError
+from strategies.processes import failure
+from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause
+
+
+def told(error, path, monkeypatch, status=1):
+    """What the agent of rank 3 reads after an error."""
+    monkeypatch.setenv(FILE, str(path / "error.json"))
+    failure.report(error)
+    return failure.read(3, "host", ProcessFailure(0, 4711, status, str(path / "error.json")))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (UserError("type another batch"), REFUSED, "type another batch"),
+        (RankLost("rank 1 is gone"), LOST, "rank 1 is gone"),
+        (
+            ValueError("no such label\nand more"),
+            ERROR,
+            "rank 3 (process 4711 on host) ended with ValueError: no such label",
+        ),
+        (KeyboardInterrupt(), ERROR, "rank 3 (process 4711 on host) ended with KeyboardInterrupt"),
+    ],
+)
+def test_the_agent_reads_what_a_rank_has_reported(error, kind, text, tmp_path, monkeypatch):
+    found = told(error, tmp_path, monkeypatch)
+    assert (found.kind, str(found), found.killed) == (kind, text, False)
+
+
+def test_an_error_of_a_loaders_worker_is_its_last_line(tmp_path, monkeypatch):
+    error = UserError("Caught UserError in worker 0.\nTraceback: ...\ngan.errors.UserError: 3.png cannot be read")
+    assert str(told(error, tmp_path, monkeypatch)) == "3.png cannot be read"
+
+
+def test_torchruns_own_table_has_the_message_too(tmp_path, monkeypatch):
+    told(ValueError("no such label"), tmp_path, monkeypatch)
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "ValueError: no such label"
+
+
+def test_without_an_agent_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv(FILE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    failure.report(ValueError("no"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_says_nothing_is_known_by_its_status(tmp_path):
+    killed = failure.read(1, "host", ProcessFailure(0, 4711, -9, str(tmp_path / "none")))
+    assert killed.killed
+    assert (
+        str(killed) == "rank 1 (process 4711 on host) was ended by signal 9 (Killed): from outside, or out of memory?"
+    )
+    broken = failure.read(1, "host", ProcessFailure(0, 4711, -11, str(tmp_path / "none")))
+    assert str(broken) == "rank 1 (process 4711 on host) was ended by signal 11 (Segmentation fault)"
+    left = failure.read(1, "host", ProcessFailure(0, 4711, 3, str(tmp_path / "none")))
+    assert str(left) == "rank 1 (process 4711 on host) ended with status 3; see what it said"
+
+
+def test_the_cause_is_the_first_that_does_not_follow_another():
+    follows, first, second = (Failure(rank, 1, "host", 1, kind) for rank, kind in ((0, LOST), (1, ERROR), (2, REFUSED)))
+    assert cause([follows, first, second]) is first
+    assert cause([second, follows, first]) is second
+    assert cause([follows]) is follows
