@@ -125,7 +125,9 @@ def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[s
 
     def advice(launcher: str) -> str:
         begun = launch.begun_by(out, [launcher])
-        return "" if begun is None else f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
+        if begun is None or begun.checkpoint is None:
+            return ""
+        return f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
 
     rendezvous = Rendezvous(settings.rendezvous or "", nodes(settings.nodes))
     rendezvous.check()
