@@ -16,10 +16,12 @@ test: $(VENV)/installed-test  ## install what tests need, then run unit tests, t
 	$(RUN) -m tests
 
 matrix: $(VENV)/installed-test  ## train every game under every policy, and write strategies/MATRIX.md
-	$(RUN) -m pytest -q -m slow --ignore tests/matrix/test_crashes.py --ignore tests/ranks/test_crashes.py
+	$(RUN) -m pytest -q -m slow --ignore tests/matrix/test_crashes.py --ignore tests/ranks/test_crashes.py \
+		--ignore tests/matrix/test_restarts.py
 
-crashes: $(VENV)/installed-test  ## fifty times, kill a rank at a random moment and resume
-	$(RUN) -m pytest -q -s -m "slow or not slow" tests/ranks/test_crashes.py tests/matrix/test_crashes.py
+crashes: $(VENV)/installed-test  ## kill ranks at random moments: 200 times with restarts, 50 times without
+	$(RUN) -m pytest -q -s -m "slow or not slow" tests/ranks/test_crashes.py tests/matrix/test_crashes.py \
+		tests/matrix/test_restarts.py
 
 lint: $(VENV)/installed-test  ## check style
 	$(RUN) -m ruff check .

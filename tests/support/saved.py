@@ -15,6 +15,21 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return whole(load(path))
 
 
+def tensors(path: str | Path) -> dict[str, Tensor]:
+    """All tensors in a checkpoint, by where they are."""
+    found: dict[str, Tensor] = {}
+
+    def walk(node: Any, key: str) -> None:
+        if isinstance(node, dict | list):
+            for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+                walk(value, f"{key}/{name}")
+        elif isinstance(node, Tensor):
+            found[key] = node
+
+    walk(read_checkpoint(path), "")
+    return found
+
+
 def write_checkpoint(path: str | Path, tree: dict[str, Any]) -> None:
     """A checkpoint of one rank that holds this."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gan.checkpoint import load, whole
 from gan.fit.folder import RunFolder
+from tests.support.saved import tensors
 
 ROOT = Path(__file__).parents[2]
 GAME = '''
@@ -76,21 +76,9 @@ def train(folder, *arguments, launcher=FIT):
 
 def made(folder, step=12):
     """All tensors of a checkpoint."""
-    found = {}
-
-    def walk(node, key):
-        if isinstance(node, dict):
-            for name, value in node.items():
-                walk(value, f"{key}/{name}")
-        elif isinstance(node, list):
-            walk(dict(enumerate(node)), key)
-        elif isinstance(node, torch.Tensor):
-            found[key] = node
-
     run = RunFolder(folder / "runs" / "001-line")
     assert run.steps()[-1] == 12
-    walk(whole(load(run.checkpoint(step))), "")
-    return found
+    return tensors(run.checkpoint(step))
 
 
 def equal(one, other):
