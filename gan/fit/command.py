@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -16,13 +17,15 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.fit import folder, options
+from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, WriteSettings
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
 from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
-from strategies.processes.stopping import Stopped
+from strategies.processes import slurm
+from strategies.processes.stopping import WARNING, Stopped
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ def _fit(argv: list[str] | None) -> None:
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
+    if settings.slurm or settings.submit:
+        script = slurm_job.script(sys.argv[1:] if argv is None else argv, settings, strategy.threaded)
+        say(slurm_job.submit(script) if settings.submit else script)
+        return
     computer = machine(settings)
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
@@ -103,6 +110,7 @@ def train(
 ) -> None:
     """Make the Trainer, train, and print how it ended."""
     log, score = Record(where), Score(run.scores)
+    strategy.requeues = False
     strategy.advice = f"python -m gan.fit --resume {where.path}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     trainer = Trainer(
@@ -138,6 +146,8 @@ def train(
     except Stopped:
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  python -m gan.fit --resume {where.resuming(step)}")
+        if strategy.ending.signal == WARNING and slurm.started_by_srun():
+            requeue(trainer)
     except UserError:
         end_other_ranks(trainer)
         raise
@@ -155,10 +165,13 @@ def machine(settings: Namespace) -> Computer:
         raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
     launched = options.launched_ranks()
     if launched is not None:
-        world = int(os.environ["WORLD_SIZE"])
+        by = "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "srun"
+        world = int(os.environ["WORLD_SIZE" if by == "torchrun" else "SLURM_NTASKS"])
+        if settings.strategy == "dp" and world == 1 and settings.devices != "auto":
+            return Computer(accelerator, settings.devices, 1)
         if settings.devices not in ("auto", launched):
             raise UserError(
-                f"torchrun started {launched} ranks here and --devices says {settings.devices}; leave --devices out"
+                f"{by} started {launched} ranks here and --devices says {settings.devices}; leave --devices out"
             )
         return Computer(accelerator, launched, world // launched)
     devices = settings.devices
@@ -222,6 +235,13 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
             say(f"  {title:11}{value}")
 
 
+def requeue(trainer: Trainer) -> None:
+    """Put the job back into the queue. It must be said before, because Slurm ends this process at once."""
+    say(f"job {slurm.job()} goes back into the queue, to go on by itself")
+    if trainer.is_global_zero and (reason := slurm.requeue()):
+        say(f"Slurm did not take it: {reason}")
+
+
 def end_other_ranks(trainer: Trainer) -> None:
     """End the ranks that this process started: they wait in a collective that this rank will not join."""
     launcher = trainer.strategy.launcher
@@ -240,6 +260,7 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings(
         "ignore", message=".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning"

@@ -32,7 +32,8 @@ def asked(tmp_path, monkeypatch):
     """Inside of a job of one task: the checkpoints that were there when it was asked for the queue."""
     for name in ("PROCID", "LOCALID", "NODEID"):
         monkeypatch.setenv(f"SLURM_{name}", "0")
-    for name, value in (("NTASKS", "1"), ("JOB_ID", "12"), ("JOB_NAME", "train")):
+    named = {"JOB_ID": "12", "JOB_NAME": "train", "STEP_ID": "0", "NTASKS": "1", "STEP_TASKS_PER_NODE": "1"}
+    for name, value in named.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     asked = []
     monkeypatch.setattr(slurm, "requeue", lambda: asked.append(sorted(path.name for path in tmp_path.glob("hpc*"))))
