@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning import Trainer
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
@@ -53,6 +54,23 @@ def end_by(trainer: Trainer, wish: Callable[..., None]) -> None:
     """Let SIGTERM call `wish`. This replaces the two collectives by which Lightning finds out about a SIGTERM."""
     trainer._signal_connector._sigterm_notifier_fn = wish
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def warn_by(trainer: Trainer, wish: Callable[..., None]) -> int | None:
+    """Let Slurm's warning call `wish`, and not Lightning's handler, which saves in the midst of collectives.
+
+    Returns the signal. None outside of Slurm, or if the person has turned Lightning's handler off.
+    """
+    environment = trainer._accelerator_connector.cluster_environment
+    if not (isinstance(environment, SLURMEnvironment) and environment.auto_requeue):
+        return None
+    trainer._signal_connector._slurm_sigusr_handler_fn = wish
+    return environment.requeue_signal
+
+
+def path_for_requeue(trainer: Trainer) -> str:
+    """Where Lightning looks for a checkpoint when a job of Slurm starts again."""
+    return trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir)
 
 
 def default_store() -> Any:

@@ -241,7 +241,7 @@ class Keep(Callback):
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.ending.wished and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.ending.wish()
+        self.ending.wish(number)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save where it is due. This is between two steps, never inside one."""

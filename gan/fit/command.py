@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.fit import folder, launch, options
+from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
@@ -25,12 +26,12 @@ from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
 from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
-from strategies.processes import agent
+from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
 from strategies.processes.launched import launched
 from strategies.processes.rendezvous import Rendezvous
-from strategies.processes.stopping import Stopped
+from strategies.processes.stopping import WARNING, Stopped
 
 ON = "python -m gan.fit"
 
@@ -76,6 +77,10 @@ def _fit(argv: list[str] | None) -> None:
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
+    if settings.slurm or settings.submit:
+        script = slurm_job.script(sys.argv[1:] if argv is None else argv, settings, strategy.threaded)
+        say(slurm_job.submit(script) if settings.submit else script)
+        return
     computer = machine(settings)
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
@@ -91,8 +96,9 @@ def _fit(argv: list[str] | None) -> None:
 
     def choose(launchers: list[str]) -> Chosen:
         """For the first rank. The files of a resumed run stay as they are until it trains."""
-        begun = launch.begun_by(out, launchers)
-        if begun is not None:
+        # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
+        may_have = place is not None and (place.by != "slurm" or place.restarts)
+        if may_have and (begun := launch.begun_by(out, launchers)) is not None:
             return begun
         if resumed is not None:
             return Chosen(*resumed)
@@ -129,17 +135,9 @@ def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[s
             return ""
         return f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
 
-    rendezvous = Rendezvous(settings.rendezvous or "", nodes(settings.nodes))
+    rendezvous = Rendezvous(settings.rendezvous or "", options.nodes(settings.nodes))
     rendezvous.check()
     agent.run(Launch([*launch.command(), *argv], computer.devices, rendezvous, settings.restarts, advice))
-
-
-def nodes(text: str) -> tuple[int, int]:
-    """The least and the most number of hosts, of what is typed: N or LEAST:MOST."""
-    least, _, most = str(text).partition(":")
-    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
-        raise UserError(f"--nodes {text}: type how many hosts there are, such as --nodes 2, or --nodes 1:4")
-    return int(least), int(most or least)
 
 
 def train(
@@ -153,6 +151,7 @@ def train(
     """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
     log, score = Record(where), Score(run.scores)
+    strategy.requeues = False
     strategy.advice = f"{ON} --resume {where.path}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     trainer = Trainer(
@@ -189,6 +188,8 @@ def train(
     except Stopped:
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
+        if strategy.ending.signal == WARNING and slurm.started_by_srun():
+            requeue(trainer)
     else:
         finish(run, score, trainer, where, time.monotonic() - started)
 
@@ -217,7 +218,7 @@ def machine(settings: Namespace) -> Computer:
         raise UserError(f"--devices {devices}: there are {gpus} GPUs here; type --devices {gpus}")
     if accelerator == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // devices))
-    return Computer(accelerator, devices, nodes(settings.nodes)[1])
+    return Computer(accelerator, devices, options.nodes(settings.nodes)[1])
 
 
 def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
@@ -270,6 +271,13 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
             say(f"  {title:11}{value}")
 
 
+def requeue(trainer: Trainer) -> None:
+    """Put the job back into the queue. It must be said before, because Slurm ends this process at once."""
+    say(f"job {slurm.job()} goes back into the queue, to go on by itself")
+    if trainer.is_global_zero and (reason := slurm.requeue()):
+        say(f"Slurm did not take it: {reason}")
+
+
 @rank_zero_only
 def say(*lines: str, sep: str = "\n") -> None:
     """Print on the first rank only."""
@@ -281,6 +289,7 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings(
         "ignore", message=".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning"

@@ -16,11 +16,12 @@ from gan.fit import folder
 from gan.fit.parser import Parser
 from gan.runs import find, full_name, short_name
 from strategies.choice import OPTIONS
+from strategies.processes import slurm
 from strategies.strategy import POLICIES
 
 DEFAULT_RUN = "sean-faces"
 NAMED = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
-PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous")
+PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
@@ -31,6 +32,7 @@ EXAMPLES = """examples:
   python -m gan.fit --run my_game.py:my_run           a run of your own: a function in a file or a module
   python -m gan.fit --resume auto                     continue the newest run
   torchrun --nproc-per-node 4 -m -- gan.fit --run r3gan-faces
+  python -m gan.fit --slurm --nodes 2 --devices 8 > job.sh   the script of a Slurm job
 """
 
 
@@ -176,6 +178,8 @@ def _parser(run: str) -> Parser:
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
+    add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
+    add("--submit", action="store_true", help="submit that script, by sbatch")
     add("--check", type=bool, default=True, help="try the first step on all ranks and on one, and compare")
     add(
         "--debug",
@@ -183,6 +187,9 @@ def _parser(run: str) -> Parser:
         help="be deterministic, detect anomalies, compare all ranks after every phase",
     )
     add_run_options(parser, run)
+    cpus = slurm.cpus()
+    if cpus is not None and "workers" in _parameters(run) and type(parser.get_default("workers")) is int:
+        parser.set_defaults(workers=cpus - 1)
     return parser
 
 
@@ -212,6 +219,14 @@ def _strategies() -> str:
 def _parameters(run: str) -> set[str]:
     """The names of the run's own settings, also those that it passes to another function."""
     return set(ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run))
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """The least and the most number of hosts, of what is typed: N or LEAST:MOST."""
+    least, _, most = str(text).partition(":")
+    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
+        raise UserError(f"--nodes {text}: type how many hosts there are, such as --nodes 2, or --nodes 1:4")
+    return int(least), int(most or least)
 
 
 def underscores(argument: str) -> str:

@@ -4,7 +4,6 @@ A launcher tells a process its place in environment variables. Each launcher has
 """
 
 import os
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from lightning.fabric.plugins.environments import (
 )
 
 from gan.errors import UserError
+from strategies.processes import slurm
 
 STARTED_BY = {
     "torchrun": "torchrun started {} here",
@@ -103,7 +103,9 @@ def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
         return found if isinstance(found, LightningEnvironment) else LightningEnvironment()
     if place.by == "torchrun":
         return TorchElasticEnvironment()
-    return SLURMEnvironment() if place.by == "slurm" else Given(place)
+    if place.by == "slurm":
+        return found if isinstance(found, SLURMEnvironment) else SLURMEnvironment()
+    return Given(place)
 
 
 _store: dist.Store | None = None  # kept, because rank 0 serves it
@@ -220,23 +222,11 @@ def _by_hand(variables: Mapping[str, str]) -> Launched | None:
 
 
 def _slurm(variables: Mapping[str, str]) -> Launched | None:
-    """A task of srun. The script of sbatch is none, nor (as in Lightning) is a job that has the name of a shell."""
-    if "SLURM_STEP_ID" not in variables or variables.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+    if not slurm.started_by_srun(variables):
         return None
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
     rank, local_rank, size = (_number(variables, name) for name in names)
-    node = _number(variables, "SLURM_NODEID")
-    local_size = tasks_of(variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)), node)
-    return Launched("slurm", rank, local_rank, size, local_size, node)
-
-
-def tasks_of(counts: str, node: int) -> int:
-    """How many tasks a node has, of Slurm's list of all nodes: node 2 of `2(x3),1` has 2, node 3 has 1."""
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
-        node -= int(times or 1)
-        if node < 0:
-            return int(count)
-    raise UserError(f"SLURM_STEP_TASKS_PER_NODE={counts} has no such node")
+    return Launched("slurm", rank, local_rank, size, slurm.tasks_here(variables), _number(variables, "SLURM_NODEID"))
 
 
 def _on_one_host(address: str) -> bool:

@@ -20,6 +20,7 @@ from strategies.processes.launched import connect, environment, launched
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
+from strategies.processes.requeue import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
 
 
@@ -38,6 +39,8 @@ class LaunchedStrategy(DDPStrategy):
         self.signals = Signals()
         self.survivor: Survivor | None = None
         self.advice = ""  # the command to type after a rank was lost
+        self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
+        self._requeue: Requeue | None = None
 
     @property
     def cluster_environment(self) -> ClusterEnvironment | None:
@@ -115,6 +118,15 @@ class LaunchedStrategy(DDPStrategy):
         self.places = Places(self.global_rank, self.world_size, run, self.gather_objects)
         if trainer is not None and self.world_size > 1:
             private.end_by(trainer, self.ending.wish)
+        if trainer is not None:
+            self._await_warning(trainer)
+
+    def _await_warning(self, trainer: Trainer) -> None:
+        warning = private.warn_by(trainer, self.ending.wish)
+        if warning is not None and self.requeues:
+            others = [each for each in trainer.callbacks if each is not self._requeue]
+            self._requeue = Requeue(warning)
+            trainer.callbacks = [*others, self._requeue]
 
     def on_train_start(self) -> None:
         """Handle the signals to end that have no handler yet. SIGTERM is Lightning's."""
@@ -127,6 +139,8 @@ class LaunchedStrategy(DDPStrategy):
             raise Stopped
 
     def teardown(self) -> None:
-        """Put the earlier signal handlers back."""
+        """Put the earlier signal handlers back. A job that was warned goes back into the queue."""
         self.signals.give_back()
         super().teardown()
+        if self._requeue is not None and self.is_global_zero:
+            self._requeue.requeue()

@@ -14,13 +14,14 @@ from strategies.private import default_store
 # Like SIGTERM, these ask a run to end. A closed terminal sends SIGHUP; clusters send the others before a time limit.
 OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS = (signal.SIGTERM, *OTHERS)
+WARNING = signal.SIGUSR1  # after it a job of Slurm goes back into the queue; Lightning knows it by the same signal
 
 
 class Signals:
     """Sets signal handlers, and puts the earlier ones back.
 
     A signal of `OTHERS` that the process ignores is left alone, because under nohup a run must continue. With `gently`,
-    a signal that already has a handler is left alone too, for example Lightning's on SLURM.
+    a signal that already has a handler is left alone too.
     """
 
     def __init__(self) -> None:
@@ -59,10 +60,10 @@ class Ending:
 
     [Note: the same step]
     `wish` only sets a flag, on any rank at any time. At its next question this rank writes into torch's store how many
-    phases it has played. Every rank ends when it asks after having played more phases than that. No rank can miss the
-    number. A phase reduces gradients, so it ends on no rank before it has begun on all. The writing rank begins its
-    next phase after it has written, so every other rank that has played this phase finds the number. So a question is
-    one query to rank 0's host, and waits for no other rank.
+    phases it has played, and which signal it got. Every rank ends when it asks after having played more phases than
+    that. No rank can miss the number. A phase reduces gradients, so it ends on no rank before it has begun on all. The
+    writing rank begins its next phase after it has written, so every other rank that has played this phase finds the
+    number. So a question is one query to rank 0's host, and waits for no other rank.
 
     [Note: how often]
     A query takes longer than the smallest step's arithmetic. So the ranks ask after every step only at first; then
@@ -80,13 +81,16 @@ class Ending:
         self.played = 0  # phases
         self.due = False
         self.wished = False
+        self.signal = 0  # that ends the run, once it is due: the same on all ranks; 0 without a signal
+        self._noted = 0
         self.stride = 1  # steps from one question to the next
         self._looked = self._looks = 0
         self._began = 0.0
 
-    def wish(self, *_: Any) -> None:
+    def wish(self, number: int = 0, *_: Any) -> None:
         """Ask the run to end soon. It can be used as a signal handler."""
-        self.wished = True
+        if not self.wished:
+            self._noted, self.wished = int(number), True
 
     def look(self) -> bool:
         """Whether to end here. The answer stays the same until the next phase is played."""
@@ -94,7 +98,7 @@ class Ending:
             self._looked = self.played
             self._looks += 1
             if self.store is None:
-                self.due = self.wished
+                self.due, self.signal = self.wished, self._noted
             elif self._looks % self.stride == 0:
                 self.due = self._written()
                 self._measure()
@@ -102,11 +106,12 @@ class Ending:
 
     def _written(self) -> bool:
         if self.wished:
-            played = int(self.store.compare_set(self.key, "", str(self.played)))  # only the first one counts
+            written = self.store.compare_set(self.key, "", f"{self.played} {self._noted}")  # only the first one counts
         elif self.store.check([self.key]):
-            played = int(self.store.get(self.key))
+            written = self.store.get(self.key)
         else:
             return False
+        played, self.signal = map(int, written.split())
         return self.played > played
 
     def _measure(self) -> None:

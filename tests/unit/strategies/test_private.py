@@ -51,6 +51,9 @@ def test_what_a_trainer_keeps_is_still_there():
     assert hasattr(trainer._logger_connector, "should_update_logs")
     assert hasattr(trainer._accelerator_connector, "use_distributed_sampler")
     assert hasattr(trainer._signal_connector, "_sigterm_notifier_fn")
+    assert hasattr(trainer._signal_connector, "_slurm_sigusr_handler_fn")
+    assert hasattr(trainer._accelerator_connector, "cluster_environment")
+    assert hasattr(trainer._checkpoint_connector, "hpc_save_path")
     assert hasattr(trainer.fit_loop.epoch_loop.manual_optimization, "optim_step_progress")
 
 

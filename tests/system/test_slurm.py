@@ -1,0 +1,248 @@
+"""On a real Slurm: a job over two nodes is warned, saves, goes back into the queue, and ends as if never disturbed."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from gan.fit import command as fit
+from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.saved import read_checkpoint
+from tests.support.slurm import cluster as started
+
+pytestmark = pytest.mark.alone
+ROOT = Path(__file__).parents[2]
+STEPS = 8
+RUN = '''
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from datasets import GlobalLoader
+from gan.runs import Run
+from tests.support.hard_games import Plain
+
+
+class Placed(Plain):
+    """In a job its ranks write where they are. When it starts for the first time, its third step waits for a signal."""
+
+    def on_train_start(self):
+        trainer, begins = self.trainer, os.environ.get("SLURM_RESTART_COUNT", "0")
+        place = trainer.global_rank, trainer.local_rank, trainer.world_size, trainer.node_rank, trainer.global_step
+        if "SLURM_JOB_ID" in os.environ:
+            Path(f"place-{begins}-{trainer.global_rank}").write_text(json.dumps(place))
+
+    def on_train_batch_start(self, batch, number):
+        ending = self.trainer.strategy.ending
+        if self.step == 2 and "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
+            Path(f"waits-{self.trainer.global_rank}").touch()
+            while not ending.wished:
+                time.sleep(0.01)
+
+    def train_dataloader(self):
+        numbers = torch.randn(48, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return GlobalLoader([{"x": row} for row in numbers], batch_size=16)
+
+
+def placed(max_steps: int = 8) -> Run:
+    """Three batches an epoch."""
+    return Run(Placed(), None, max_steps)
+'''
+OPTIONS = (
+    "--run",
+    "../placed_run.py:placed",
+    "--accelerator",
+    "cpu",
+    "--precision",
+    "64-true",
+    "--sample-every",
+    "100",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("slurm")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All tests open one file, because a process cannot have two modules of one name."""
+    folder = tmp_path_factory.mktemp("placed")
+    (folder / "placed_run.py").write_text(RUN)
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    here = folder / str(len(list(folder.iterdir())))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return here
+
+
+def script(capsys, *more):
+    """What gan.fit prints for two machines with two devices each."""
+    assert fit.main([*OPTIONS, "--slurm", "--nodes", "2", "--devices", "2", *more]) == 0
+    return capsys.readouterr().out
+
+
+def submit(cluster, text, *more):
+    """The number of the job. The nodes have no names of their own on this machine."""
+    Path("job.sh").write_text(text)
+    environment = {"PYTHONPATH": f"{ROOT}:..", "MASTER_ADDR": "127.0.0.1"}
+    return cluster.call("sbatch", "--parsable", "--cpus-per-task=1", *more, "job.sh", **environment)
+
+
+def final(run, step=STEPS):
+    """Every tensor of a checkpoint, by where it is: weights, averages, optimizers, random states."""
+    found = read_checkpoint(run / f"checkpoints/step-{step:06d}.ckpt")
+    tensors = {}
+
+    def walk(tree, path):
+        if isinstance(tree, torch.Tensor):
+            tensors[path] = tree
+        elif isinstance(tree, dict | list | tuple):
+            for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+                walk(value, f"{path}/{key}")
+
+    walk({name: found[name] for name in ("state_dict", "players", "optimizer_states")}, "")
+    return tensors
+
+
+def without_slurm(folder, out, *more):
+    """The same training by ranks that are there, or by one process."""
+    os.chdir(folder)
+    rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", 0))
+    assert fit.main([*OPTIONS, "--out", out, *more]) == 0
+
+
+def told(cluster, here, job, ranks, number):
+    """Send a signal to all ranks of a job, which wait for it in their third step."""
+    cluster.until("the ranks do not train", lambda: len(list(here.glob("waits-*"))) == ranks, 180)
+    cluster.call("scancel", f"--signal={number}", job)
+
+
+@pytest.mark.parametrize("limit", [(), pytest.param(("--time=2", "--signal=USR1@10"), marks=pytest.mark.slow)])
+def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(limit, cluster, here, ranks, capsys):
+    """Warned by hand, or by Slurm itself before a time limit of two minutes."""
+    job = submit(cluster, script(capsys, "--strategy", "zero3"), *limit)
+    if not limit:
+        told(cluster, here, job, 4, "USR1")
+    ranks(4).run(without_slurm, here, "unbroken", "--strategy", "zero3", "--devices", "4")
+    for steps in (STEPS, STEPS - 1):
+        without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps))
+    ended, said = cluster.wait(job, 240), (here / f"placed-{job}.log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    assert f"job {job} goes back into the queue, to go on by itself\n" in said
+    (stopped,) = map(int, re.findall(r"^stopped at step (\d), all saved", said, re.MULTILINE))
+    assert stopped in (3, 4)
+    # Rank, local rank, world size and node as each process has them, and the step at which it began.
+    for begins, step in ((0, 0), (1, stopped)):
+        places = [json.loads((here / f"place-{begins}-{rank}").read_text()) for rank in range(4)]
+        assert places == [[0, 0, 4, 0, step], [1, 1, 4, 0, step], [2, 0, 4, 1, step], [3, 1, 4, 1, step]]
+    broken, whole = final(here / "runs/001-placed"), final(here / "unbroken/001-placed")
+    assert len(whole) > 30 and distance(broken, whole) == 0
+    assert distance(broken, final(here / "alone/001-placed")) < EXACT
+    assert distance(broken, final(here / "alone/002-placed", STEPS - 1)) > BROKEN  # a step that was lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "options", "words"),
+    [
+        ("TERM", (), None),
+        ("USR1", ("--no-requeue",), "Slurm did not take it: "),
+    ],
+)
+def test_a_job_that_may_not_go_on_by_itself_is_saved_and_ends(number, options, words, cluster, here, capsys):
+    """A person has ended it, or does not want it back in the queue."""
+    job = submit(cluster, script(capsys, "--strategy", "zero3"), *options)
+    told(cluster, here, job, 4, number)
+    ended, said = cluster.wait(job, 60), (here / f"placed-{job}.log").read_text()
+    assert ended["Restarts"] == "0", said
+    assert ("goes back into the queue" in said) == (words is not None)
+    assert words is None or words in said
+    assert re.search(r"^stopped at step [34], all saved", said, re.MULTILINE)
+    assert len(list(here.glob("runs/001-placed/checkpoints/*.ckpt"))) == 1
+
+
+@pytest.mark.slow
+def test_a_job_whose_machine_is_taken_away_is_saved_and_goes_on_too(cluster, here, capsys):
+    """Slurm ends the tasks by SIGTERM, and puts the job back into the queue by itself."""
+    job = submit(cluster, script(capsys, "--strategy", "zero3"))
+    cluster.until("the ranks do not train", lambda: len(list(here.glob("waits-*"))) == 4, 180)
+    cluster.call("scontrol", "update", "nodename=node2", "state=down", "reason=test")
+    without_slurm(here, "alone", "--strategy", "single")
+    cluster.wait(job, 30, {"PENDING"})
+    cluster.call("scontrol", "update", "nodename=node2", "state=resume", check=False)  # or it is back by itself
+    ended, said = cluster.wait(job, 120), (here / f"placed-{job}.log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    assert json.loads((here / "place-1-3").read_text()) in ([3, 1, 4, 1, 3], [3, 1, 4, 1, 4])
+    assert distance(final(here / "runs/001-placed"), final(here / "alone/001-placed")) < EXACT
+
+
+PROGRAM = """
+from lightning import Trainer, seed_everything
+from placed_run import Placed
+from strategies import PhaseStrategy
+
+seed_everything(0)
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer = Trainer(
+    strategy=PhaseStrategy("zero3"), accelerator="cpu", devices=2, max_steps=8, precision="64-true", **quiet
+)
+trainer.fit(Placed())
+trainer.save_checkpoint("end/checkpoints/step-000008.ckpt")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_with_a_trainer_goes_on_from_the_checkpoint_that_lightning_finds(cluster, here):
+    Path("program.py").write_text(PROGRAM)
+    Path("end/checkpoints").mkdir(parents=True)
+    text = f"#!/bin/bash\nexport OMP_NUM_THREADS=1\nsrun {sys.executable} program.py\n"
+    job = submit(cluster, text, "--ntasks-per-node=2", "--output=said", "--open-mode=append", "--requeue")
+    told(cluster, here, job, 2, "USR1")
+    for steps in (STEPS, STEPS - 1):
+        without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps))
+    ended, said = cluster.wait(job, 120), Path("said").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    assert [path.name for path in here.glob("hpc_ckpt*")] == ["hpc_ckpt_1.ckpt"]
+    assert json.loads(Path("place-1-0").read_text())[-1] in (3, 4)
+    assert distance(final(here / "end"), final(here / "alone/001-placed")) < EXACT
+    assert distance(final(here / "end"), final(here / "alone/002-placed", STEPS - 1)) > BROKEN
+
+
+# ---- what is a rank, and what is a person at a terminal ----
+
+ASKS = f"""{sys.executable} -c 'import runpy; s = runpy.run_path("{ROOT}/strategies/processes/slurm.py")
+print("rank" if s["started_by_srun"]() else "no rank", s["cpus"]())'"""
+
+
+def in_a_terminal(cluster, command):
+    """What a command prints that has a terminal."""
+    said = cluster.call("script", "--quiet", "--command", command, "/dev/null", SHELL="/bin/bash")
+    return [line.strip("\0^@") for line in said.splitlines() if "rank" in line]
+
+
+def test_tasks_of_srun_are_ranks_and_shells_of_persons_are_not(cluster, here):
+    """By the job's name, as Lightning tells them apart, srun inside of `salloc` and srun of a script are no ranks."""
+    Path("asks").write_text(f"#!/bin/bash\n{ASKS}\n")
+    Path("asks").chmod(0o755)
+    assert in_a_terminal(cluster, "salloc -Q -n2 ./asks") == ["no rank None"]
+    assert in_a_terminal(cluster, "srun -n2 --pty bash -c './asks; true'") == ["no rank None"]
+    assert in_a_terminal(cluster, "srun -n2 --pty bash -c 'srun --overlap -n2 ./asks; true'") == ["rank 1"] * 2
+    assert in_a_terminal(cluster, "salloc -Q -N2 --ntasks-per-node=2 -c3 srun -c3 bash ./asks") == ["rank 3"] * 4
+    assert cluster.call("srun", "-N2", "-n3", "bash", "./asks").split("\n") == ["rank 1"] * 3
+    cluster.call("sbatch", "--wait", "-n2", "--output=said", "asks")
+    assert Path("said").read_text() == "no rank None\n"

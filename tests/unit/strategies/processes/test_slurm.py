@@ -1,0 +1,63 @@
+"""What Slurm's variables say of a task, and what is said where a job cannot go back into the queue."""
+
+import os
+
+import pytest
+
+from strategies.processes import slurm
+
+TASK = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_NODEID": "1",
+    "SLURM_CPUS_ON_NODE": "7",
+}
+
+
+def test_a_task_of_srun_is_a_rank_and_the_script_of_a_job_is_none():
+    assert slurm.started_by_srun(TASK)
+    assert not slurm.started_by_srun({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+    assert not slurm.started_by_srun({})
+
+
+@pytest.mark.parametrize(("terminal", "rank"), [(True, False), (False, True)])
+def test_what_is_typed_in_the_shell_of_a_step_is_no_rank(terminal, rank, monkeypatch):
+    """The task is another process, which reads from a terminal."""
+    monkeypatch.setattr(os, "readlink", lambda path: {"/proc/7/fd/0": "/dev/pts/3" if terminal else "/dev/null"}[path])
+    assert slurm.started_by_srun({**TASK, "SLURM_TASK_PID": "7"}) == rank
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # it is this one: srun --pty python -m gan.fit
+    assert slurm.started_by_srun({**TASK, "SLURM_TASK_PID": "7"})
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "count"), [("4", 0, 4), ("2(x3),1", 2, 2), ("2(x3),1", 3, 1), ("1,3(x2),2", 2, 3)]
+)
+def test_the_tasks_of_a_node_are_counted(text, node, count):
+    assert slurm.tasks_here({"SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(node)}) == count
+
+
+def test_a_rank_has_the_cpus_that_were_asked_for_or_its_part_of_the_nodes():
+    assert slurm.cpus({**TASK, "SLURM_CPUS_PER_TASK": "5"}) == 5
+    assert slurm.cpus(TASK) == 3  # of 7, two tasks
+    assert slurm.cpus({**TASK, "SLURM_CPUS_ON_NODE": "1"}) == 1
+    assert slurm.cpus({"SLURM_CPUS_PER_TASK": "5"}) is None
+
+
+def test_a_job_of_an_array_is_named_by_both_numbers():
+    assert slurm.job({"SLURM_JOB_ID": "12"}) == "12"
+    assert slurm.job({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "1"}) == "12_1"
+    assert slurm.job({}) is None
+
+
+def test_a_job_goes_back_into_the_queue_or_it_is_said_why_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert "scontrol" in slurm.requeue()  # there is none
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked\n")
+    scontrol.chmod(0o755)
+    assert slurm.requeue() is None
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
+    scontrol.write_text("#!/bin/sh\necho it is disabled >&2\nexit 1\n")
+    assert slurm.requeue() == "it is disabled"
