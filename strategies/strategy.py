@@ -55,7 +55,9 @@ class PhaseStrategy(SavingStrategy):
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
     `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py).
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
-    group are Lightning's own: the other arguments are those of its DDPStrategy.
+    group are Lightning's own: the other arguments are those of its DDPStrategy. `start_method` "spawn" starts the ranks
+    from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl or mpi; without it nccl on GPUs, else
+    gloo.
     """
 
     def __init__(

@@ -28,16 +28,22 @@ from strategies.processes.stopping import Stopped
 
 @dataclass(frozen=True)
 class Computer:
-    """The devices that a run computes on."""
+    """The devices that a run computes on. `chosen` are the numbers of its GPUs; without them it takes the first."""
 
     accelerator: str
     devices: int
     nodes: int
+    chosen: tuple[int, ...] = ()
 
     @property
     def processes(self) -> int:
         """On all nodes together."""
         return self.devices * self.nodes
+
+    def device(self, local_rank: int) -> str:
+        if self.accelerator == "cpu":
+            return "cpu"
+        return f"cuda:{self.chosen[local_rank] if self.chosen else local_rank}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,7 +69,12 @@ def _fit(argv: list[str] | None) -> None:
         rank_zero_only.rank = rank_zero_only.rank or 1
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
-    strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
+    strategy = PhaseStrategy(
+        settings.strategy,
+        check=settings.check,
+        check_replicas=settings.debug,
+        process_group_backend=settings.backend,
+    )
     computer = machine(settings)
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
@@ -112,7 +123,7 @@ def train(
     trainer = Trainer(
         strategy=strategy,
         accelerator=computer.accelerator,
-        devices=computer.devices,
+        devices=list(computer.chosen) or computer.devices,
         num_nodes=computer.nodes,
         precision=settings.precision,
         max_steps=run.max_steps,
@@ -157,15 +168,19 @@ def machine(settings: Namespace) -> Computer:
         raise UserError("there is no GPU here; type --accelerator cpu")
     if accelerator == "cpu" and settings.precision == "16-mixed":
         raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
+    chosen, devices = _chosen(settings.devices, accelerator, gpus), settings.devices
+    if chosen:
+        devices = len(chosen)
     place = launched()
     if place is not None and not (settings.strategy == "dp" and place.world_size == 1):
-        if settings.devices not in ("auto", place.local_size):
-            advice = f"leave --devices out, or {place.advice(settings.devices)}"
+        if devices not in ("auto", place.local_size):
+            advice = f"leave --devices out, or {place.advice(devices)}"
             raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
         if accelerator == "gpu" and place.local_size > gpus:
-            raise UserError(f"{place}, and each sees {gpus} GPUs; {place.advice(gpus)}, or --accelerator cpu")
-        return Computer(accelerator, place.local_size, place.nodes)
-    devices = settings.devices
+            raise UserError(
+                f"{place}, and the GPUs that each sees are {gpus}; {place.advice(gpus)}, or --accelerator cpu"
+            )
+        return Computer(accelerator, place.local_size, place.nodes, chosen)
     if devices == "auto":
         single = settings.strategy == "single"
         devices = 1 if single else gpus if accelerator == "gpu" else min(2, os.cpu_count() or 1)
@@ -173,7 +188,21 @@ def machine(settings: Namespace) -> Computer:
         raise UserError(f"--devices {devices}: there are {gpus} GPUs here; type --devices {gpus}")
     if accelerator == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // devices))
-    return Computer(accelerator, devices, settings.num_nodes)
+    return Computer(accelerator, devices, settings.num_nodes, chosen)
+
+
+def _chosen(devices: int | str, accelerator: str, gpus: int) -> tuple[int, ...]:
+    """The numbers of GPUs in `0,2`; none where `devices` is a number of devices or auto."""
+    if isinstance(devices, int) or devices == "auto":
+        return ()
+    chosen = tuple(int(number) for number in devices.split(",") if number)
+    if accelerator == "cpu":
+        raise UserError(f"--devices {devices} chooses GPUs, and this is for the CPU; type --devices {len(chosen)}")
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"--devices {devices} names a GPU twice; each rank needs one of its own")
+    if max(chosen) >= gpus:
+        raise UserError(f"--devices {devices}: the GPUs here have numbers from 0 to {gpus - 1}")
+    return chosen
 
 
 def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:

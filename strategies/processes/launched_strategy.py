@@ -15,6 +15,7 @@ from strategies.assignment import check_ranks
 from strategies.choice import Choice
 from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
+from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.launched import environment, launched
 from strategies.processes.launcher import launcher
@@ -34,6 +35,8 @@ class LaunchedStrategy(DDPStrategy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self._process_group_backend is not None:
+            check_backend(self._process_group_backend)
         self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
         self.signals = Signals()
         self.survivor: Survivor | None = None
@@ -73,7 +76,11 @@ class LaunchedStrategy(DDPStrategy):
             )
         check_ranks(self.choice, ranks)
         if ranks > 1:
+            check_device(self._get_process_group_backend(), self.root_device)
             self._launcher = launcher(self, self._start_method)
+
+    def _get_process_group_backend(self) -> str:
+        return with_store(super()._get_process_group_backend())
 
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are connected, so that they end together."""
