@@ -41,6 +41,7 @@ class LaunchedStrategy(DDPStrategy):
         self.signals = Signals()
         self.survivor: Survivor | None = None
         self.advice = ""  # the command to type after a rank was lost
+        self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
 
     @property
     def cluster_environment(self) -> ClusterEnvironment | None:

@@ -52,13 +52,23 @@ class Scripts(ScriptLauncher):
 
 
 class Functions(FunctionLauncher):
-    """Starts processes that call the function, as notebooks need it. The starting process names one that failed."""
+    """Starts processes that call the function, as notebooks need it. The starting process names one that failed.
+
+    When they have ended, rank 0 hands its weights over to the starting process, in a file.
+    """
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
+        self._strategy.handing_over = True
+        try:
+            return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
+        finally:
+            self._strategy.handing_over = False
 
 
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
     strategy.survivor = Survivor(environment.node_rank() * strategy.num_processes + environment.local_rank())
-    return strategy.survivor.run(function, *args, **kwargs)
+    strategy.handing_over = False
+    result = strategy.survivor.run(function, *args, **kwargs)
+    strategy.handing_over = True
+    return result
