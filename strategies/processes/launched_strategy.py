@@ -1,6 +1,8 @@
 """The part of PhaseStrategy that starts the ranks, connects them, and ends them together."""
 
+import os
 import secrets
+import socket
 from typing import Any
 
 import torch
@@ -33,8 +35,9 @@ class LaunchedStrategy(DDPStrategy):
     choice: dict[str, Choice]
     threaded: bool
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, init_method: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.init_method = init_method
         if self._process_group_backend is not None:
             check_backend(self._process_group_backend)
         self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
@@ -86,6 +89,7 @@ class LaunchedStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are connected, so that they end together."""
         if self.num_processes * self.num_nodes > 1:
+            self._meet()
             super().setup_distributed()
             if self.survivor is not None:
                 host = self.cluster_environment.main_address
@@ -93,6 +97,18 @@ class LaunchedStrategy(DDPStrategy):
                 self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
         else:
             self.set_world_ranks()
+
+    def _meet(self) -> None:
+        """Make the process group by `init_method`. Without it Lightning makes it, at MASTER_ADDR and MASTER_PORT."""
+        if self.init_method is None or dist.is_initialized():
+            return
+        self.set_world_ranks()
+        backend, where = self._get_process_group_backend(), self.init_method
+        dist.init_process_group(
+            backend, init_method=where, timeout=self._timeout, rank=self.global_rank, world_size=self.world_size
+        )
+        if "MASTER_ADDR" not in os.environ:
+            os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""

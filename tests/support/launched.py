@@ -58,7 +58,9 @@ def play(game: Noted, devices: int = 1, nodes: int = 1, **settings: Any) -> None
     seed_everything(0, verbose=False)
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     devices = dict(accelerator="cpu", devices=devices, num_nodes=nodes)
-    Trainer(strategy=PhaseStrategy("ddp", **settings), max_steps=STEPS, precision="64-true", **devices, **quiet).fit(game)
+    Trainer(strategy=PhaseStrategy("ddp", **settings), max_steps=STEPS, precision="64-true", **devices, **quiet).fit(
+        game
+    )
 
 
 def main() -> None:
@@ -67,6 +69,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--start-method", default="popen")
+    parser.add_argument("--init-method")
     parser.add_argument("--local-rank", help="torch.distributed.launch gives it; the environment says the same")
     typed = parser.parse_args()
-    play(Noted(), typed.devices, typed.nodes, start_method=typed.start_method)
+    game = Noted()
+    play(game, typed.devices, typed.nodes, start_method=typed.start_method, init_method=typed.init_method)
+    if typed.start_method != "popen":
+        torch.save(game.state_dict(), Path(os.environ["NOTES"]) / "handed-over")

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,12 @@ def start(commands: list[Command], folder: Path, seconds: float = 150) -> Notes:
     (folder / "program.py").write_text(PROGRAM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
     kept |= dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", NOTES=str(folder), CUDA_VISIBLE_DEVICES="")
-    started, logs = [], []
-    for command in commands:
-        logs.append(tempfile.TemporaryFile("w+"))
+    started, logs = [], [folder / f"{number}.log" for number in range(len(commands))]
+    for command, log in zip(commands, logs, strict=True):
         environment = {**kept, **{name: str(value) for name, value in command.variables.items()}}
-        words, streams = [command.program, *command.words], dict(stdout=logs[-1], stderr=subprocess.STDOUT)
-        started.append(subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **streams))
+        with log.open("w") as said:
+            words, streams = [command.program, *command.words], dict(stdout=said, stderr=subprocess.STDOUT)
+            started.append(subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **streams))
     try:
         codes = [process.wait(timeout=seconds) for process in started]
     except subprocess.TimeoutExpired:
@@ -63,9 +62,7 @@ def start(commands: list[Command], folder: Path, seconds: float = 150) -> Notes:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if any(codes):
-        for log in logs:
-            log.seek(0)
-        raise AssertionError("\n".join([f"exit {codes}", *(log.read()[-4000:] for log in logs)]))
+        raise AssertionError("\n".join([f"exit {codes}", *(log.read_text()[-4000:] for log in logs)]))
     notes = [torch.load(path) for path in folder.glob("*.pt")]
     return sorted(notes, key=lambda note: note[0]["rank"])
 

@@ -112,7 +112,7 @@ def test_the_run_may_be_the_first_word(parse):
     assert parse(["r3gan-faces", "--latent", "7"]) == parse(["--run", "r3gan-faces", "--latent", "7"])
     with pytest.raises(UserError, match="the run is named twice, by 'r3gan-faces' and by --run; leave --run out"):
         parse(["r3gan-faces", "--run=pix2pix-faces"])
-    with pytest.raises(UserError, match="unknown run ''|--run is empty"):
+    with pytest.raises(UserError, match=r"unknown run ''|--run is empty"):
         parse(["", "--latent", "7"])
 
 

@@ -72,7 +72,7 @@ def test_ranks_by_hand_on_this_host_need_no_local_world_size():
     assert launched(here) == Launched("environment", 1, 1, 2, 2, 0)
 
 
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
 def test_what_a_person_forgot_is_named(name):
     with pytest.raises(UserError, match=f"RANK=3 and WORLD_SIZE=4 say .*; also set {name} "):
         launched({each: value for each, value in BY_HAND.items() if each != name})
@@ -139,7 +139,16 @@ def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(sta
 
 def test_mpirun_over_several_hosts_is_told_where_they_meet(started):
     started(MPI)
-    with pytest.raises(UserError, match=r"ranks on 2 hosts; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"):
+    words = "one of 4 ranks and MASTER_.* is not set; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+    for name in ("main_address", "main_port"):
+        with pytest.raises(UserError, match=words):
+            getattr(Given(launched()), name)
+
+
+def test_ranks_by_hand_are_asked_where_they_meet_when_they_need_it(started):
+    started({name: value for name, value in BY_HAND.items() if not name.startswith("MASTER_")})
+    assert launched().world_size == 4
+    with pytest.raises(UserError, match=r"one of 4 ranks and MASTER_ADDR is not set; .* a free port of it: set both"):
         _ = Given(launched()).main_address
 
 
