@@ -58,11 +58,14 @@ class Functions(FunctionLauncher):
     """
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        self._strategy.handing_over = True
+        strategy = self._strategy
+        if trainer is not None:  # the weights must have their dtype here too, to be taken over as they are
+            strategy.precision_plugin.convert_module(trainer.lightning_module)
+        strategy.handing_over = True
         try:
-            return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
+            return super().launch(partial(_survive, strategy, function), *args, trainer=trainer, **kwargs)
         finally:
-            self._strategy.handing_over = False
+            strategy.handing_over = False
 
 
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

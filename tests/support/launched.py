@@ -57,10 +57,9 @@ def noted() -> Run:
 def play(game: Noted, devices: int = 1, nodes: int = 1, **settings: Any) -> None:
     seed_everything(0, verbose=False)
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    devices = dict(accelerator="cpu", devices=devices, num_nodes=nodes)
-    Trainer(strategy=PhaseStrategy("ddp", **settings), max_steps=STEPS, precision="64-true", **devices, **quiet).fit(
-        game
-    )
+    strategy = PhaseStrategy("ddp", **settings)
+    where = dict(accelerator="cpu", devices=devices, num_nodes=nodes)
+    Trainer(strategy=strategy, max_steps=STEPS, precision="64-true", **where, **quiet).fit(game)
 
 
 def main() -> None:

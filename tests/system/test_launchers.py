@@ -14,84 +14,71 @@ from tests.support.parity import BROKEN, EXACT, distance
 
 TWO = ("--nproc-per-node", "2")
 MPIRUN = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable)
-NEEDS = {"mpirun": shutil.which("mpirun"), "accelerate": find_spec("accelerate")}
+ACCELERATE = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port")
+FOUND = {"mpirun": shutil.which("mpirun"), "accelerate": find_spec("accelerate")}
 slow = pytest.mark.slow
 
 
-def needs(name):
-    return pytest.mark.skipif(not NEEDS[name], reason=f"{name} is not installed")
+def by_hand(*words, **variables):
+    """The commands of two ranks, with the variables that a person would set for each."""
+    return [Command(list(words), variables=dict(RANK=r, WORLD_SIZE=2, LOCAL_RANK=r, **variables)) for r in range(2)]
 
 
-def by_hand(words, **variables):
-    """The commands of two ranks, with the variables that a person would set."""
-    here = dict(WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port())
-    return [Command(words, variables={**here, "RANK": rank, "LOCAL_RANK": rank, **variables}) for rank in range(2)]
+def torchrun(*words, module=TORCHRUN):
+    return Command([*module, "--nproc-per-node", *words])
 
 
-def by_hand_without_address(words, where):
-    """The same for ranks that meet in another place."""
-    given = dict(WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
-    return [
-        Command([*words, "--init-method", where], variables={**given, "RANK": rank, "LOCAL_RANK": rank})
-        for rank in range(2)
-    ]
-
-
+# What is typed, from a folder and a free port.
 ON_ONE_HOST = {
-    "gan.fit": lambda _: [Command([*RUN, "--devices", "2"])],
-    "a script": lambda _: [Command(SCRIPT)],
-    "spawn": lambda _: [Command([*SCRIPT, "--start-method", "spawn"])],
-    "fork": lambda _: [Command([*SCRIPT, "--start-method", "fork"])],
-    "torchrun": lambda _: [Command([*TORCHRUN, *TWO, "--master-port", str(port()), *RUN])],
-    "torchrun, a script": lambda _: [Command([*TORCHRUN, *TWO, "--master-port", str(port()), *SCRIPT])],
-    "torchrun --standalone": lambda _: [Command([*TORCHRUN, *TWO, "--standalone", *RUN])],
-    "torchrun --rdzv-endpoint": lambda _: [
-        Command([*TORCHRUN, *TWO, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port()}", *SCRIPT])
-    ],
-    "launch": lambda _: [Command([*LAUNCH, *TWO, "--master-port", str(port()), *RUN])],
-    "launch, a script": lambda _: [Command([*LAUNCH, *TWO, "--master-port", str(port()), *SCRIPT])],
-    "launch --use-env": lambda _: [Command([*LAUNCH, *TWO, "--use-env", "--master-port", str(port()), *RUN])],
-    "accelerate": lambda _: [
-        Command(["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", *at_port(), *RUN])
-    ],
-    "accelerate, a script": lambda _: [
-        Command(["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", *at_port(), *SCRIPT])
-    ],
-    "mpirun": lambda _: [Command([*MPIRUN, *RUN], program="mpirun")],
-    "mpirun, a script": lambda _: [Command([*MPIRUN, *SCRIPT], program="mpirun")],
-    "by hand": lambda _: by_hand(RUN),
-    "by hand, tcp": lambda _: by_hand_without_address(SCRIPT, f"tcp://127.0.0.1:{port()}"),
-    "by hand, a file": lambda folder: by_hand_without_address(SCRIPT, f"file://{folder}/meet"),
-}
-OFTEN = ("fork", "torchrun", "mpirun")
-MARKS = {"mpirun": needs("mpirun"), "accelerate": needs("accelerate")}
-
-
-def at_port():
-    return "--main_process_port", str(port())
-
-
-def two_nodes(*words):
-    return [Command([*TORCHRUN, "--nproc-per-node", "1", *words, *RUN]) for _ in range(2)]
-
-
-def numbered():
-    address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port()))
-    return [
-        Command([*TORCHRUN, "--nproc-per-node", "1", *address, "--node-rank", str(node), *SCRIPT, "--devices", "1"])
-        for node in range(2)
-    ]
-
-
-ON_TWO = {
-    "torchrun --nnodes 1:2": lambda: two_nodes(
-        *("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port()}")
+    "gan.fit": lambda folder, port: [Command([*RUN, "--devices", "2"])],
+    "script": lambda folder, port: [Command(SCRIPT)],
+    "spawn": lambda folder, port: [Command([*SCRIPT, "--start-method", "spawn"])],
+    "fork": lambda folder, port: [Command([*SCRIPT, "--start-method", "fork"])],
+    "torchrun": lambda folder, port: [torchrun("2", "--master-port", port, *RUN)],
+    "torchrun script": lambda folder, port: [torchrun("2", "--master-port", port, *SCRIPT)],
+    "torchrun --standalone": lambda folder, port: [torchrun("2", "--standalone", *RUN)],
+    "torchrun --rdzv-endpoint": lambda folder, port: [torchrun("2", *c10d(port), *SCRIPT)],
+    "launch": lambda folder, port: [torchrun("2", "--master-port", port, *RUN, module=LAUNCH)],
+    "launch script": lambda folder, port: [torchrun("2", "--master-port", port, *SCRIPT, module=LAUNCH)],
+    "launch --use-env": lambda folder, port: [torchrun("2", "--use-env", "--master-port", port, *RUN, module=LAUNCH)],
+    "accelerate": lambda folder, port: [Command([*ACCELERATE, port, *RUN])],
+    "accelerate script": lambda folder, port: [Command([*ACCELERATE, port, *SCRIPT])],
+    "mpirun": lambda folder, port: [Command([*MPIRUN, *RUN], program="mpirun")],
+    "mpirun script": lambda folder, port: [Command([*MPIRUN, *SCRIPT], program="mpirun")],
+    "by hand": lambda folder, port: by_hand(*RUN, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+    "by hand, tcp": lambda folder, port: by_hand(
+        *SCRIPT, "--init-method", f"tcp://127.0.0.1:{port}", LOCAL_WORLD_SIZE=2
     ),
-    "torchrun --node-rank": lambda: [
-        Command([*each.words, "--nodes", "2"], each.program, each.variables) for each in numbered()
-    ],
-    "by hand": lambda: by_hand([*SCRIPT, "--devices", "1", "--nodes", "2"], LOCAL_RANK=0, LOCAL_WORLD_SIZE=1),
+    "by hand, file": lambda folder, port: by_hand(
+        *SCRIPT, "--init-method", f"file://{folder}/meet", LOCAL_WORLD_SIZE=2
+    ),
 }
+OF_TWO = [*SCRIPT, "--devices", "1", "--nodes", "2"]  # a Trainer of one's own must be told
+ON_TWO = {
+    "torchrun --nnodes 1:2": lambda port: [torchrun("1", "--nnodes", "1:2", *c10d(port), *RUN)] * 2,
+    "torchrun --node-rank": lambda port: [
+        torchrun(
+            "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--node-rank", node, *OF_TWO
+        )
+        for node in "01"
+    ],
+    "by hand, two nodes": lambda port: [
+        Command(each.words, variables={**each.variables, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1})
+        for each in by_hand(*OF_TWO, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    ],
+}
+OFTEN = ("fork", "torchrun", "mpirun", "by hand, two nodes")
+
+
+def c10d(port):
+    return "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"
+
+
+def marked(name):
+    """The launcher, with the marks of its test."""
+    program = name.split()[0]
+    missing = pytest.mark.skipif(not FOUND.get(program, True), reason=f"{program} is not installed")
+    return pytest.param(name, marks=[missing, *([] if name in OFTEN else [slow])])
 
 
 @pytest.fixture(scope="module")
@@ -116,28 +103,16 @@ def check(notes, one_device, local_size=2):
         assert distance(weights, one_device) <= EXACT
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(
-            name,
-            marks=[
-                *([MARKS[name.split(",")[0]]] if name.split(",")[0] in MARKS else []),
-                *([] if name in OFTEN else [slow]),
-            ],
-        )
-        for name in ON_ONE_HOST
-    ],
-)
+@pytest.mark.parametrize("launcher", [*map(marked, ON_ONE_HOST)])
 def test_two_ranks_of_one_host(launcher, one_device, tmp_path):
-    check(start(ON_ONE_HOST[launcher](tmp_path), tmp_path), one_device)
+    check(start(ON_ONE_HOST[launcher](tmp_path, str(port())), tmp_path), one_device)
     if launcher in ("spawn", "fork"):
         assert distance(torch.load(tmp_path / "handed-over"), one_device) <= EXACT
 
 
-@pytest.mark.parametrize("launcher", [name if name == "by hand" else pytest.param(name, marks=slow) for name in ON_TWO])
+@pytest.mark.parametrize("launcher", [*map(marked, ON_TWO)])
 def test_a_rank_on_each_of_two_nodes(launcher, one_device, tmp_path):
-    check(start(ON_TWO[launcher](), tmp_path), one_device, local_size=1)
+    check(start(ON_TWO[launcher](str(port())), tmp_path), one_device, local_size=1)
 
 
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16)])
