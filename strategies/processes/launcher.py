@@ -1,19 +1,22 @@
 """Lightning's launchers, but every rank trains inside a `Survivor`: if one rank ends, the others end and name it."""
 
 import atexit
+import contextlib
 import os
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, set_threads
+from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, same_command, set_threads
 from strategies.processes.launched import launched
 from strategies.processes.lost_ranks import Survivor
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
+_folder = os.getcwd()  # where the program was started, wherever it goes later
 
 
 def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
@@ -49,6 +52,26 @@ class Scripts(ScriptLauncher):
             atexit.register(survivor.at_exit)
         set_threads(num_processes=self.num_processes)
         return survivor.run(function, *args, **kwargs)
+
+    def _call_children_scripts(self) -> None:
+        """Start the same command for each other device, as a person typed it and where it was typed.
+
+        Lightning would add arguments under Hydra, by which all ranks write into the folder of the first one.
+        """
+        self._check_can_spawn_children()
+        environment = self.cluster_environment
+        os.environ.update(
+            MASTER_ADDR=environment.main_address,
+            MASTER_PORT=str(environment.main_port),
+            NODE_RANK=str(environment.node_rank()),
+            LOCAL_RANK="0",
+            WORLD_SIZE=str(self.num_processes * self.num_nodes),
+        )
+        with contextlib.chdir(_folder):
+            command = same_command()
+        for local_rank in range(1, self.num_processes):
+            variables = {**os.environ, "LOCAL_RANK": str(local_rank)}
+            self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder))
 
 
 class Functions(FunctionLauncher):
