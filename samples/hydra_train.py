@@ -10,6 +10,7 @@ for each of them, `outputs/NAME/rank-N`, with its configuration and its log.
 import os
 
 import hydra
+from hydra.utils import to_absolute_path
 from lightning import Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,7 +33,9 @@ def main(config: DictConfig) -> None:
     seed_everything(config.seed)
     run = build(config.run, **config.settings)
     trainer = Trainer(
-        strategy=PhaseStrategy(config.strategy), default_root_dir=f"outputs/{config.name}", **config.trainer
+        strategy=PhaseStrategy(config.strategy),
+        default_root_dir=to_absolute_path(f"outputs/{config.name}"),
+        **config.trainer,
     )
     trainer.fit(run.game, run.data)
 
