@@ -98,6 +98,11 @@ def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
     return SLURMEnvironment() if place.by == "slurm" else Given(place)
 
 
+def place_of(found: ClusterEnvironment | None) -> Launched | None:
+    """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
+    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | Given) else None
+
+
 def connect(place: Launched, backend: str) -> None:
     """Make the process group of ranks that somebody else started."""
     where = environment(LightningEnvironment())

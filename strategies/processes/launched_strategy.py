@@ -19,7 +19,7 @@ from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
-from strategies.processes.launched import environment, launched
+from strategies.processes.launched import environment, place_of
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -67,7 +67,7 @@ class LaunchedStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         """Refuse impossible choices before any process is started. A single process needs no launcher."""
-        place = launched()
+        place = place_of(self.cluster_environment)
         if self.threaded:
             others = max(self.num_nodes, place.world_size if place is not None else 1)
             if others > 1:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 
 from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, same_command, set_threads
-from strategies.processes.launched import launched
+from strategies.processes.launched import place_of
 from strategies.processes.lost_ranks import Survivor
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
@@ -21,7 +21,7 @@ _folder = os.getcwd()  # where the program was started, wherever it goes later
 
 def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
-    if start_method == "popen" or launched() is not None:
+    if start_method == "popen" or place_of(strategy.cluster_environment) is not None:
         return Scripts(strategy)
     return Functions(strategy, start_method=start_method)
 

@@ -120,6 +120,16 @@ def test_an_environment_of_a_persons_own_stays(started):
     assert PhaseStrategy("ddp", cluster_environment=own).cluster_environment is own
 
 
+def test_it_needs_no_variables_but_its_own(started):
+    """Kubeflow sets no LOCAL_RANK, and has one rank on each host."""
+    started({name: value for name, value in BY_HAND.items() if not name.startswith("LOCAL")})
+    strategy = PhaseStrategy("ddp", cluster_environment=KubeflowEnvironment())
+    made = trainer(strategy, 1, 1, num_nodes=4)
+    assert (made.global_rank, made.world_size, made.node_rank) == (3, 4, 3)
+    with pytest.raises(UserError, match="also set LOCAL_RANK"):
+        trainer(PhaseStrategy("ddp"), 1, 1, num_nodes=4)
+
+
 def test_a_batch_script_of_slurm_is_no_srun(started):
     started({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"})
     assert type(environment(SLURMEnvironment())) is LightningEnvironment
