@@ -16,6 +16,7 @@ from lightning.pytorch.overrides.distributed import _sync_module_states as broad
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
 from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
+from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
 from torch._C import _DisableFuncTorch as outside_transforms
@@ -28,6 +29,7 @@ __all__ = [
     "broadcast_coalesced",
     "broadcast_module",
     "outside_transforms",
+    "same_command",
     "set_threads",
 ]
 

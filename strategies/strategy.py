@@ -55,7 +55,10 @@ class PhaseStrategy(SavingStrategy):
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
     `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py).
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
-    group are Lightning's own: the other arguments are those of its DDPStrategy.
+    group are Lightning's own: the other arguments are those of its DDPStrategy. `start_method` "spawn" starts the ranks
+    from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl or mpi; without it nccl on GPUs, else
+    gloo. `init_method` is where ranks meet, if not at MASTER_ADDR and MASTER_PORT: `tcp://HOST:PORT`, or `file:///PATH`
+    on a disk that they share (a file that does not exist yet).
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class PhaseStrategy(SavingStrategy):
         check_replicas: bool = False,
         start_method: str = "popen",
         process_group_backend: str | None = None,
+        init_method: str | None = None,
         timeout: timedelta | None = default_pg_timeout,
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
@@ -80,6 +84,7 @@ class PhaseStrategy(SavingStrategy):
             cluster_environment=cluster_environment,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
+            init_method=init_method,
             timeout=timeout,
             start_method=start_method,
         )

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -30,7 +29,7 @@ EXAMPLES = """examples:
   python -m gan.evaluate runs/001-sean-faces --scores ssim,psnr
   python -m gan.evaluate RUN --inception weights-inception-2015-12-05-6726825d.pth --devices 4
   python -m gan.evaluate RUN --segmenter deeplabv3.pth      mIoU by a state dict of torchvision's
-  torchrun --nproc-per-node 4 -m -- gan.evaluate RUN
+  torchrun --nproc-per-node 4 -m gan.evaluate RUN
 """
 
 
@@ -80,13 +79,12 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
     add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, the first ones")
     add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
-    what = "processes; auto: all GPUs, or two on CPU"
-    add("--devices", type=PositiveInt | Literal["auto"], default="auto", help=what)
+    what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
+    add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     add("--data", type=str | None, default=None, help="where the run's pictures are, if they have moved")
     add("--out", type=Path, default=Path("runs"), help="where to look for the newest run")
-    argv = [options.underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    request = parser.parse_args(argv)
+    request = parser.parse_args(options.arguments(argv))
     request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
     return request
 
@@ -102,7 +100,7 @@ def _spawned(rank: int, request: Namespace, computer: Computer, meeting: str) ->
 
 def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> None:
     """The work of one process; the first one prints and saves the result."""
-    device = f"cuda:{local_rank}" if computer.accelerator == "gpu" else "cpu"
+    device = computer.device(local_rank)
 
     # All ranks open the checkpoint that the first one finds, since training may be writing newer ones.
     opened = failure = None

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -38,16 +37,22 @@ ON = "python -m gan.fit"
 
 @dataclass(frozen=True)
 class Computer:
-    """The devices that a run computes on."""
+    """The devices that a run computes on. `chosen` are the numbers of its GPUs; without them it takes the first."""
 
     accelerator: str
     devices: int
     nodes: int
+    chosen: tuple[int, ...] = ()
 
     @property
     def processes(self) -> int:
         """On all nodes together."""
         return self.devices * self.nodes
+
+    def device(self, local_rank: int) -> str:
+        if self.accelerator == "cpu":
+            return "cpu"
+        return f"cuda:{self.chosen[local_rank] if self.chosen else local_rank}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,9 +81,14 @@ def _fit(argv: list[str] | None) -> None:
         agent.end_with_launcher()
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
-    strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
+    strategy = PhaseStrategy(
+        settings.strategy,
+        check=settings.check,
+        check_replicas=settings.debug,
+        process_group_backend=settings.backend,
+    )
     if settings.slurm or settings.submit:
-        script = slurm_job.script(sys.argv[1:] if argv is None else argv, settings, strategy.threaded)
+        script = slurm_job.script(options.arguments(argv), settings, strategy.threaded)
         say(slurm_job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
@@ -87,7 +97,7 @@ def _fit(argv: list[str] | None) -> None:
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
-        start_ranks(settings, computer, out, sys.argv[1:] if argv is None else argv)
+        start_ranks(settings, computer, out, options.arguments(argv))
         return
     run = build(settings.run, **options.run_settings(settings))
     summary, all_settings = describe(run.game), options.dump(settings, settings.run)
@@ -157,7 +167,7 @@ def train(
     trainer = Trainer(
         strategy=strategy,
         accelerator=computer.accelerator,
-        devices=computer.devices,
+        devices=list(computer.chosen) or computer.devices,
         num_nodes=computer.nodes,
         precision=settings.precision,
         max_steps=run.max_steps,
@@ -202,23 +212,47 @@ def machine(settings: Namespace) -> Computer:
         raise UserError("there is no GPU here; type --accelerator cpu")
     if accelerator == "cpu" and settings.precision == "16-mixed":
         raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
+    chosen, devices = _chosen(settings.devices, accelerator, gpus), settings.devices
+    if chosen:
+        devices = len(chosen)
     place = launched()
     if place is not None and not (settings.strategy == "dp" and place.world_size == 1):
-        if settings.devices not in ("auto", place.local_size):
-            advice = f"leave --devices out, or {place.advice(settings.devices)}"
+        if devices not in ("auto", place.local_size):
+            advice = f"leave --devices out, or {place.advice(devices)}"
             raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
         if accelerator == "gpu" and place.local_size > gpus:
-            raise UserError(f"{place}, and each sees {gpus} GPUs; {place.advice(gpus)}, or --accelerator cpu")
-        return Computer(accelerator, place.local_size, place.nodes)
-    devices = settings.devices
+            raise UserError(
+                f"{place}, and the GPUs that each sees are {gpus}; {place.advice(gpus)}, or --accelerator cpu"
+            )
+        _share_cpus(accelerator, place.local_size)
+        return Computer(accelerator, place.local_size, place.nodes, chosen)
     if devices == "auto":
         single = settings.strategy == "single"
         devices = 1 if single else gpus if accelerator == "gpu" else min(2, os.cpu_count() or 1)
     if accelerator == "gpu" and devices > gpus:
         raise UserError(f"--devices {devices}: there are {gpus} GPUs here; type --devices {gpus}")
+    _share_cpus(accelerator, devices)
+    return Computer(accelerator, devices, options.nodes(settings.nodes)[1], chosen)
+
+
+def _share_cpus(accelerator: str, ranks: int) -> None:
+    """Give each rank of this host its part of the CPUs, unless OMP_NUM_THREADS says how many it has."""
     if accelerator == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // devices))
-    return Computer(accelerator, devices, options.nodes(settings.nodes)[1])
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+
+
+def _chosen(devices: int | str, accelerator: str, gpus: int) -> tuple[int, ...]:
+    """The numbers of GPUs in `0,2`; none where `devices` is a number of devices or auto."""
+    if isinstance(devices, int) or devices == "auto":
+        return ()
+    chosen = tuple(int(number) for number in devices.split(",") if number)
+    if accelerator == "cpu":
+        raise UserError(f"--devices {devices} chooses GPUs, and this is for the CPU; type --devices {len(chosen)}")
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"--devices {devices} names a GPU twice; each rank needs one of its own")
+    if max(chosen) >= gpus:
+        raise UserError(f"--devices {devices}: the GPUs here have numbers from 0 to {gpus - 1}")
+    return chosen
 
 
 def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:

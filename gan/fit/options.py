@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
 from gan.errors import UserError
 from gan.fit import folder
@@ -21,17 +21,20 @@ from strategies.strategy import POLICIES
 
 DEFAULT_RUN = "sean-faces"
 NAMED = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
+RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
+Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
-  python -m gan.fit --run cyclegan-faces --devices 1
-  python -m gan.fit --run sean-celebamask --data PATH   the published training on your pictures
+  python -m gan.fit cyclegan-faces --devices 1
+  python -m gan.fit sean-celebamask --data PATH       the published training on your pictures
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
-  python -m gan.fit --run r3gan-faces --help          the settings of that run
-  python -m gan.fit --run my_game.py:my_run           a run of your own: a function in a file or a module
+  python -m gan.fit r3gan-faces --help                the settings of that run
+  python -m gan.fit my_game.py:my_run                 a run of your own: a function in a file or a module
   python -m gan.fit --resume auto                     continue the newest run
-  torchrun --nproc-per-node 4 -m -- gan.fit --run r3gan-faces
+  python -m gan.fit r3gan-faces --devices 0,2         on these two GPUs
+  torchrun --nproc-per-node 4 -m gan.fit r3gan-faces
   python -m gan.fit --slurm --nodes 2 --devices 8 > job.sh   the script of a Slurm job
 """
 
@@ -56,7 +59,7 @@ class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
     """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run."""
-    argv = [underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    argv = run_first(arguments(argv))
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name, default in (("run", None), ("resume", None), ("out", "runs"), ("config", None)):
         early.add_argument(f"--{name}", default=default)
@@ -115,7 +118,7 @@ def load(path: Path, run: str | None = None, **overrides: Any) -> Namespace:
         reason = " ".join(str(error).split())
         raise UserError(
             f"'{path}' and run {run} do not fit together: {reason}; another version may have made it, see "
-            f"python -m gan.fit --run {run} --help"
+            f"python -m gan.fit {run} --help"
         ) from error
 
 
@@ -129,7 +132,7 @@ def _parser(run: str) -> Parser:
     find(run)  # refuse an unknown one first
     parser = Parser(
         prog="python -m gan.fit",
-        usage="python -m gan.fit [--run NAME] [--strategy POLICY] [--devices N] [options]",
+        usage="python -m gan.fit [RUN] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
         epilog=f"{EXAMPLES}\n{_strategies()}",
         formatter_class=Help,
@@ -137,14 +140,15 @@ def _parser(run: str) -> Parser:
     )
     add = parser.add_argument
     add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
-    add("--run", type=str, default=DEFAULT_RUN, help="what to train: see --list-runs, or FILE.py:FUNCTION of your own")
+    add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     add("--list_runs", action="store_true", help="list all runs and stop")
     add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
     add(
         "--devices",
-        type=PositiveInt | Literal["auto"],
+        type=PositiveInt | Literal["auto"] | Indices,
         default="auto",
-        help="processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU",
+        help="processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
+        "these GPUs",
     )
     add("--nodes", "--num_nodes", type=str | int, default=1, help="number of hosts, or LEAST:MOST")
     add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")
@@ -155,6 +159,8 @@ def _parser(run: str) -> Parser:
         help="how often lost or crashed ranks are started again, from their last checkpoint",
     )
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
+    what = "what ranks communicate by; default: nccl between GPUs, else gloo"
+    add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
     add(
         "--precision",
         type=Literal["32-true", "bf16-mixed", "16-mixed", "64-true"],
@@ -229,6 +235,29 @@ def nodes(text: str) -> tuple[int, int]:
     return int(least), int(most or least)
 
 
+def arguments(argv: list[str] | None = None) -> list[str]:
+    """What a person typed, with underscores in options. torch.distributed.launch puts the local rank before it.
+
+    The environment says that number too, also under the other launchers.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and re.fullmatch(r"--local[-_]rank=\d+", argv[0]):
+        argv = argv[1:]
+    return [underscores(argument) for argument in argv]
+
+
+def run_first(argv: list[str]) -> list[str]:
+    """The arguments with `--run` before a run that is the first word.
+
+    torchrun takes `--run` for its own `--run-path`, unless `--` stands before the program. settings.yaml has `run`.
+    """
+    if not argv or argv[0].startswith("-"):
+        return argv
+    if any(argument.partition("=")[0] == "--run" for argument in argv):
+        raise UserError(f"the run is named twice, by '{argv[0]}' and by --run; leave --run out")
+    return ["--run", *argv]
+
+
 def underscores(argument: str) -> str:
     """Write an option with underscores, so that `--max-steps` and `--max_steps` are the same."""
     return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
@@ -238,7 +267,7 @@ def _written(value: Any) -> Any:
     """The value as settings.yaml has it, from which it is read again by its type."""
     if isinstance(value, Enum):
         return value.name
-    return str(value) if isinstance(value, Path) else _plain(value)
+    return str(value) if isinstance(value, Path | str) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -62,7 +62,7 @@ class Strict:
         raise UserError(f"{name} is empty; type {TYPE.get(of, 'a value')}, or leave {name} out")
 
     def error(self, message: str, *more: Any) -> NoReturn:
-        """Add the closest known option to the message about an unknown one."""
+        """Say what may have been meant: the closest known option to an unknown one, or the run."""
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
         known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
         if unknown:
@@ -70,6 +70,9 @@ class Strict:
             close = [name for name in known if name.startswith(typed)] or difflib.get_close_matches(typed, known, 1)
             if close:
                 message = f"unknown option {typed}; did you mean {' or '.join(close)}?"
+        word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
+        if word and "--run" in known and all(action.option_strings for action in self._actions):
+            message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
         return super().error(message, *more)
 
 

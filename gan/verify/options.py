@@ -2,23 +2,22 @@
 
 import argparse
 import re
-import sys
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.errors import UserError
-from gan.fit.options import DEFAULT_RUN, Help, add_run_options, underscores
+from gan.fit.options import DEFAULT_RUN, RUN, Help, add_run_options, arguments, run_first
 from gan.fit.parser import Parser
 from gan.runs import find, full_name
 
 STRATEGIES = "ddp,zero1,zero2,zero3"
 
 EXAMPLES = """examples:
-  python -m gan.verify --run my_game.py:my_run
-  python -m gan.verify --run sean-faces --size 32 --faces 64 --strategy ddp,zero3 --devices 2
-  python -m gan.verify --run sean-faces --strategy ddp zero3+offload 'generator=zero3,*=ddp' 'generator=zero1,*=zero2'
-  python -m gan.verify --run r3gan-faces --help          the settings of that run
+  python -m gan.verify my_game.py:my_run
+  python -m gan.verify sean-faces --size 32 --faces 64 --strategy ddp,zero3 --devices 2
+  python -m gan.verify sean-faces --strategy ddp zero3+offload 'generator=zero3,*=ddp' 'generator=zero1,*=zero2'
+  python -m gan.verify r3gan-faces --help          the settings of that run
 
 Names for all players may stand in one word, with commas. Pairs player=policy in one word are one strategy.
 Choose a small size: on each number of ranks, every strategy trains the run once, on CPU processes.
@@ -29,7 +28,7 @@ exit status: 0 all exact; 1 something is not exact, refused, or fails; 2 nothing
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The settings. `strategy` is a list of strategies and `devices` a list of numbers."""
-    argv = [underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    argv = run_first(arguments(argv))
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--run", default=DEFAULT_RUN)
     run = full_name(early.parse_known_args(argv)[0].run)
@@ -63,14 +62,14 @@ def _parser(run: str) -> Parser:
     find(run)  # refuse an unknown one first
     parser = Parser(
         prog="python -m gan.verify",
-        usage="python -m gan.verify [--run NAME] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
+        usage="python -m gan.verify [RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
         description="Train a run in float64 on one device and under strategies on several ranks, and compare.",
         epilog=EXAMPLES,
         formatter_class=Help,
         print_config=None,
     )
     add = parser.add_argument
-    add("--run", type=str, default=DEFAULT_RUN, help="what to train: as for gan.fit")
+    add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     what = "strategies, as for gan.fit, with commas or spaces between them"
     add("--strategy", nargs="+", type=str, default=STRATEGIES.split(","), help=what)
     add("--devices", type=str, default="2,4", help="numbers of ranks")

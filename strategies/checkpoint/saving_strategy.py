@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from torch import Tensor
 
 from gan import noise
@@ -34,9 +35,9 @@ class SavingStrategy(LaunchedStrategy):
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
 
     @property
-    def checkpoint_io(self) -> WholeCheckpointIO:
-        """Always ours: no other one can write shares."""
-        return WholeCheckpointIO(self._saving_ranks())
+    def checkpoint_io(self) -> CheckpointIO:
+        """Always ours: no other one can write shares. But spawned ranks hand whole weights over in a plain file."""
+        return TorchCheckpointIO() if self.handing_over else WholeCheckpointIO(self._saving_ranks())
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:

@@ -108,6 +108,11 @@ def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
     return Given(place)
 
 
+def place_of(found: ClusterEnvironment | None) -> Launched | None:
+    """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
+    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | Given) else None
+
+
 _store: dist.Store | None = None  # kept, because rank 0 serves it
 
 
@@ -145,20 +150,25 @@ class Given(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 is. mpirun does not say it, but if all ranks are on one host it is this one."""
-        if "MASTER_ADDR" not in os.environ and self.place.nodes > 1:
-            raise UserError(
-                f"mpirun started ranks on {self.place.nodes} hosts; name the host of rank 0 and a free port of it: "
-                f"type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
-            )
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+        """Where rank 0 is."""
+        return self._meeting("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """MASTER_PORT, or one that all ranks of this mpirun compute, and another mpirun does not."""
-        if "MASTER_PORT" in os.environ:
-            return _number(os.environ, "MASTER_PORT")
-        return 10_000 + zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode()) % 20_000
+        """A free port of that host."""
+        # All ranks of one mpirun compute the same number, and another mpirun another one.
+        job = os.environ.get("PMIX_NAMESPACE", "").encode()
+        return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))
+
+    def _meeting(self, name: str, default: str) -> str:
+        """A variable, which only ranks that mpirun started on one host can do without."""
+        if name not in os.environ and (self.place.by != "mpi" or self.place.nodes > 1):
+            how = "type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if self.place.by == "mpi" else "set both"
+            raise UserError(
+                f"this is one of {self.place.world_size} ranks and {name} is not set; MASTER_ADDR names the host of "
+                f"rank 0 and MASTER_PORT a free port of it: {how}"
+            )
+        return os.environ.get(name, default)
 
     @staticmethod
     def detect() -> bool:
@@ -205,16 +215,15 @@ def _by_hand(variables: Mapping[str, str]) -> Launched | None:
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
-    missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in variables]
-    if missing and size == 1:
+    if "LOCAL_RANK" not in variables and size == 1:
         return None
-    if not missing and "LOCAL_WORLD_SIZE" not in variables and not _on_one_host(variables["MASTER_ADDR"]):
-        missing = ["LOCAL_WORLD_SIZE"]
-    if missing:
+    on_one_host = _is_this_host(variables.get("MASTER_ADDR", ""))
+    missing = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name not in variables]
+    if "LOCAL_RANK" in missing or (missing and not on_one_host):
         raise UserError(
             f"RANK={rank} and WORLD_SIZE={size} say that this is one of {size} ranks; also set {' and '.join(missing)} "
-            f"(LOCAL_RANK is its number on its host, LOCAL_WORLD_SIZE how many are there, MASTER_ADDR the host of rank "
-            f"0), or unset RANK to let this process start the ranks"
+            f"(LOCAL_RANK is its number on its host, LOCAL_WORLD_SIZE how many are there), or unset RANK to let this "
+            f"process start the ranks"
         )
     local_rank = _number(variables, "LOCAL_RANK")
     local_size = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else size
@@ -229,7 +238,7 @@ def _slurm(variables: Mapping[str, str]) -> Launched | None:
     return Launched("slurm", rank, local_rank, size, slurm.tasks_here(variables), _number(variables, "SLURM_NODEID"))
 
 
-def _on_one_host(address: str) -> bool:
+def _is_this_host(address: str) -> bool:
     """Whether ranks that meet at this address are all on this host."""
     try:
         return ip_address(address).is_loopback

@@ -1,6 +1,8 @@
 """The part of PhaseStrategy that starts the ranks, connects them, and ends them together."""
 
+import os
 import secrets
+import socket
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from strategies.assignment import check_ranks
 from strategies.choice import Choice
 from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
+from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
-from strategies.processes.launched import connect, environment, launched
+from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -33,14 +36,18 @@ class LaunchedStrategy(DDPStrategy):
     choice: dict[str, Choice]
     threaded: bool
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, init_method: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.init_method = init_method
+        if self._process_group_backend is not None:
+            check_backend(self._process_group_backend)
         self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
         self.signals = Signals()
         self.survivor: Survivor | None = None
         self.advice = ""  # the command to type after a rank was lost
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
+        self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
 
     @property
     def cluster_environment(self) -> ClusterEnvironment | None:
@@ -63,7 +70,7 @@ class LaunchedStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         """Refuse impossible choices before any process is started. A single process needs no launcher."""
-        place = launched()
+        place = place_of(self.cluster_environment)
         if self.threaded:
             others = max(self.num_nodes, place.world_size if place is not None else 1)
             if others > 1:
@@ -76,15 +83,16 @@ class LaunchedStrategy(DDPStrategy):
             )
         check_ranks(self.choice, ranks)
         if ranks > 1:
+            check_device(self._get_process_group_backend(), self.root_device)
             self._launcher = launcher(self, self._start_method)
+
+    def _get_process_group_backend(self) -> str:
+        return with_store(super()._get_process_group_backend())
 
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are connected, so that they end together."""
         if self.num_processes * self.num_nodes > 1:
-            place = launched()
-            if place is not None and place.by == "torchrun" and place.restarts:
-                device = None if self.root_device.type == "cpu" else self.root_device
-                connect(place, self._get_process_group_backend(), timeout=self._timeout, device_id=device)
+            self._meet()
             super().setup_distributed()
             if self.survivor is not None:
                 host = self.cluster_environment.main_address
@@ -92,6 +100,23 @@ class LaunchedStrategy(DDPStrategy):
                 self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
         else:
             self.set_world_ranks()
+
+    def _meet(self) -> None:
+        """Make the process group by `init_method`. Without it Lightning makes it, at MASTER_ADDR and MASTER_PORT."""
+        if dist.is_initialized():
+            return
+        backend, where = self._get_process_group_backend(), self.init_method
+        place = place_of(self.cluster_environment)
+        if where is None and place is not None and place.by == "torchrun" and place.restarts:
+            connect(place, backend, timeout=self._timeout)  # see `launched.store`
+        if where is None:
+            return
+        self.set_world_ranks()
+        dist.init_process_group(
+            backend, init_method=where, timeout=self._timeout, rank=self.global_rank, world_size=self.world_size
+        )
+        if "MASTER_ADDR" not in os.environ:
+            os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""

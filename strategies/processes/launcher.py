@@ -1,24 +1,27 @@
 """Lightning's launchers, but every rank trains inside a `Survivor`: if one rank ends, the others end and name it."""
 
 import atexit
+import contextlib
 import os
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, set_threads
-from strategies.processes.launched import launched
+from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, same_command, set_threads
+from strategies.processes.launched import place_of
 from strategies.processes.lost_ranks import Survivor
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
+_folder = os.getcwd()  # where the program was started, wherever it goes later
 
 
 def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
-    if start_method == "popen" or launched() is not None:
+    if start_method == "popen" or place_of(strategy.cluster_environment) is not None:
         return Scripts(strategy)
     return Functions(strategy, start_method=start_method)
 
@@ -50,15 +53,48 @@ class Scripts(ScriptLauncher):
         set_threads(num_processes=self.num_processes)
         return survivor.run(function, *args, **kwargs)
 
+    def _call_children_scripts(self) -> None:
+        """Start the same command for each other device, as a person typed it and where it was typed.
+
+        Lightning would add arguments under Hydra, by which all ranks write into the folder of the first one.
+        """
+        self._check_can_spawn_children()
+        environment = self.cluster_environment
+        os.environ.update(
+            MASTER_ADDR=environment.main_address,
+            MASTER_PORT=str(environment.main_port),
+            NODE_RANK=str(environment.node_rank()),
+            LOCAL_RANK="0",
+            WORLD_SIZE=str(self.num_processes * self.num_nodes),
+        )
+        with contextlib.chdir(_folder):
+            command = same_command()
+        for local_rank in range(1, self.num_processes):
+            variables = {**os.environ, "LOCAL_RANK": str(local_rank)}
+            self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder))
+
 
 class Functions(FunctionLauncher):
-    """Starts processes that call the function, as notebooks need it. The starting process names one that failed."""
+    """Starts processes that call the function, as notebooks need it. The starting process names one that failed.
+
+    When they have ended, rank 0 hands its weights over to the starting process, in a file.
+    """
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        return super().launch(partial(_survive, self._strategy, function), *args, trainer=trainer, **kwargs)
+        strategy = self._strategy
+        if trainer is not None:  # the weights must have their dtype here too, to be taken over as they are
+            strategy.precision_plugin.convert_module(trainer.lightning_module)
+        strategy.handing_over = True
+        try:
+            return super().launch(partial(_survive, strategy, function), *args, trainer=trainer, **kwargs)
+        finally:
+            strategy.handing_over = False
 
 
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
     strategy.survivor = Survivor(environment.node_rank() * strategy.num_processes + environment.local_rank())
-    return strategy.survivor.run(function, *args, **kwargs)
+    strategy.handing_over = False
+    result = strategy.survivor.run(function, *args, **kwargs)
+    strategy.handing_over = True
+    return result

@@ -61,10 +61,7 @@ def as_it_was(monkeypatch):
 
 
 def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatch, as_it_was):
-    monkeypatch.setattr(
-        "lightning.pytorch.strategies.launchers.subprocess_script._basic_subprocess_cmd",
-        lambda: [sys.executable, "-c", ASKS],
-    )
+    monkeypatch.setattr(launcher, "same_command", lambda: [sys.executable, "-c", ASKS])
     two = scripts(3, nodes=2, node=1)
     with mock.patch.object(threading.Thread, "start") as starts:
         assert two.launch(lambda value: value, 7) == 7
@@ -74,6 +71,17 @@ def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatc
     assert {rank: child.wait() for rank, child in survivor.children.items()} == {4: 1, 5: 2}  # they know their parent
     assert PARENT not in os.environ  # what else this process starts is no rank
     assert as_it_was == [survivor.at_exit]
+
+
+def test_the_others_start_where_the_first_was_started(monkeypatch, tmp_path):
+    """The program may have gone elsewhere, as Hydra's do, so the path in its command would be another one."""
+    (tmp_path / "program.py").write_text("from pathlib import Path; Path('here').write_text('')")
+    monkeypatch.setattr(launcher, "_folder", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    two = scripts(2)
+    two.launch(lambda: None)
+    assert [child.wait() for child in two.procs] == [0] and (tmp_path / "here").exists()
 
 
 def test_another_rank_knows_the_one_that_started_it(monkeypatch):

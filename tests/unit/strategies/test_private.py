@@ -14,6 +14,11 @@ NAMES = {
     "lightning.pytorch.overrides.distributed": ["_sync_module_states", "prepare_for_backward"],
     "lightning.pytorch.strategies.launchers": ["_MultiProcessingLauncher", "_SubprocessScriptLauncher"],
     "lightning.pytorch.strategies.launchers.launcher": ["_Launcher"],
+    "lightning.pytorch.strategies.launchers.subprocess_script": ["_basic_subprocess_cmd"],
+    "lightning.pytorch.strategies.launchers.subprocess_script:_SubprocessScriptLauncher": [
+        "_call_children_scripts",
+        "_check_can_spawn_children",
+    ],
     "lightning.pytorch.trainer.call": ["_call_callback_hooks", "_call_lightning_module_hook"],
     "lightning.pytorch.strategies:DDPStrategy": ["_configure_launcher"],
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],

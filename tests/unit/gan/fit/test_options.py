@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.callbacks import WriteSettings
+from gan.runs import RUNS, full_name
+from gan.verify import options as verifying
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +105,46 @@ def test_settings_that_cannot_be_read_are_refused(here):
     for name in ("list.yaml", "absent.yaml"):
         with pytest.raises(UserError, match=f"cannot read settings from '{name}'"):
             options.parse(["--config", name])
+
+
+@pytest.mark.parametrize("parse", [lambda argv: options.parse(argv)[0], verifying.parse])
+def test_the_run_may_be_the_first_word(parse):
+    assert parse(["r3gan-faces", "--latent", "7"]) == parse(["--run", "r3gan-faces", "--latent", "7"])
+    with pytest.raises(UserError, match="the run is named twice, by 'r3gan-faces' and by --run; leave --run out"):
+        parse(["r3gan-faces", "--run=pix2pix-faces"])
+    with pytest.raises(UserError, match=r"unknown run ''|--run is empty"):
+        parse(["", "--latent", "7"])
+
+
+def test_the_first_word_is_the_run_of_what_is_resumed_too(here):
+    saved(here, "r3gan-faces")
+    saved(here, "pix2pix-faces")
+    assert options.parse(["r3gan-faces", "--resume", "auto"])[0].run == "r3gan-faces"
+
+
+@pytest.mark.parametrize("typed", ["--local-rank=1", "--local_rank=1"])
+def test_the_local_rank_of_torchs_old_launcher_is_no_option_of_ours(typed):
+    assert options.parse([typed, "r3gan-faces", "--latent=7"]) == options.parse(["r3gan-faces", "--latent=7"])
+    with pytest.raises(SystemExit):
+        options.parse(["r3gan-faces", typed])
+
+
+def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
+    """It refuses the beginning of several of its options, wherever that stands. Two of ours need `--` before them."""
+    theirs = {option for action in get_args_parser()._actions for option in action.option_strings}
+    ours = {
+        option
+        for run in RUNS
+        for action in options._parser(full_name(run))._actions
+        for option in action.option_strings
+    }
+    ours |= {option.replace("_", "-") for option in ours}
+    assert {each for each in ours if each not in theirs and any(option.startswith(each) for option in theirs)} == {
+        "--run",
+        "--start",  # of vqgan-faces
+    }
+
+
+def test_chosen_gpus_are_saved_as_they_were_typed(here):
+    run = saved(here, "r3gan-faces", "--devices", "0,2")
+    assert options.load(run.settings).devices == options.parse(["--devices", "0,2"])[0].devices == "0,2"

@@ -9,8 +9,9 @@ from gan.evaluate import command as evaluate
 from gan.fit import command as fit
 from gan.fit import folder, options
 from gan.sample import command as sample
+from gan.verify import command as verify
 
-COMMANDS = {"fit": fit, "sample": sample, "evaluate": evaluate, "export": export, "bench": bench}
+COMMANDS = {"fit": fit, "sample": sample, "evaluate": evaluate, "export": export, "bench": bench, "verify": verify}
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,13 @@ def here(tmp_path, monkeypatch):
         ("fit", ["--max-step", "3"], "unknown option --max-step; did you mean --max-steps?"),
         ("fit", ["--max_step=3"], "unknown option --max-step; did you mean --max-steps?"),
         ("fit", ["--lats", "3"], "--lats"),
+        (
+            "fit",
+            ["--devices", "1", "byol-faces"],
+            "'byol-faces' belongs to no option; a run is named by the first word",
+        ),
+        ("verify", ["--steps", "1", "pix2pix-faces"], "'pix2pix-faces' belongs to no option; a run is named by the"),
+        ("evaluate", ["auto", "pix2pix-faces"], "unrecognized arguments: pix2pix-faces"),
         ("fit", ["--resmue", "auto"], "unknown option --resmue; did you mean --resume?"),
         ("sample", ["--sing"], "unknown option --sing; did you mean --singles?"),
         ("sample", ["auto", "transfer", "--mean", "3"], "unknown option --mean; did you mean --mean-of?"),

@@ -12,7 +12,7 @@ from lightning.fabric.plugins.environments import (
 
 from gan.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes.launched import Given, Launched, environment, launched, tasks_of
+from strategies.processes.launched import Given, Launched, environment, launched
 from strategies.processes.launcher import Scripts
 from tests.support.parity import trainer
 
@@ -72,7 +72,7 @@ def test_ranks_by_hand_on_this_host_need_no_local_world_size():
     assert launched(here) == Launched("environment", 1, 1, 2, 2, 0)
 
 
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
 def test_what_a_person_forgot_is_named(name):
     with pytest.raises(UserError, match=f"RANK=3 and WORLD_SIZE=4 say .*; also set {name} "):
         launched({each: value for each, value in BY_HAND.items() if each != name})
@@ -96,12 +96,6 @@ def test_ranks_that_mpirun_dealt_out_over_the_hosts_are_refused():
         launched({**MPI, "OMPI_COMM_WORLD_RANK": "2"})
 
 
-def test_the_tasks_of_a_slurm_node():
-    assert [tasks_of("2(x3),1", node) for node in range(4)] == [2, 2, 2, 1]
-    with pytest.raises(UserError, match=r"SLURM_STEP_TASKS_PER_NODE=2\(x3\),1 has no such node"):
-        tasks_of("2(x3),1", 4)
-
-
 @pytest.mark.parametrize(
     ("by", "kind"), [("torchrun", TorchElasticEnvironment), ("slurm", SLURMEnvironment), ("mpi", Given)]
 )
@@ -118,6 +112,16 @@ def test_an_environment_of_a_persons_own_stays(started):
     own = KubeflowEnvironment()
     assert environment(own) is own and environment(None) is None
     assert PhaseStrategy("ddp", cluster_environment=own).cluster_environment is own
+
+
+def test_it_needs_no_variables_but_its_own(started):
+    """Kubeflow sets no LOCAL_RANK, and has one rank on each host."""
+    started({name: value for name, value in BY_HAND.items() if not name.startswith("LOCAL")})
+    strategy = PhaseStrategy("ddp", cluster_environment=KubeflowEnvironment())
+    made = trainer(strategy, 1, 1, num_nodes=4)
+    assert (made.global_rank, made.world_size, made.node_rank) == (3, 4, 3)
+    with pytest.raises(UserError, match="also set LOCAL_RANK"):
+        trainer(PhaseStrategy("ddp"), 1, 1, num_nodes=4)
 
 
 def test_a_batch_script_of_slurm_is_no_srun(started):
@@ -139,7 +143,16 @@ def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(sta
 
 def test_mpirun_over_several_hosts_is_told_where_they_meet(started):
     started(MPI)
-    with pytest.raises(UserError, match=r"ranks on 2 hosts; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"):
+    words = "one of 4 ranks and MASTER_.* is not set; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+    for name in ("main_address", "main_port"):
+        with pytest.raises(UserError, match=words):
+            getattr(Given(launched()), name)
+
+
+def test_ranks_by_hand_are_asked_where_they_meet_when_they_need_it(started):
+    started({name: value for name, value in BY_HAND.items() if not name.startswith("MASTER_")})
+    assert launched().world_size == 4
+    with pytest.raises(UserError, match=r"one of 4 ranks and MASTER_ADDR is not set; .* a free port of it: set both"):
         _ = Given(launched()).main_address
 
 
