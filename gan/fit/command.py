@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -70,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fit(argv: list[str] | None) -> None:
-    settings, resumed = options.parse(argv)
+    typed = sys.argv[1:] if argv is None else argv
+    settings, resumed = options.parse(typed)
     if settings.list_runs:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
@@ -88,7 +90,7 @@ def _fit(argv: list[str] | None) -> None:
         process_group_backend=settings.backend,
     )
     if settings.slurm or settings.submit:
-        script = slurm_job.script(options.arguments(argv), settings, strategy.threaded)
+        script = slurm_job.script(typed, settings, strategy.threaded)
         say(slurm_job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
@@ -97,7 +99,7 @@ def _fit(argv: list[str] | None) -> None:
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
-        start_ranks(settings, computer, out, options.arguments(argv))
+        start_ranks(settings, computer, out, typed)
         return
     run = build(settings.run, **options.run_settings(settings))
     summary, all_settings = describe(run.game), options.dump(settings, settings.run)

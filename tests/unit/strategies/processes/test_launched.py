@@ -54,7 +54,6 @@ def test_each_launcher_says_the_same_place_in_its_own_words(by):
         LIGHTNINGS,
         dict(RANK="0", WORLD_SIZE="1"),
         {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"},  # the script of sbatch
-        {**SLURM, "SLURM_JOB_NAME": "interactive"},
     ],
 )
 def test_a_process_that_nobody_placed_starts_the_ranks_itself(variables):
