@@ -223,9 +223,9 @@ def machine(settings: Namespace) -> Computer:
             advice = f"leave --devices out, or {place.advice(devices)}"
             raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
         if accelerator == "gpu" and place.local_size > gpus:
-            raise UserError(
-                f"{place}, and the GPUs that each sees are {gpus}; {place.advice(gpus)}, or --accelerator cpu"
-            )
+            bound = ", or let each task see all GPUs: srun --gpu-bind=none" if place.by == "slurm" else ""
+            advice = f"{place.advice(gpus)}{bound}, or type --accelerator cpu"
+            raise UserError(f"{place}, and the GPUs that each sees are {gpus}; {advice}")
         _share_cpus(accelerator, place.local_size)
         return Computer(accelerator, place.local_size, place.nodes, chosen)
     if devices == "auto":

@@ -25,13 +25,13 @@ STARTED_BY = {
     "torchrun": "torchrun started {} here",
     "slurm": "srun started {} here",
     "mpi": "mpirun started {} here",
-    "environment": "by RANK and LOCAL_WORLD_SIZE there are {} here",
+    "environment": "RANK and WORLD_SIZE announce {} here",
 }
 ADVICE = {
     "torchrun": "type torchrun --nproc-per-node {}",
     "slurm": "type srun --ntasks-per-node {}",
     "mpi": "type mpirun --map-by ppr:{}:node",
-    "environment": "start {} on each host",
+    "environment": "start {} on each host, or unset RANK",
 }
 
 RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT", "slurm": "SLURM_RESTART_COUNT"}

@@ -113,7 +113,12 @@ class LaunchedStrategy(DDPStrategy):
             return
         self.set_world_ranks()
         dist.init_process_group(
-            backend, init_method=where, timeout=self._timeout, rank=self.global_rank, world_size=self.world_size
+            self._get_process_group_backend(),
+            init_method=self.init_method,
+            timeout=self._timeout,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
         if "MASTER_ADDR" not in os.environ:
             os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())

@@ -157,7 +157,7 @@ def test_ranks_by_hand_are_asked_where_they_meet_when_they_need_it(started):
 
 def test_a_trainer_for_other_ranks_than_were_started_is_refused(started):
     started(BY_HAND)
-    words = r"LOCAL_WORLD_SIZE there are 2 ranks here, 4 on all hosts, and the Trainer is for 1 on each of 1; type "
+    words = r"RANK and WORLD_SIZE announce 2 ranks here, 4 on all hosts, and the Trainer is for 1 on each of 1; type "
     with pytest.raises(UserError, match=words + r"Trainer\(devices=2, num_nodes=2\)"):
         trainer(PhaseStrategy("ddp"), 1, 1)
     made = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=2)
