@@ -122,7 +122,7 @@ def train(
             Bar(settings.get("batch_size")),
             Pictures(where, log, every),
             score,
-            Keep(where, settings.save_every or every),
+            Keep(where, settings.save_every or every, settings.save_in_background),
             WriteSettings(texts),
         ],
         deterministic="warn" if settings.debug else None,
