@@ -3,11 +3,16 @@
 import sys
 from collections.abc import Callable
 
-from gan.bench import loading, sean
+from gan.bench import loading, saving, sean
 from gan.bench.peers import command as peers
 from gan.errors import UserError, refuse
 
-BENCHMARKS: dict[str, Callable[[list[str]], int]] = {"sean": sean.main, "loading": loading.main, "peers": peers.main}
+BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
+    "sean": sean.main,
+    "loading": loading.main,
+    "saving": saving.main,
+    "peers": peers.main,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
