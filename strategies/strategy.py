@@ -332,6 +332,7 @@ class PhaseStrategy(SavingStrategy):
 
     def on_train_end(self) -> None:
         """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
+        super().on_train_end()
         self.places.compare()
         for policy in self.policies.values():
             policy.storage.unshard(exact=True)

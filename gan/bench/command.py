@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Callable
 
-from gan.bench import launchers, loading, sean
+from gan.bench import launchers, loading, saving, sean
 from gan.bench.peers import command as peers
 from gan.errors import UserError, refuse
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
     "sean": sean.main,
     "loading": loading.main,
+    "saving": saving.main,
     "peers": peers.main,
     "launchers": launchers.main,
 }

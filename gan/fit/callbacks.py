@@ -218,14 +218,16 @@ class Keep(Callback):
     or all, at any time. All ranks save after the same step, and the strategy ends the run before the next one (see
     strategies/processes/stopping.py). A second Ctrl-C ends the run at once.
 
+    Training goes on while a checkpoint is written, unless `in_background` is false or the run ends here.
+
     The newest two checkpoints that this run wrote are kept, and its older ones are removed. Other checkpoints stay:
     copies that the user made, and those of later steps, if the run was resumed from an earlier one. So each checkpoint
     holds the list of steps that the run wrote. A checkpoint of an older version has no such list. Then the run is
     taken to have written all checkpoints in its folder up to the step it resumes from.
     """
 
-    def __init__(self, folder: RunFolder, every: int) -> None:
-        self.folder, self.every = folder, every
+    def __init__(self, folder: RunFolder, every: int, in_background: bool = True) -> None:
+        self.folder, self.every, self.in_background = folder, every, in_background
         self.ending: Ending | None = None
         self.signals = Signals()
         self.wrote: list[int] | None = None
@@ -249,15 +251,17 @@ class Keep(Callback):
         due = step % self.every == 0 or step == trainer.max_steps
         ends = self.ending.look() or trainer.strategy.guard.hopeless
         if due or ends:
-            self.save(trainer)
+            self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
 
-    def save(self, trainer: Trainer) -> None:
-        """Write this step's checkpoint, then remove this run's checkpoints except the newest two."""
+    def save(self, trainer: Trainer, in_background: bool) -> None:
+        """Save this step's checkpoint. When it is whole, remove this run's checkpoints except the newest two."""
         step = trainer.global_step
         self.wrote = [*(other for other in self.wrote if other < step), step]
-        trainer.save_checkpoint(self.folder.checkpoint(step))
         if trainer.is_global_zero:
             launch.note(self.folder, self.folder.checkpoint(step))
+        save = trainer.strategy.save_in_background if in_background else trainer.save_checkpoint
+        save(self.folder.checkpoint(step))
+        if trainer.is_global_zero:
             for older in self.wrote[:-KEPT]:
                 trainer.strategy.remove_checkpoint(self.folder.checkpoint(older))
         self.wrote = self.wrote[-KEPT:]

@@ -123,7 +123,8 @@ def _fit(argv: list[str] | None) -> None:
         ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
         say(*texts.values(), ends)
     if launchers and not settings.dry_run:
-        texts[where.launch] = launch.text(launchers, chosen.checkpoint)
+        begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
+        texts[where.launch] = launch.text(launchers, *begun_from)
     first = rank_zero_only.rank == 0
     if first and fresh:
         for path, text in texts.items():
@@ -183,7 +184,7 @@ def train(
             Bar(settings.get("batch_size")),
             Pictures(where, log, every),
             score,
-            Keep(where, settings.save_every or every),
+            Keep(where, settings.save_every or every, settings.save_in_background),
             WriteSettings(texts),
             Steps(),
         ],

@@ -3,7 +3,7 @@
 [Note: going on after a restart]
 A launcher that lives longer than its ranks starts them again after a failure: torch's elastic agent, or Slurm, which
 requeues a job. The ranks of the next attempt know only their command line, by which they would begin a new run. So the
-run's folder says who has launched the run, and which checkpoint this launch has written last. The first rank looks for
+run's folder says who has launched the run, and which checkpoints this launch has written last. The first rank looks for
 a folder that one of the launchers of this attempt has begun. All launchers count, because the first host may be lost.
 """
 
@@ -23,6 +23,8 @@ from gan.fit.folder import RunFolder
 from strategies.processes import agent, launched
 from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
+
+NOTED = 3  # the two checkpoints that are kept, and one that is being written
 
 
 class Refused(UserError):
@@ -62,21 +64,23 @@ def begun_by(out: Path, launchers: list[str]) -> Chosen | None:
     found = [record for path in out.glob("*/launch.json") if (record := _read(RunFolder(path.parent)))]
     for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):
         if set(launchers) & set(record["launchers"]):
-            checkpoint = record["checkpoint"] and folder.checkpoints / record["checkpoint"]
-            return Chosen(folder, checkpoint, again=True)
+            there = (folder.checkpoints / name for name in reversed(record["checkpoints"]))
+            return Chosen(folder, next(filter(Path.is_dir, there), None), again=True)
     return None
 
 
-def text(launchers: list[str], checkpoint: Path | None) -> str:
-    """What launch.json holds when a launch begins to train."""
-    return json.dumps({"launchers": launchers, "checkpoint": checkpoint and checkpoint.name}, indent=1) + "\n"
+def text(launchers: list[str], *checkpoints: str) -> str:
+    """What launch.json holds: the names of who launched this, and of its last checkpoints."""
+    return json.dumps({"launchers": launchers, "checkpoints": checkpoints[-NOTED:]}, indent=1) + "\n"
 
 
 def note(folder: RunFolder, checkpoint: Path) -> None:
-    """This launch has written a checkpoint, from which its next attempt goes on."""
+    """This launch saves a checkpoint, from which its next attempt goes on if it has become whole."""
     if found := _read(folder):
+        record = found[1]
+        others = (name for name in record["checkpoints"] if name != checkpoint.name)
         with whole_file(folder.launch) as part:
-            part.write_text(text(found[1]["launchers"], checkpoint))
+            part.write_text(text(record["launchers"], *others, checkpoint.name))
 
 
 def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
@@ -112,6 +116,6 @@ def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tupl
 def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
     try:
         record = json.loads(folder.launch.read_text())
-        return folder, {"launchers": list(record["launchers"]), "checkpoint": record["checkpoint"]}
+        return folder, {"launchers": list(record["launchers"]), "checkpoints": list(record["checkpoints"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -181,6 +181,12 @@ def _parser(run: str) -> Parser:
         default=None,
         help="steps between checkpoints; default: as --sample-every",
     )
+    add(
+        "--save_in_background",
+        type=bool,
+        default=True,
+        help="train on while a checkpoint is written; needs host memory for a copy of what each rank writes",
+    )
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")

@@ -1,25 +1,35 @@
 """What Lightning asks of a strategy about checkpoints, and about random states that must not be disturbed."""
 
 import os
+import secrets
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
 from gan import noise
 from gan.errors import UserError
 from gan.pool import ImagePool
 from strategies import random_state
+from strategies.checkpoint.background import Background
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.ranks import SavingRanks
+from strategies.checkpoint.ranks import SavingRanks, StoreRanks
+from strategies.checkpoint.writing import prepare
 from strategies.dropout import warn_of_own_dropouts
 from strategies.policies.policy import Policy
 from strategies.processes.launched_strategy import LaunchedStrategy
+from strategies.processes.stopping import Stopped
 from strategies.ranks import Ranks
+
+IN_BACKGROUND = "in the background"  # passed through Lightning as its storage options
 
 
 class SavingStrategy(LaunchedStrategy):
@@ -29,6 +39,7 @@ class SavingStrategy(LaunchedStrategy):
         super().__init__(*args, **kwargs)
         self.policies: dict[str, Policy] = {}
         self.left_out: LeftOut  # made with the policies
+        self.background = Background()
         self.ranks = Ranks()
         self.seed = 0
         self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
@@ -56,12 +67,42 @@ class SavingStrategy(LaunchedStrategy):
 
         Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
+        self.background.wait()
         self.places.compare()
         checkpoint |= game_state(self.lightning_module, self.policies, self.left_out)
         checkpoint["seed"] = self.seed
-        checkpoint["random_states"] = self.gather_objects(self._set_aside or random_state.capture())
-        where = self.gather_objects(os.path.abspath(filepath))[0]
-        self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
+        own = self._set_aside or random_state.capture(), os.path.abspath(filepath), secrets.token_hex(8)
+        states, paths, names = zip(*self.gather_objects(own), strict=True)
+        checkpoint["random_states"], where, name = list(states), paths[0], names[0]
+        if storage_options == IN_BACKGROUND:
+            write = prepare(where, checkpoint, self._saving_ranks(), copied=True)
+            self.background.start(partial(write, self._ranks_of_thread(name)), self.ending.wish)
+        else:
+            self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
+
+    def save_in_background(self, path: str | Path) -> None:
+        """Save a checkpoint while training goes on. It returns as soon as the content is copied to host memory.
+
+        Every rank must call it, between two steps. The checkpoint appears completely or not at all. It is there when
+        the next save returns, and when `fit` does. If it cannot be written, all ranks raise that after the same step.
+        """
+        trainer = self.lightning_module.trainer
+        running = trainer.state.status == TrainerStatus.RUNNING
+        trainer.save_checkpoint(path, storage_options=IN_BACKGROUND if running else None)
+
+    def _ranks_of_thread(self, name: str) -> SavingRanks:
+        if self.world_size == 1:
+            return self._saving_ranks()
+        limit = (self._timeout or default_pg_timeout).total_seconds()
+        survivor = self.survivor
+        return StoreRanks(
+            self.global_rank, self.world_size, f"save {name}", limit, lambda: survivor is not None and survivor.lost
+        )
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint, but only when the one that is being saved is whole."""
+        if self.is_global_zero:
+            self.background.afterwards(partial(self.checkpoint_io.remove_checkpoint, filepath))
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules."""
@@ -103,6 +144,34 @@ class SavingStrategy(LaunchedStrategy):
             # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
             random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
 
+    # ---- what is saved in the background is whole when training ends ----
+
+    def setup_distributed(self) -> None:
+        """Lightning's. A rank that fails first lets the other ranks finish what they save together."""
+        super().setup_distributed()
+        if self.survivor is not None:
+            self.survivor.settle = self.background.settle
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """If the run ends here because a save has failed, raise that."""
+        try:
+            super().on_train_batch_start(batch, batch_idx)
+        except Stopped:
+            self.background.wait()
+            raise
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self.background.wait()
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self.background.settle()
+
+    def teardown(self) -> None:
+        self.background.close()
+        super().teardown()
+
     # ---- a validation disturbs no training ----
 
     def set_random_states_aside(self) -> None:
@@ -124,5 +193,5 @@ def refuse_other(io: Any) -> None:
     if io is not None and not isinstance(io, WholeCheckpointIO):
         raise UserError(
             f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
-            f"itself; leave {type(io).__name__} out"
+            f"itself; leave {type(io).__name__} out (strategy.save_in_background(path) saves while training goes on)"
         )

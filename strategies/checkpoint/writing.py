@@ -5,12 +5,15 @@ To write ranges of flat tensors in bounded memory, most of its planner and its w
 would take more code than this file has.
 """
 
+import io
 import json
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,20 +43,22 @@ def save(path: str | Path, tree: dict[str, Any], ranks: SavingRanks = ALONE) -> 
     All ranks pass the same path, on a file system that they share. If one rank fails, all raise, and an older
     checkpoint at this path stays.
     """
+    prepare(path, tree, ranks)(ranks)
+
+
+def prepare(
+    path: str | Path, tree: dict[str, Any], ranks: SavingRanks = ALONE, copied: bool = False
+) -> Callable[[SavingRanks], None]:
+    """Decide together who writes what. Returns the function that writes it, which every rank must call.
+
+    With `copied` that may be in a thread, while training changes the tensors: the function then has copies in host
+    memory of those that this rank writes. What is no share is pickled here in any case.
+    """
     path = Path(path)
-    try:
-        with ExitStack() as stack:
-            _save(path, tree, ranks, stack)
-    except OSError as error:
-        where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
-        raise UserError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
-    except UserError as error:
-        raise UserError(f"cannot write checkpoint {path}: {error}") from error
-
-
-def _save(path: Path, tree: dict[str, Any], ranks: SavingRanks, stack: ExitStack) -> None:
     part = part_of(path)
     values, shares = _split(tree)
+    mine: dict[str, Share] = {}
+    pickled = io.BytesIO()
 
     def offer() -> dict[str, Offer]:
         if ranks.rank:
@@ -63,11 +68,50 @@ def _save(path: Path, tree: dict[str, Any], ranks: SavingRanks, stack: ExitStack
             for name, (key, share) in shares.items()
         }
 
-    ranks.first(lambda: stack.enter_context(new_part(path)))
-    offers = ranks.each(offer)
-    dealt = _deal(offers)
-    ranks.each(lambda: _write_file(part, ranks.rank, {name: shares[name][1] for name in dealt[ranks.rank]}))
-    ranks.first(lambda: _complete(path, values, offers, dealt))
+    def fix() -> None:
+        for name in dealt[ranks.rank]:
+            _, share = shares[name]
+            mine[name] = _copy(share) if copied else share
+        if ranks.rank == 0:
+            _pickle(values, offers, pickled)
+
+    with _naming(path, ranks), ExitStack() as stack:
+        ranks.first(lambda: stack.enter_context(new_part(path)))
+        offers = ranks.each(offer)
+        dealt = _deal(offers)
+        ranks.each(fix)
+        return partial(_write, path, mine, pickled, dealt, stack.pop_all())
+
+
+def _write(
+    path: Path,
+    mine: Mapping[str, Share],
+    pickled: io.BytesIO,
+    dealt: list[list[str]],
+    stack: ExitStack,
+    ranks: SavingRanks,
+) -> None:
+    with _naming(path, ranks), stack:
+        ranks.each(lambda: _write_file(part_of(path), ranks.rank, mine))
+        ranks.first(lambda: _complete(path, pickled, dealt))
+
+
+@contextmanager
+def _naming(path: Path, ranks: SavingRanks) -> Iterator[None]:
+    """Errors name the checkpoint, and a failing disk names the rank."""
+    try:
+        yield
+    except OSError as error:
+        where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
+        raise UserError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
+    except UserError as error:
+        raise UserError(f"cannot write checkpoint {path}: {error}") from error
+
+
+def _copy(share: Share) -> Share:
+    """The share in memory of its own. It is not pinned: torch's pinned memory is not given back after the save."""
+    tensor = share.tensor.detach()
+    return replace(share, tensor=torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor))
 
 
 def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, Share]]]:
@@ -142,25 +186,31 @@ def _kind(dtype: torch.dtype) -> str:
     return json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"]
 
 
-def _complete(path: Path, values: dict[str, Any], offers: list[dict[str, Offer]], dealt: list[list[str]]) -> None:
-    """After all tensors are written: write values.pt, and give the folder its final name.
+def _pickle(values: dict[str, Any], offers: list[dict[str, Offer]], file: io.BytesIO) -> None:
+    """Write the content of values.pt.
 
-    values.pt is read once, so that a checkpoint that could not be loaded never takes the place of one that can.
+    It is read once, so that a checkpoint that could not be loaded never takes the place of one that can.
     """
+    tensors = {name: (offer.key, offer.shape, offer.dtype) for offered in offers for name, offer in offered.items()}
+    try:
+        torch.save({"format": FORMAT, "values": values, "tensors": tensors}, file)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise unloadable(values) from error
+    file.seek(0)
+    try:
+        torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise unloadable(values) from error
+
+
+def _complete(path: Path, pickled: io.BytesIO, dealt: list[list[str]]) -> None:
+    """After all tensors are written: write values.pt, and give the folder its final name."""
     part = part_of(path)
     for rank, names in enumerate(dealt):
         if names and not _file(part, rank).is_file():
             raise UserError(f"what rank {rank} wrote is not there; save to a disk that all machines share")
-    tensors = {name: (offer.key, offer.shape, offer.dtype) for offered in offers for name, offer in offered.items()}
     with (part / VALUES).open("wb") as file:
-        try:
-            torch.save({"format": FORMAT, "values": values, "tensors": tensors}, file)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise unloadable(values) from error
+        file.write(pickled.getbuffer())
         file.flush()
         os.fsync(file.fileno())
-    try:
-        torch.load(part / VALUES, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise unloadable(values) from error
     put(path)

@@ -56,6 +56,7 @@ class Survivor:
         self.lifeline = Lifeline(rank, self.learned)
         self.advice = ""
         self.place: Callable[[], str] = str  # where this rank is in the game
+        self.settle: Callable[[], None] = lambda: None  # finishes what the ranks still do together
         self.failed = False
         self._end: End | None = None
         self._known, self._tied, self._out = threading.Event(), threading.Event(), threading.Event()
@@ -93,6 +94,11 @@ class Survivor:
 
     # ---- ending ----
 
+    @property
+    def lost(self) -> bool:
+        """Whether some rank is gone without a word."""
+        return self._end is not None and self._end.lost
+
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function, which is this rank's training. The other ranks are notified of how it ends."""
         try:
@@ -100,6 +106,7 @@ class Survivor:
             self._done = True
             return result
         except BaseException as error:
+            self.settle()
             named = self._named(error)
             if named is None:
                 raise

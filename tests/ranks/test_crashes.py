@@ -54,6 +54,15 @@ def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
     assert ended.left == []
 
 
+def test_an_error_on_one_rank_comes_after_what_all_are_saving(tmp_path):
+    settings = "--max-steps", "9", "--save-every", "2", "--check", "false", "--strategy", "ddp"
+    ended = train(tmp_path, 2, *settings, victim=1, itself="error while it writes", patient=False)
+    assert ended.statuses == [2, 1], ended.said
+    assert newest(tmp_path).name == "step-000002.ckpt"
+    again = train(tmp_path, 2, *settings)
+    assert again.statuses == [0, 0] and "step-000002.ckpt" in again.said[0], again.said
+
+
 def test_a_mistake_on_one_rank_is_what_all_say(tmp_path):
     ended = train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="mistake")
     assert ended.statuses == [2, 2], ended.said

@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
@@ -28,6 +27,8 @@ from gan.fit import command as fit_command
 from gan.fit.callbacks import Keep
 from gan.fit.folder import RunFolder
 from strategies import PhaseStrategy
+from strategies.checkpoint import writing
+from strategies.processes import lost_ranks
 from strategies.processes.lost_ranks import Survivor
 from tests.support.parity import snapshot
 from tests.support.watch import Trace
@@ -62,12 +63,14 @@ def train(
     kill: Callable[[Connection], bool] | None = None,
     itself: str | None = None,
     tied: bool = True,
+    patient: bool = True,
 ) -> Ended:
     """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
 
     From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
     Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step. With "mistake" and
-    "error" it is not killed, and raises an error in a forward. The control is not `tied` to a lifeline.
+    "error" it is not killed, and raises an error in a forward; with "error while it writes" a thread saves meanwhile.
+    The control is not `tied` to a lifeline. Ranks that are not `patient` end as soon as they learn of an error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
@@ -82,6 +85,7 @@ def train(
         command = [*ARGUMENTS.split(), *arguments]
         deeds = [itself] if itself and rank == victim else []
         deeds += [] if tied else ["untied"]
+        deeds += [] if patient else ["impatient"]
         ranks.append(context.Process(target=_rank, args=(folder, rank, size, port, command, theirs, deeds)))
         ranks[-1].start()
         theirs.close()
@@ -248,8 +252,8 @@ def _the(number: int, error: Exception | None = None) -> Callable[..., None]:
     return call
 
 
-def _in_forward(error: Exception | None = None) -> None:
-    _before(noise, "randn", _the(4, error))
+def _in_forward(error: Exception | None = None, number: int = 4) -> None:
+    _before(noise, "randn", _the(number, error))
 
 
 def _in_a_collective() -> None:
@@ -271,14 +275,17 @@ def _in_a_collective() -> None:
 
 
 def _while_it_writes() -> None:
-    saves = iter([False])
+    _before(writing, "_write_file", _the(2))  # the first one becomes whole
 
-    def save(*args: Any, function: Any = PhaseStrategy.save_checkpoint, **kwargs: Any) -> None:
-        deadly = next(saves, True)  # the first one becomes whole
-        with mock.patch.object(os, "fsync", _the(1)) if deadly else contextlib.nullcontext():
-            function(*args, **kwargs)
 
-    PhaseStrategy.save_checkpoint = save
+def _raises_while_it_writes() -> None:
+    """The first checkpoint is still being written when a later step raises an error."""
+    _before(writing, "_write_file", lambda *_: time.sleep(2))
+    _in_forward(ValueError("no such label"), 5)
+
+
+def _impatient() -> None:
+    lost_ranks.PATIENCE = 0.1
 
 
 def _untied() -> None:
@@ -291,5 +298,7 @@ DEEDS = {
     "writes": _while_it_writes,
     "mistake": partial(_in_forward, UserError("images/3.png cannot be read")),
     "untied": _untied,
+    "impatient": _impatient,
     "error": partial(_in_forward, ValueError("no such label")),
+    "error while it writes": _raises_while_it_writes,
 }

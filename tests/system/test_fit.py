@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -25,6 +26,7 @@ from gan.fit import metrics
 from gan.fit.callbacks import Bar
 from gan.runs import RUNS, build
 from strategies import PhaseStrategy
+from strategies.checkpoint import writing
 from tests.support import narrow_vgg, opening
 from tests.support.parity import trainer
 from tests.support.saved import read_checkpoint
@@ -234,6 +236,20 @@ def test_going_on_from_an_earlier_step_leaves_the_later_one_and_names_its_own(he
     assert re.search(rf"train on +python -m gan.fit --resume {checkpoints}/step-000003.ckpt --max-steps", said)
     found = sorted(path.name for path in checkpoints.iterdir())
     assert found == ["step-000002.ckpt", "step-000003.ckpt", "step-000100.ckpt"]
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_checkpoint_on_the_way_is_written_beside_training_if_that_is_typed(in_background, here):
+    beside, real = [], writing._write_file
+
+    def write(*args):
+        beside.append(threading.current_thread() is not threading.main_thread())
+        real(*args)
+
+    with mock.patch.object(writing, "_write_file", write):
+        settings = dict(max_steps=3, save_every=2, save_in_background=in_background)
+        assert fit.main(options("r3gan-faces", **settings)) == 0
+    assert beside == [in_background, False]
 
 
 def test_dry_run_prints_and_saves_everything_and_trains_nothing(here, capsys):

@@ -1,19 +1,24 @@
 """The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
 
+import errno
 import os
 import shutil
 import signal
+import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from lightning import Callback, LightningDataModule
 from torch.utils.data import DataLoader
 
+from gan.errors import UserError
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, _losses
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
 from strategies import PhaseStrategy
+from strategies.checkpoint import writing
 from strategies.processes.stopping import SIGNALS, Stopped
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer, vectors
@@ -195,3 +200,67 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     with pytest.raises(SystemExit):  # how Lightning passes on a KeyboardInterrupt
         kept(tmp_path, 8, {4: [signal.SIGINT, signal.SIGINT]})
     assert list((tmp_path / "checkpoints").glob("step-000004.ckpt")) == []
+
+
+# ---- written in the background ----
+
+
+class Slow:
+    """The checkpoint of one step is written only when the last step is over, or not at all."""
+
+    def __init__(self, step, error=None):
+        self.step, self.error, self.may, self.real = step, error, threading.Event(), writing._write_file
+        self.threads = []
+
+    def __call__(self, part, *rest):
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if f"{self.step:06d}" in part.name:
+            assert self.may.wait(60)
+            if self.error is not None:
+                raise self.error
+        self.real(part, *rest)
+
+
+class Looks(Callback):
+    """Notes at the end of a step which checkpoints are there, and lets the slow one be written."""
+
+    def __init__(self, folder, step, slow):
+        self.folder, self.step, self.slow = folder, step, slow
+        self.seen = None
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            self.seen = self.folder.steps()
+            self.slow.may.set()
+
+
+def kept_slowly(tmp_path, slow, in_background=True):
+    folder = RunFolder(tmp_path)
+    looks = Looks(folder, 7, slow)
+    keep = Keep(folder, 2, in_background)
+    with mock.patch.object(writing, "_write_file", slow):
+        trainer(PhaseStrategy("single"), 1, 8, callbacks=[keep, looks]).fit(Plain(), parts(8))
+    return looks.seen, folder.steps()
+
+
+def test_training_goes_on_meanwhile_and_older_ones_stay_until_it_is_whole(tmp_path):
+    slow = Slow(6)
+    assert kept_slowly(tmp_path, slow) == ([2, 4], [6, 8])
+    assert slow.threads == [False, False, False, True]  # the last one is whole before the run ends
+
+
+def test_in_the_foreground_it_is_there_at_once(tmp_path):
+    slow = Slow(6)
+    slow.may.set()
+    assert kept_slowly(tmp_path, slow, in_background=False) == ([4, 6], [6, 8])
+    assert slow.threads == [True] * 4
+
+
+def test_a_disk_that_is_full_ends_the_run_and_no_older_one_is_removed(tmp_path):
+    with pytest.raises(UserError, match=r"cannot write checkpoint .*step-000006.ckpt: No space left on device"):
+        kept_slowly(tmp_path, Slow(6, OSError(errno.ENOSPC, "No space left on device")))
+    assert RunFolder(tmp_path).steps() == [2, 4]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000002.ckpt",
+        "step-000004.ckpt",
+    ]

@@ -25,7 +25,11 @@ def place(by="torchrun"):
 def begun(out, name, launchers, checkpoint=None, age=0.0):
     folder = RunFolder(out / name)
     folder.checkpoints.mkdir(parents=True)
-    folder.launch.write_text(launch.text(launchers, checkpoint and folder.checkpoint(checkpoint)))
+    noted = []
+    if checkpoint is not None:
+        folder.checkpoint(checkpoint).mkdir()
+        noted.append(folder.checkpoint(checkpoint).name)
+    folder.launch.write_text(launch.text(launchers, *noted))
     os.utime(folder.launch, (time.time() - age,) * 2)
     return folder
 
@@ -81,9 +85,25 @@ def test_the_newest_of_several_runs_of_one_launch_goes_on(tmp_path):
 
 def test_each_checkpoint_is_noted(tmp_path):
     folder = begun(tmp_path, "001-mine", ["a", "b"])
-    launch.note(folder, folder.checkpoint(12))
-    assert launch.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(12)
+    for step in (8, 10, 12, 14):
+        folder.checkpoint(step).mkdir()
+        launch.note(folder, folder.checkpoint(step))
+        launch.note(folder, folder.checkpoint(step))
+        assert launch.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(step)
+    assert len(json.loads(folder.launch.read_text())["checkpoints"]) == 3
     assert json.loads(folder.launch.read_text())["launchers"] == ["a", "b"]
+
+
+def test_a_checkpoint_that_did_not_become_whole_is_left_out(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
+    launch.note(folder, folder.checkpoint(12))
+    assert launch.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
+
+
+def test_checkpoints_of_later_steps_that_this_launch_did_not_write_are_left_alone(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
+    folder.checkpoint(100).mkdir()
+    assert launch.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
 
 
 def test_without_a_launcher_nothing_is_noted(tmp_path):

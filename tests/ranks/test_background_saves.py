@@ -1,0 +1,343 @@
+"""A checkpoint that is written while training goes on is that of its step, to the last bit, and whole or absent."""
+
+import errno
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import weakref
+from contextlib import nullcontext
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+
+from gan.errors import UserError
+from gan.pool import ImagePool
+from strategies import PhaseStrategy
+from strategies.checkpoint import folders, writing
+from strategies.checkpoint.background import Background
+from strategies.checkpoint.folders import part_of
+from strategies.checkpoint.ranks import ALONE
+from strategies.checkpoint.writing import prepare, save
+from tests.ranks.test_checkpoints import LAST, POINTS, kill_in
+from tests.ranks.test_contract import POLICY
+from tests.support.composite import Composite
+from tests.support.doubled import doubled
+from tests.support.hard_games import Plain
+from tests.support.parity import Whole, distance, often, parts, snapshot, trainer
+from tests.support.saved import names, number_of, numbered
+from tests.support.worlds import Ranks as Processes
+
+STEPS, HALF = 5, 2
+
+
+class gated:
+    """Nothing is written beside training until the gate is opened."""
+
+    def __enter__(self):
+        self.open, real = threading.Event(), writing._write_file
+
+        def write(*args):
+            if threading.current_thread() is not threading.main_thread():
+                assert self.open.wait(60)
+            real(*args)
+
+        self.patch = mock.patch.object(writing, "_write_file", write)
+        self.patch.start()
+        return self.open
+
+    def __exit__(self, *_):
+        self.open.set()
+        self.patch.stop()
+
+
+class At(Callback):
+    """Does something after some of the steps."""
+
+    def __init__(self, **deeds):
+        self.deeds = {int(step.removeprefix("step_")): deed for step, deed in deeds.items()}
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step in self.deeds:
+            self.deeds[trainer.global_step](trainer)
+
+
+# ---- what training changes meanwhile is not in it ----
+
+
+class Live(Composite):
+    """It also shows checkpoints what it changes in each step: images of a pool, a tensor and a list of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = ImagePool(16)
+        self.noted, self.words = torch.zeros(3), []
+
+    def judge(self, batch):
+        self.pool.query(batch["x"])
+        return super().judge(batch)
+
+    def on_train_batch_end(self, *_):
+        self.noted += 1
+        self.words.append(float(self.noted[0]))
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["mine"] = {"noted": self.noted, "words": self.words}
+
+
+def saved_twice(policy, folder, copied=True):
+    """Saves one step at once and in the background, where nothing is written before the last step.
+
+    Returns what was trained, the same from a resumed run, and the bytes that were copied.
+    """
+    now, later = folder / "now.ckpt", folder / "later.ckpt"
+    several = policy not in ("single", "dp")
+    world = 2 if policy != "single" else 1
+    sizes, real = [], writing._copy
+
+    def copy(share):
+        sizes.append(share.tensor.nbytes)
+        return real(share) if copied else share
+
+    def fit(callbacks=(), resume=None):
+        game, strategy = Live(), PhaseStrategy(policy, check=False)
+        data = Whole(STEPS, dist.get_rank() if several else 0, 2 if several else 1)
+        made = trainer(strategy, world, STEPS, callbacks=list(callbacks), sync_batchnorm=True)
+        made.fit(game, data, ckpt_path=resume)
+        return snapshot(game, strategy)
+
+    def twice(trainer):
+        trainer.save_checkpoint(now)
+        trainer.strategy.save_in_background(later)
+
+    def last(_):
+        assert not later.exists()
+        gate.set()
+
+    in_float64 = doubled() if "deepspeed" in policy else nullcontext()
+    with in_float64, mock.patch.object(writing, "_copy", copy), mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"):
+        with gated() as gate:
+            unbroken = fit([At(**{f"step_{HALF}": twice, f"step_{STEPS}": last})])
+        assert later.exists()  # when `fit` returns
+        resumed = fit(resume=later) if copied else unbroken
+    return unbroken, resumed, sum(sizes)
+
+
+def on_ranks(ranks, policy, *args):
+    one_process = policy in ("single", "dp")
+    return [saved_twice(policy, *args)] if one_process else ranks(2).run(saved_twice, policy, *args)
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def elements(file):
+    """The bytes of a file without its header."""
+    content = file.read_bytes()
+    return len(content) - 8 - int.from_bytes(content[:8], "little")
+
+
+@pytest.mark.parametrize("policy", often([*POLICY, "zero1+offload", "zero3+offload", "generator=zero3,*=ddp"]))
+def test_it_is_the_one_of_its_step_bit_for_bit_and_resumes(policy, ranks, tmp_path):
+    found = on_ranks(ranks, policy, tmp_path)
+    assert contents(tmp_path / "now.ckpt") == contents(tmp_path / "later.ckpt")
+    for unbroken, resumed, _ in found:
+        assert distance(unbroken, resumed) == 0
+    copied = [size for *_, size in found]  # a rank copies no more than it writes
+    assert sorted(copied) == sorted(map(elements, (tmp_path / "now.ckpt").glob("shard-*")))
+    assert max(copied) < 1.1 * sum(copied) / len(copied)
+
+
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
+def test_a_control_without_the_copies_has_later_weights(policy, ranks, tmp_path):
+    on_ranks(ranks, policy, tmp_path, False)
+    now, later = contents(tmp_path / "now.ckpt"), contents(tmp_path / "later.ckpt")
+    assert now.keys() == later.keys()
+    assert [name for name in sorted(now) if now[name] != later[name]] == sorted(now.keys() - {"values.pt"})
+
+
+def test_the_copies_are_given_back(tmp_path):
+    alive, real = [], writing._copy
+
+    def copy(share):
+        made = real(share)
+        alive.append(weakref.ref(made.tensor))
+        return made
+
+    with mock.patch.object(writing, "_copy", copy), gated() as gate:
+        background = in_a_thread(tmp_path / "x.ckpt", numbered(1))
+        assert [each() is not None for each in alive] == [True, True]
+        gate.set()
+        background.wait()
+    gc.collect()
+    assert [each() for each in alive] == [None, None]
+
+
+# ---- who waits for it ----
+
+
+def test_the_next_save_waits_and_what_a_person_saves_is_there_at_once(tmp_path):
+    a, b, c = (tmp_path / f"{name}.ckpt" for name in "abc")
+
+    def soon(trainer, then):
+        assert not a.exists()
+        threading.Timer(0.1, gate.set).start()
+        then(trainer)
+
+    def person(trainer):
+        trainer.save_checkpoint(b)
+        assert a.exists() and b.exists()
+
+    with gated() as gate:
+        deeds = {
+            "step_1": lambda trainer: trainer.strategy.save_in_background(a),
+            "step_3": partial(soon, then=person),
+            "step_4": lambda trainer: trainer.strategy.save_in_background(c),
+        }
+        made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[At(**deeds)])
+        made.fit(Plain(), parts(5))
+    assert names(tmp_path) == ["a.ckpt", "b.ckpt", "c.ckpt"]
+    made.strategy.save_in_background(tmp_path / "d.ckpt")  # nothing trains, so there is nothing to hold up
+    assert (tmp_path / "d.ckpt").exists()
+
+
+def test_an_error_in_training_waits_until_it_is_whole(tmp_path):
+    def fails(_):
+        threading.Timer(0.1, gate.set).start()
+        raise ZeroDivisionError
+
+    deeds = {"step_2": lambda trainer: trainer.strategy.save_in_background(tmp_path / "a.ckpt"), "step_3": fails}
+    with gated() as gate, pytest.raises(ZeroDivisionError):
+        trainer(PhaseStrategy("single"), 1, 5, callbacks=[At(**deeds)]).fit(Plain(), parts(5))
+    assert names(tmp_path) == ["a.ckpt"]
+
+
+# ---- failures ----
+
+
+def failing(folder, who, what):
+    """What each rank says, and after which step, if one cannot write what is saved after the second of many steps."""
+    rank, real = dist.get_rank(), writing._write_file
+
+    def write(part, *rest):
+        if rank == who and part.name.startswith("b"):
+            raise OSError(errno.ENOSPC, "No space left on device") if what == "disk" else ZeroDivisionError("a mistake")
+        real(part, *rest)
+
+    def both(trainer):
+        trainer.strategy.save_in_background(folder / "a.ckpt")
+        trainer.strategy.save_in_background(folder / "b.ckpt")
+        trainer.strategy.remove_checkpoint(folder / "a.ckpt")
+
+    class Slowly(Callback):
+        def on_train_batch_start(self, *_):
+            time.sleep(0.02)
+
+    made = trainer(PhaseStrategy("zero3", check=False), 2, 200, callbacks=[At(step_2=both), Slowly()])
+    with mock.patch.object(writing, "_write_file", write):
+        try:
+            made.fit(Plain(), parts(200, 2))
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            return f"{type(error).__name__}: {error}", made.global_step
+    return None
+
+
+@pytest.mark.parametrize(
+    ("who", "what", "said"),
+    [
+        (0, "disk", ["UserError: cannot write checkpoint {path}: rank 0: No space left on device"] * 2),
+        (1, "disk", ["UserError: cannot write checkpoint {path}: rank 1: No space left on device"] * 2),
+        (1, "ours", ["RuntimeError: rank 1: ZeroDivisionError: a mistake", "ZeroDivisionError: a mistake"]),
+    ],
+)
+def test_if_one_rank_cannot_write_all_say_so_after_the_same_step_and_the_older_one_stays(
+    who, what, said, ranks, tmp_path
+):
+    (first, step), (second, other) = ranks(2).run(failing, tmp_path, who, what)
+    assert [first, second] == [each.format(path=tmp_path / "b.ckpt") for each in said]
+    assert step == other < 200
+    assert names(tmp_path) == ["a.ckpt"]
+
+
+def test_values_that_cannot_be_saved_are_refused_before_training_goes_on(tmp_path):
+    with pytest.raises(UserError, match="'function' is a function"):
+        prepare(tmp_path / "x.ckpt", {"function": failing}, copied=True)
+    assert names(tmp_path) == []
+
+
+# ---- kills ----
+
+
+def in_a_thread(path, tree):
+    background = Background()
+    background.start(partial(prepare(path, tree, copied=True), ALONE), pytest.fail)
+    return background
+
+
+@pytest.mark.parametrize("point", ["in the middle of the tensors", "between the two renames"])
+def test_a_kill_while_the_thread_saves_leaves_a_whole_checkpoint(point, tmp_path):
+    save(tmp_path / LAST, numbered(1))
+    kill_in(point, tmp_path / LAST, 2, lambda *args: in_a_thread(*args).wait())
+    assert names(tmp_path) == POINTS[point]
+    assert number_of(tmp_path / (LAST if LAST in POINTS[point] else "last.replaced.ckpt")) == 1
+    save(tmp_path / LAST, numbered(3))
+    assert names(tmp_path) == [LAST] and number_of(tmp_path / LAST) == 3
+
+
+def dies_while_it_writes(folder):
+    rank, real = dist.get_rank(), writing._write_file
+
+    def write(part, *rest):
+        if rank == 1 and part.name.startswith("b"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(part, *rest)
+
+    def both(trainer):
+        trainer.save_checkpoint(folder / "a.ckpt")
+        trainer.strategy.save_in_background(folder / "b.ckpt")
+        trainer.strategy.remove_checkpoint(folder / "a.ckpt")
+
+    with mock.patch.object(writing, "_write_file", write):
+        trainer(PhaseStrategy("ddp", check=False), 2, 200, callbacks=[At(step_2=both)]).fit(Plain(), parts(200, 2))
+
+
+def test_a_rank_that_is_killed_while_its_thread_writes_leaves_the_older_one(tmp_path):
+    """tests/ranks/test_crashes.py kills the first one, in `gan.fit`."""
+    processes = Processes(2)
+    try:
+        with pytest.raises((RuntimeError, EOFError, ConnectionError)):
+            processes.run(dies_while_it_writes, tmp_path)
+    finally:
+        processes.close()
+    assert "a.ckpt" in names(tmp_path) and "b.ckpt" not in names(tmp_path)
+
+
+def stays(here):
+    here.set()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(lets_go, tmp_path):
+    """As a loader's worker is, when an epoch begins. Without letting go, leftovers would stay as long as it lives."""
+    with folders.new_part(tmp_path / "x.ckpt"):
+        locks = folders._LOCKS if lets_go else set()
+        with mock.patch.object(folders, "_LOCKS", locks):
+            here = multiprocessing.get_context("fork").Event()
+            worker = multiprocessing.get_context("fork").Process(target=stays, args=(here,))
+            worker.start()
+            assert here.wait(60)
+    try:
+        assert part_of(tmp_path / "x.ckpt").exists()  # as if the process that saves had been killed
+        save(tmp_path / "y.ckpt", numbered(1))
+        assert names(tmp_path) == (["y.ckpt"] if lets_go else ["x.ckpt.part", "y.ckpt"])
+    finally:
+        worker.kill()
+        worker.join()

@@ -1,0 +1,134 @@
+"""The thread that writes beside training, and how the threads of several ranks meet."""
+
+import errno
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from gan.errors import UserError
+from strategies.checkpoint.background import Background
+from strategies.checkpoint.ranks import StoreRanks
+
+
+class Slow:
+    """Something to write, that waits until it may, and fails if it must."""
+
+    def __init__(self, error=None):
+        self.may, self.error, self.done = threading.Event(), error, False
+
+    def __call__(self):
+        assert self.may.wait(60)
+        if self.error is not None:
+            raise self.error
+        self.done = True
+
+
+def test_what_comes_afterwards_waits_until_it_is_whole():
+    background, slow, seen = Background(), Slow(), []
+    background.afterwards(lambda: seen.append("at once"))
+    background.start(slow, pytest.fail)
+    background.afterwards(lambda: seen.append("then"))
+    assert seen == ["at once"] and not slow.done
+    slow.may.set()
+    background.wait()
+    assert seen == ["at once", "then"] and slow.done
+    background.close()
+
+
+def test_after_a_failure_nothing_comes_afterwards_and_it_is_raised_once():
+    background, slow, seen = Background(), Slow(OSError(errno.ENOSPC, "No space left on device")), []
+    background.start(slow, lambda: seen.append("failed"))
+    for _ in range(2):
+        background.afterwards(lambda: seen.append("then"))
+    slow.may.set()
+    with pytest.raises(OSError, match="No space left on device"):
+        background.wait()
+    assert seen == ["failed"]
+    background.wait()
+    background.close()
+
+
+def test_what_fails_afterwards_is_raised_too():
+    background, slow, failed = Background(), Slow(), []
+    background.start(slow, lambda: failed.append(True))
+    background.afterwards(lambda: 1 / 0)
+    slow.may.set()
+    with pytest.raises(ZeroDivisionError):
+        background.close()
+    assert failed == [True]
+
+
+def test_beside_another_error_a_failure_is_a_warning():
+    background, slow = Background(), Slow(OSError("disk"))
+    slow.may.set()
+    background.start(slow, lambda: None)
+    with pytest.warns(UserWarning, match="disk"):
+        background.settle()
+    background.close()
+
+
+def test_a_strategy_that_has_saved_nothing_can_be_sent_to_a_process():
+    pickle.loads(pickle.dumps(Background())).close()
+
+
+# ---- ranks that meet through a store ----
+
+
+def together(size, step, **options):
+    """What `step` makes or raises on each of some ranks that are threads."""
+    store = dist.HashStore()
+
+    def one(rank):
+        ranks = StoreRanks(rank, size, "a save", store=store, **options)
+        try:
+            return step(ranks)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size))), store.num_keys()
+
+
+def test_ranks_tell_each_other_their_results_and_leave_nothing_in_the_store():
+    def step(ranks):
+        time.sleep(0.01 * (3 - ranks.rank))
+        return [ranks.each(lambda turn=turn: (turn, ranks.rank)) for turn in range(3)]
+
+    expected = [[(turn, rank) for rank in range(3)] for turn in range(3)]
+    assert together(3, step) == ([expected] * 3, 0)
+
+
+def test_all_ranks_are_told_whose_disk_is_full():
+    def step(ranks):
+        def full():
+            if ranks.rank == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        ranks.each(full)
+
+    (first, second, third), left = together(3, step)
+    assert isinstance(second, OSError) and left == 0
+    for error in (first, third):
+        assert isinstance(error, UserError) and str(error) == "rank 1: No space left on device"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"limit": 0.2}, "has waited 0.2 seconds"),
+        ({"lost": lambda: True}, "a rank was lost"),
+    ],
+)
+def test_no_rank_waits_for_ever(who, options, error):
+    def step(ranks):
+        if ranks.rank == who:
+            ranks.each(lambda: None)
+
+    found, _ = together(2, step, **options)
+    assert isinstance(found[who], dist.DistError if "lost" in options else UserError)
+    assert error in str(found[who])
