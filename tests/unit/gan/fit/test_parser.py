@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
     ("command", "arguments", "meant"),
     [
         ("fit", ["--resum", "auto"], "unknown option --resum; did you mean --resume?"),
-        ("fit", ["--res=auto"], "unknown option --res; did you mean --resume or --restarts?"),
+        ("fit", ["--res=auto"], "unknown option --res; did you mean --restarts or --resume?"),
         ("fit", ["--max-step", "3"], "unknown option --max-step; did you mean --max-steps?"),
         ("fit", ["--max_step=3"], "unknown option --max-step; did you mean --max-steps?"),
         ("fit", ["--lats", "3"], "--lats"),
