@@ -107,7 +107,7 @@ class PhaseStrategy(SavingStrategy):
         with self.places.named():
             self._try_first(game, batch, *args, **kwargs)
             output = self._step(game, batch, *args, **kwargs)
-            self.places.playing = False
+            self.places.end_step()
             self._log(game)
         private.count_step(game.trainer)
         return output
