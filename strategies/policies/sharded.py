@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.errors import UserError
+from strategies import private
 from strategies.policies.policy import Policy
 from strategies.sharding.bucket import Sharing
 from strategies.sharding.storage import Buckets, Storage
@@ -56,7 +57,10 @@ class Sharded(Policy):
             )
         if size == ranks:
             return None
-        return init_device_mesh(self.world.device.type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
+        mesh = init_device_mesh(self.world.device.type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
+        for group in mesh.get_all_groups():
+            private.limit(group, self.world.groups.timeout)
+        return mesh
 
     def release(self) -> None:
         super().release()

@@ -53,6 +53,7 @@ class Places:
         self.since = time.monotonic()  # when the place has changed
         self.longest: dict[str, float] = {}  # the longest time of each phase, in seconds
         self.code = self.count = 0  # of the phases that have begun
+        self.name = b""  # of the last one
         self.recent: deque[tuple[int, str]] = deque(maxlen=RECENT)  # their steps and names
         self.waiting = ""  # for what, if that is known
 
@@ -60,16 +61,18 @@ class Places:
         """A phase begins."""
         self._leave()
         self.playing = True
-        self.code = zlib.crc32(phase.encode(), self.code)
+        self.name = phase.encode()
+        self.code = zlib.crc32(self.name, self.code)
         self.count += 1
         self.recent.append((step, phase))
-        self.board.write(self._line())
+        self.board.write(self.count, self.code, step, True, self.name)
 
     def end_step(self) -> None:
         """The last phase of a step has ended."""
         self._leave()
         self.playing = False
-        self.board.write(self._line())
+        if self.recent:
+            self.board.write(self.count, self.code, self.recent[-1][0], False, self.name)
 
     def _leave(self) -> None:
         now, self.waiting = time.monotonic(), ""
@@ -108,7 +111,6 @@ class Places:
     def tell(self) -> None:
         """Write this rank's place for the others. It waits for nobody."""
         if self.size > 1:
-            self.board.write(self._line())
             with suppress(RuntimeError, dist.DistError):  # the host of the store may be gone
                 self.store.set(self._key(self.rank), str(self))
 
@@ -122,25 +124,17 @@ class Places:
 
     def beside(self, lost: int) -> str:
         """Where a rank was that is lost, and where this one is."""
-        count, _, rest = self.board.read(lost).partition(" ")
-        code, _, there = rest.partition(" ")
-        if not there:
+        there = self.board.read(lost)
+        if there is None:
             return f"rank {self.rank} {self}" if self.size > 1 else ""
-        if (count, code) == (str(self.count), str(self.code)) or count != str(self.count):
-            return f"rank {lost} {there}, rank {self.rank} {self}"
-        return f"rank {lost} {there} where rank {self.rank} {self}, and their collectives do not fit; {ADVICE}"
+        place = _said(there.step, there.phase.decode(errors="replace"), there.playing)
+        if there.count != self.count or there.code == self.code:
+            return f"rank {lost} {place}, rank {self.rank} {self}"
+        return f"rank {lost} {place} where rank {self.rank} {self}, and their collectives do not fit; {ADVICE}"
 
     def __str__(self) -> str:
-        if not self.recent:
-            place = "has played no phase yet"
-        else:
-            step, phase = self.recent[-1]
-            place = f"plays phase '{phase}' of step {step}" if self.playing else f"has ended step {step}"
-            place += "" if self.playing else " and begins no other"
+        place = _said(*self.recent[-1], self.playing) if self.recent else "has played no phase yet"
         return f"{place}, {self.waiting}" if self.waiting else place
-
-    def _line(self) -> str:
-        return f"{self.count} {self.code} {self}"
 
     def _others(self) -> Mapping[int, str]:
         found: dict[int, str] = {}
@@ -155,6 +149,10 @@ class Places:
 
     def _key(self, rank: int) -> str:
         return f"place of {self.run}, rank {rank}"
+
+
+def _said(step: int, phase: str, playing: bool) -> str:
+    return f"plays phase '{phase}' of step {step}" if playing else f"has ended step {step} and begins no other"
 
 
 def call_of_ranks(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -24,7 +24,7 @@ NAMES = {
     "torch._dynamo.exc": ["TorchDynamoException"],
     "torch._functorch.config": ["donated_buffer"],
     "torch.distributed": ["_broadcast_coalesced"],
-    "torch.distributed.distributed_c10d": ["_get_default_store"],
+    "torch.distributed.distributed_c10d": ["_get_default_store", "_set_pg_timeout"],
     "torch.nn.modules.batchnorm": ["_BatchNorm"],
     "torch.utils._pytree": ["tree_flatten", "tree_unflatten", "tree_leaves", "tree_map"],
     "torch.optim:Optimizer": ["register_step_pre_hook"],
