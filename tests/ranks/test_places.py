@@ -134,7 +134,10 @@ def test_without_lines_in_common_memory_it_is_not(pair):
 def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
     one, other = pair.run(astray, Alone, (5, 5), policy)
     where = "in gan.ranks.mean (test_places.py, line"
-    assert f"rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'discriminator' of step 2, {where}" in one
+    assert (
+        f"rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'discriminator' of step 2, {where}"
+        in one
+    )
     assert where in other and "where rank 0 plays phase 'discriminator' of step 2, so they wait" in other
     assert "call none in a branch that depends on the rank's own samples" in one
 
