@@ -44,6 +44,10 @@ class Sharded(Policy):
         dtype = torch.bfloat16 if "bf16" in self.options else None
         return Sharing(size, rank, group, copies, self.keep, home, dtype)
 
+    @property
+    def sharing_group(self) -> dist.ProcessGroup:
+        return self.sharing.group
+
     @cached_property
     def mesh(self) -> DeviceMesh | None:
         """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
