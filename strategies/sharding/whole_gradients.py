@@ -18,7 +18,11 @@ from strategies.sharding.storage import Storage
 
 @contextmanager
 def whole_gradients(
-    storage: Storage, stepped: Collection[nn.Parameter], optimizer: Optimizer, names: Sequence[Sequence[str]], group: Any
+    storage: Storage,
+    stepped: Collection[nn.Parameter],
+    optimizer: Optimizer,
+    names: Sequence[Sequence[str]],
+    group: Any,
 ) -> Iterator[None]:
     """Inside the `with`, the optimizer's groups have the author's weights, with whole gradients.
 
@@ -68,7 +72,7 @@ def _keep(storage: Storage) -> None:
             piece.grad = None
             continue
         share = storage.share_of(name, piece.detach())
-        part = gradient.reshape(-1)[share.start : share.stop]
+        part = gradient.detach().reshape(-1)[share.start : share.stop]
         if piece.grad is None:
             piece.grad = part.to(piece.device, piece.dtype, copy=True)
         else:

@@ -14,7 +14,19 @@ from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
 from strategies.policies.policy import Policy
 from tests.support.hard_games import Micro2, Plain
-from tests.support.parity import BROKEN, distance, equals, in_buckets, often, parts, refused, train, trainer
+from tests.support.parity import (
+    BROKEN,
+    distance,
+    equals,
+    in_buckets,
+    often,
+    parts,
+    refused,
+    single,
+    train,
+    trainer,
+    weights,
+)
 
 ORDER = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
 
@@ -191,6 +203,21 @@ def test_the_control_that_clips_pieces_is_another_training(game, ranks):
 @pytest.mark.parametrize(("game", "policy"), [(Clips, "zero2+hybrid:2"), (Clips, "zero3+hybrid:2")])
 def test_it_does_so_with_copies_of_shards(game, policy, ranks):
     equals(ranks(4).run(train, game, policy=policy, world=4), train(game, policy="single"))
+
+
+def rounded(game, policy, world=1):
+    """Trained in float32, in which DeepSpeed computes."""
+    return weights(train(game, single, policy=policy, world=world, precision="32-true"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
+@pytest.mark.parametrize("policy", ["deepspeed1", "deepspeed2", "deepspeed3"])
+def test_it_does_so_under_deepspeed(policy, game, ranks):
+    pytest.importorskip("deepspeed")
+    alone = rounded(game, "single")
+    assert distance(ranks(2).run(rounded, game, policy, 2)[0], alone) < 1e-6
+    assert distance(rounded(Loose, "single"), alone) > 1e-4
 
 
 @pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "zero3"])
