@@ -59,7 +59,8 @@ def _fit(argv: list[str] | None) -> None:
         rank_zero_only.rank = rank_zero_only.rank or 1
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
-    strategy = PhaseStrategy(settings.strategy, check=settings.check, check_replicas=settings.debug)
+    check = "often" if settings.check and settings.debug else settings.check
+    strategy = PhaseStrategy(settings.strategy, check=check, check_replicas=settings.debug)
     computer = machine(settings)
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
