@@ -47,8 +47,7 @@ class Places:
         """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks."""
         self.rank, self.size, self.run, self.gather = rank, size, run, gather
         self.board = Board(rank, size, run, lambda: gather(None))
-        # A connection of its own, for the watch: a main thread that waits for others may hold the usual one.
-        self.store = default_store().clone() if size > 1 else None
+        self.store = default_store() if size > 1 else None
         self.playing = False
         self.since = time.monotonic()  # when the place has changed
         self.longest: dict[str, float] = {}  # the longest time of each phase, in seconds
@@ -107,6 +106,12 @@ class Places:
             if not elsewhere:
                 raise
             raise Apart(f"{elsewhere}, so they wait for each other in vain; {ADVICE}") from error
+
+    def connect(self) -> None:
+        """Take a connection of its own to the store. A main thread that waits for others may hold the usual one."""
+        if self.store is not None:
+            with suppress(RuntimeError, dist.DistError):
+                self.store = default_store().clone()
 
     def tell(self) -> None:
         """Write this rank's place for the others. It waits for nobody."""

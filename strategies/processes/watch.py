@@ -80,6 +80,8 @@ class Watch:
     def _write(self) -> None:
         """Write where this rank is. The main thread cannot do that."""
         self.places.waiting = call_of_ranks(traceback.walk_stack(sys._current_frames().get(self.main)))
+        if not self.told:
+            self.places.connect()
         if str(self.places) != self.told:
             self.told = str(self.places)
             self.places.tell()
