@@ -6,6 +6,7 @@ tests/unit/strategies/test_private.py says which.
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -78,6 +79,13 @@ def path_for_requeue(trainer: Trainer) -> str:
 def default_store() -> Any:
     """torch's store, through which the ranks found each other. Rank 0's host serves it."""
     return dist.distributed_c10d._get_default_store()
+
+
+def limit(group: Any, timeout: timedelta | None) -> None:
+    """Let this group's collectives wait so long for the other ranks. The public function is newer than torch 2.11."""
+    if timeout is not None:
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timeout, group)
 
 
 def stop_looking_for_gpus() -> None:

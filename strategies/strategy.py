@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
@@ -53,7 +53,8 @@ class PhaseStrategy(SavingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py).
+    `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py);
+    `check="often"` tries every tenth step too, which finds what differs only later.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
     group are Lightning's own: the other arguments are those of its DDPStrategy. `start_method` "spawn" starts the ranks
     from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl or mpi; without it nccl on GPUs, else
@@ -65,7 +66,7 @@ class PhaseStrategy(SavingStrategy):
         self,
         policy: str | Mapping[str, str] = "ddp",
         *,
-        check: bool = True,
+        check: bool | Literal["often"] = True,
         check_replicas: bool = False,
         start_method: str = "popen",
         process_group_backend: str | None = None,
@@ -78,6 +79,8 @@ class PhaseStrategy(SavingStrategy):
         precision_plugin: Precision | None = None,
     ) -> None:
         refuse_other(checkpoint_io)
+        if check not in (True, False, "often"):
+            raise UserError(f"PhaseStrategy(check={check!r}): type True, False or 'often'")
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -112,7 +115,7 @@ class PhaseStrategy(SavingStrategy):
         with self.places.named():
             self._try_first(game, batch, *args, **kwargs)
             output = self._step(game, batch, *args, **kwargs)
-            self.places.playing = False
+            self.places.end_step()
             self._log(game)
         private.count_step(game.trainer)
         return output
@@ -136,7 +139,7 @@ class PhaseStrategy(SavingStrategy):
         return self.ranks.ask(phase.when, self.root_device) if self.trial is None else self.trials.ready(phase)
 
     def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """Before a phase is played for the first time: check that several ranks would train as one device does."""
+        """Before a phase is played for the first time, or more often: check that ranks would train as one device."""
         if not self.trials.due(game.phases, game.step):
             return
 
@@ -301,7 +304,7 @@ class PhaseStrategy(SavingStrategy):
             if id(parameter) not in players:
                 parameter.requires_grad_(False)
         several = self.ranks.size > 1
-        self.trials = Trials(game.phases if self.check and training and several else ())
+        self.trials = Trials(game.phases if self.check and training and several else (), often=self.check == "often")
         learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
         self.optimizers = [policy.optimizer for policy in learners]
         self.lr_scheduler_configs = [

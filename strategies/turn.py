@@ -54,7 +54,8 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
         for learner in context.ranks.once(learners, f"the update of phase '{phase.name}'"):
             norms = learner.finish(scale)
             if "on_before_optimizer_step" in context.hooks.wanted:
-                context.hooks.call("on_before_optimizer_step", learner.optimizer)
+                with learner.whole_gradients():
+                    context.hooks.call("on_before_optimizer_step", learner.optimizer)
                 norms = learner.norms()
             norm = torch.linalg.vector_norm(norms)
             finite = all(map(_is_finite, norms.tolist()))

@@ -85,7 +85,7 @@ def _fit(argv: list[str] | None) -> None:
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = PhaseStrategy(
         settings.strategy,
-        check=settings.check,
+        check="often" if settings.check and settings.debug else settings.check,
         check_replicas=settings.debug,
         process_group_backend=settings.backend,
     )

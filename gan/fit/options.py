@@ -196,7 +196,7 @@ def _parser(run: str) -> Parser:
     add(
         "--debug",
         action="store_true",
-        help="be deterministic, detect anomalies, compare all ranks after every phase",
+        help="be deterministic, detect anomalies, compare all ranks after every phase, check every tenth step",
     )
     add_run_options(parser, run)
     cpus = slurm.cpus()

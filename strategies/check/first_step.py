@@ -8,6 +8,9 @@ rank plays it with its own samples, as it will in training. Then each rank plays
 one device would. Gradients are reduced as in training, because then no weight must be whole anywhere, but nothing is
 updated. Losses, the norm of each weight's gradient, buffers and weights must be equal. Then all is put back: buffers,
 weights, random states, attributes of modules.
+
+What differs only later, such as a mask that is full in the first batch, is found when later steps are tried too
+(`PhaseStrategy(check="often")`).
 """
 
 import math
@@ -61,13 +64,13 @@ def check_step(
     kept = Kept(games, context.policies)
 
     def tried(samples: Any, alone: bool = False, exchanging: bool = False) -> Tried:
-        trial = Trial(gather, alone, exchanging)
+        trial = Trial(gather, context.step, alone, exchanging)
         with kept.aside():
             vars(games[0])["log"] = lambda *_, **__: None
             try:
                 trying(trial, samples)
             except Exception as error:
-                where = f"while the first step was tried on {rows(samples)} samples"
+                where = f"while step {context.step} was tried on {rows(samples)} samples"
                 error.add_note(f"{where}; PhaseStrategy(check=False) leaves that out")
                 raise
             trial.meet("has ended the step")
@@ -198,7 +201,7 @@ def _said(lines: list[str], context: PhaseContext) -> str:
     if any(text.startswith("phase") for text in lines):
         advice.append(A_MEAN_OVER_SAMPLES)
     return (
-        f"{context.size} ranks would not train as one device does. In a trial of the first step, on a few samples "
+        f"{context.size} ranks would not train as one device does. In a trial of step {context.step}, on a few samples "
         f"of each rank, these differ:{listed}\n{' '.join(advice)} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )

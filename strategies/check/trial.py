@@ -17,6 +17,8 @@ from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.turn import PhaseContext, gradients
 
+TIMES = 10  # a phase is played so often from trial to trial
+
 
 class Different(UserError):
     """The ranks together would not train as one device does. Every rank raises this together."""
@@ -36,14 +38,16 @@ class Tried:
 
 
 class Trials:
-    """Decides when phases are tried: each once, before it is played for the first time.
+    """Decides when phases are tried: each before it is played for the first time.
 
-    A phase with a `when` is tried before its second time, because its loss may not be ready before the first.
+    A phase with a `when` is tried before its second time, because its loss may not be ready before the first. With
+    `often` a step is tried again when one of its phases has been played TIMES times since it was tried.
     """
 
-    def __init__(self, phases: Iterable[Phase] = ()) -> None:
+    def __init__(self, phases: Iterable[Phase] = (), often: bool = False) -> None:
         """`phases` are those to be tried."""
         self.untried = {phase.name for phase in phases}
+        self.often, self.since = often, dict.fromkeys(self.untried, 0)  # how often each was due since its trial
         self.played: set[str] = set()
 
     def ready(self, phase: Phase) -> bool:
@@ -52,20 +56,29 @@ class Trials:
 
     def due(self, phases: Iterable[Phase], step: int) -> bool:
         """Whether there is a trial before this step. It counts as done then."""
-        due = self.untried and self.untried & {phase.name for phase in phases if phase.due(step, self.ready)}
-        self.untried -= due
-        return bool(due)
+        if not (self.untried or (self.often and self.since)):
+            return False
+        names = {phase.name for phase in phases if phase.due(step, self.ready)}
+        self.since |= {name: self.since[name] + 1 for name in names}
+        due = bool(self.untried & names) or (self.often and any(self.since[name] > TIMES for name in names))
+        if due:
+            self.untried -= names
+            self.since |= dict.fromkeys(names, 1)
+        return due
 
 
 class Trial:
     """Plays the phases of a step without an update, and notes what they give.
 
-    `gather` returns the values of all ranks. `alone`: as one device does, with the samples of all ranks. `exchanging`:
-    draws from torch's own generators are exchanged for those of draws.py, which costs time with each operation.
+    `gather` returns the values of all ranks. `step` is the step that is tried. `alone`: as one device does, with the
+    samples of all ranks. `exchanging`: draws from torch's own generators are exchanged for those of draws.py, which
+    costs time with each operation.
     """
 
-    def __init__(self, gather: Callable[[Any], list[Any]], alone: bool = False, exchanging: bool = False) -> None:
-        self.gather, self.alone, self.exchanging, self.tried = gather, alone, exchanging, Tried()
+    def __init__(
+        self, gather: Callable[[Any], list[Any]], step: int = 0, alone: bool = False, exchanging: bool = False
+    ) -> None:
+        self.gather, self.step, self.alone, self.exchanging, self.tried = gather, step, alone, exchanging, Tried()
 
     def play(self, phase: Phase, batch: Any, context: PhaseContext) -> None:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
@@ -98,7 +111,7 @@ class Trial:
         if len(set(everyone)) > 1:
             parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
             raise Different(
-                f"in the first step the ranks go different ways: {parts}. Which phases are due must not depend on a "
+                f"in step {self.step} the ranks go different ways: {parts}. Which phases are due must not depend on a "
                 f"rank's own samples; decide by what all ranks know, e.g. Phase(every=...) or gan.ranks.mean(...)"
             )
 

@@ -26,6 +26,7 @@ from strategies.policies.modes import EvalWeights
 from strategies.policies.switch import PlayerSwitch
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
+from strategies.sharding.whole_gradients import whole_gradients
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,22 @@ class Policy:
     def finish(self, scale: float) -> Tensor:
         """Complete the gradients after the last backward. Returns the norm of each, the same on all ranks."""
         return self.reduction.finish(scale)
+
+    @contextmanager
+    def whole_gradients(self) -> Iterator[None]:
+        """For a hook between `finish` and `update`: inside the `with`, weights and their gradients are whole."""
+        if not self.storage.sharded:
+            yield
+            return
+        with self.gathered():
+            stepped, group = self.reduction.stepped, self.sharing_group
+            with whole_gradients(self.storage, stepped, self.optimizer, self.groups, group):
+                yield
+
+    @property
+    def sharing_group(self) -> dist.ProcessGroup:
+        """The ranks that together own the player once."""
+        return self.group
 
     def norms(self) -> Tensor:
         """The norm of each gradient, the same on all ranks: after a hook that may have changed the gradients."""

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.errors import UserError
+from strategies import private
 from strategies.policies.policy import Policy
 from strategies.sharding.bucket import Sharing
 from strategies.sharding.storage import Buckets, Storage
@@ -43,6 +44,10 @@ class Sharded(Policy):
         dtype = torch.bfloat16 if "bf16" in self.options else None
         return Sharing(size, rank, group, copies, self.keep, home, dtype)
 
+    @property
+    def sharing_group(self) -> dist.ProcessGroup:
+        return self.sharing.group
+
     @cached_property
     def mesh(self) -> DeviceMesh | None:
         """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
@@ -56,7 +61,10 @@ class Sharded(Policy):
             )
         if size == ranks:
             return None
-        return init_device_mesh(self.world.device.type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
+        mesh = init_device_mesh(self.world.device.type, (ranks // size, size), mesh_dim_names=("copies", "shards"))
+        for group in mesh.get_all_groups():
+            private.limit(group, self.world.groups.timeout)
+        return mesh
 
     def release(self) -> None:
         super().release()

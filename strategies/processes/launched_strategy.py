@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import threading
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.requeue import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
+from strategies.processes.watch import Watch
 
 
 class LaunchedStrategy(DDPStrategy):
@@ -44,6 +46,7 @@ class LaunchedStrategy(DDPStrategy):
         self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
         self.signals = Signals()
         self.survivor: Survivor | None = None
+        self.watch: Watch | None = None
         self.advice = ""  # the command to type after a rank was lost
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
@@ -96,7 +99,7 @@ class LaunchedStrategy(DDPStrategy):
             super().setup_distributed()
             if self.survivor is not None:
                 host = self.cluster_environment.main_address
-                self.survivor.place = lambda: str(self.places)
+                self.survivor.beside = lambda lost: self.places.beside(lost)
                 self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
         else:
             self.set_world_ranks()
@@ -162,6 +165,8 @@ class LaunchedStrategy(DDPStrategy):
         """Handle the signals to end that have no handler yet. SIGTERM is Lightning's."""
         super().on_train_start()
         self.signals.take(OTHERS, self.ending.wish, gently=True)
+        if self.survivor is not None and threading.current_thread() is threading.main_thread():
+            self.watch = Watch(self.places, self.survivor.end)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. The step before is complete and logged, and callbacks have saved it."""
@@ -170,6 +175,9 @@ class LaunchedStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         """Put the earlier signal handlers back. A job that was warned goes back into the queue."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
         self.signals.give_back()
         super().teardown()
         if self._requeue is not None and self.is_global_zero:

@@ -55,7 +55,7 @@ class Survivor:
         self.rank, self.children, self.parent = rank, children or {}, parent
         self.lifeline = Lifeline(rank, self.learned)
         self.advice = ""
-        self.place: Callable[[], str] = str  # where this rank is in the game
+        self.beside: Callable[[int], str] = lambda lost: ""  # where a lost rank was in the game, and where this one is
         self.settle: Callable[[], None] = lambda: None  # finishes what the ranks still do together
         self.failed = False
         self._end: End | None = None
@@ -190,10 +190,25 @@ class Survivor:
     def _words(self, end: End) -> str:
         if not self._speaks(end):
             return f"rank {self.rank} ends as well: {end}"
-        if end.whole or not self.advice:
-            return str(end)
-        here = f"; rank {self.rank} {self.place()}" if end.lost and self.place() else ""
-        return f"{end}{here}\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
+        places = self.beside(end.rank) if end.lost else ""
+        said = f"{end}; {places}" if places else str(end)
+        return said if end.whole else said + self._go_on()
+
+    def _go_on(self) -> str:
+        if not self.advice:
+            return ""
+        return f"\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
+
+    def end(self, why: str) -> None:
+        """End this process, whose main thread waits in vain. The other ranks end too. Called in another thread."""
+        end = End(self.rank, os.getpid(), socket.gethostname(), why + self._go_on(), whole=True)
+        with self._turn:
+            if self._out.is_set() or self._known.is_set():
+                return
+            if self.rank == 0:
+                print(f"\nerror: {end}", file=sys.stderr, flush=True)
+            self.lifeline.leave(end)
+            self._finish()
 
     def end_children(self, end: End | None = None) -> None:
         """Kill the ranks that this process started. If one of them failed itself, it gets time to print its error."""

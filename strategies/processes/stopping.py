@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -24,6 +24,8 @@ class Signals:
     a signal that already has a handler is left alone too.
     """
 
+    taken: ClassVar[set[int]] = set()  # those that are handled now
+
     def __init__(self) -> None:
         self.before: dict[int, Any] = {}
 
@@ -38,11 +40,13 @@ class Signals:
             if (number in OTHERS and there == signal.SIG_IGN) or (gently and there != signal.SIG_DFL):
                 continue
             self.before[number] = signal.signal(number, handler)
+            self.taken.add(number)
 
     def give_back(self) -> None:
         """Put the earlier handlers back."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
+            self.taken.discard(number)
         self.before = {}
 
 

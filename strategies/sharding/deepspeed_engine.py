@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from gan.errors import UserError
+from strategies import private
 from strategies.sharding.bucket import version_of
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
 from strategies.sharding.reduction import Reduction
@@ -71,6 +72,7 @@ class Engine(Storage):
                 config=dict(config),
                 dist_init_required=False,  # the process group exists already
             )
+        private.limit(self.engine.data_parallel_group, world.groups.timeout)
         self.optimizer = self.engine.optimizer
         self._gather = deepspeed.zero.GatheredParameters
         self._whole, self._stale, self._reduced = True, False, False

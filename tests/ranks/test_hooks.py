@@ -1,5 +1,8 @@
 """Lightning's hooks around backward and update: called for each learner, or refused by name."""
 
+from contextlib import nullcontext
+from unittest import mock
+
 import pytest
 import torch
 from lightning import Callback
@@ -9,8 +12,21 @@ from torch.optim import Adam
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
+from strategies.policies.policy import Policy
 from tests.support.hard_games import Micro2, Plain
-from tests.support.parity import BROKEN, distance, equals, parts, refused, train, trainer
+from tests.support.parity import (
+    BROKEN,
+    distance,
+    equals,
+    in_buckets,
+    often,
+    parts,
+    refused,
+    single,
+    train,
+    trainer,
+    weights,
+)
 
 ORDER = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
 
@@ -87,6 +103,47 @@ class Looks(Shrinks):
         pass
 
 
+class Clips(Plain):
+    """Clips by a norm over all gradients, as a person writes it; through the network or through the optimizer."""
+
+    bound = 1e-3
+
+    def weights(self, optimizer):
+        return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+    def on_before_optimizer_step(self, optimizer):
+        torch.nn.utils.clip_grad_norm_(self.weights(optimizer), self.bound)
+
+
+class ClipsNetworks(Clips):
+    def weights(self, optimizer):
+        return self.parameters()  # of all players: those that do not learn have no gradients
+
+
+class Adaptive(Clips):
+    """Clips each gradient by the norm of its weight, as adaptive gradient clipping does, and writes a new one."""
+
+    def on_before_optimizer_step(self, optimizer):
+        for weight in self.weights(optimizer):
+            if weight.grad is not None:
+                weight.grad = weight.grad * (0.01 * weight.norm() / weight.grad.norm()).clamp(max=1)
+
+
+class Loose(Clips):
+    """The control: nothing is clipped."""
+
+    bound = 1e9
+
+
+class OwnNorms(Clips):
+    """The control: the norm over a part of each weight, as a rank that sees its pieces alone would take it."""
+
+    def on_before_optimizer_step(self, optimizer):
+        weights = self.weights(optimizer)
+        norm = torch.stack([weight.grad.flatten()[::2].norm() for weight in weights if weight.grad is not None]).norm()
+        torch.nn.utils.clip_grads_with_norm_(weights, self.bound, norm)
+
+
 class Notes(Callback):
     """The largest gradient that a hook sees, over all ranks, and the loss that it logs."""
 
@@ -116,6 +173,51 @@ def test_a_hook_changes_gradients_exactly(policy, ranks):
     else:
         found = ranks(2).run(train, Shrinks, policy=policy, world=2)
     equals(found, alone)
+
+
+@pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
+@pytest.mark.parametrize("policy", often(["zero3", "dp", "zero1", "zero2", "zero2+offload", "zero3+whole"]))
+def test_a_hook_clips_by_norms_of_whole_weights(policy, game, ranks):
+    """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
+    alone = train(game, policy="single")
+    assert min(distance(alone, train(other, policy="single")) for other in (Loose, OwnNorms)) > BROKEN
+    if policy == "dp":
+        found = [train(game, policy="dp", devices=2)]
+    else:
+        found = ranks(2).run(in_buckets, 200, train, game, policy=policy, world=2)
+    equals(found, alone)
+
+
+def as_pieces(game, policy):
+    """The control: the hook sees this rank's pieces."""
+    with mock.patch.object(Policy, "whole_gradients", lambda self: nullcontext()):
+        return train(game, policy=policy, world=2)
+
+
+@pytest.mark.parametrize("game", [Clips, ClipsNetworks])
+def test_the_control_that_clips_pieces_is_another_training(game, ranks):
+    assert distance(ranks(2).run(as_pieces, game, "zero3")[0], train(game, policy="single")) > BROKEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("game", "policy"), [(Clips, "zero2+hybrid:2"), (Clips, "zero3+hybrid:2")])
+def test_it_does_so_with_copies_of_shards(game, policy, ranks):
+    equals(ranks(4).run(train, game, policy=policy, world=4), train(game, policy="single"))
+
+
+def rounded(game, policy, world=1):
+    """Trained in float32, in which DeepSpeed computes."""
+    return weights(train(game, single, policy=policy, world=world, precision="32-true"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
+@pytest.mark.parametrize("policy", ["deepspeed1", "deepspeed2", "deepspeed3"])
+def test_it_does_so_under_deepspeed(policy, game, ranks):
+    pytest.importorskip("deepspeed")
+    alone = rounded(game, "single")
+    assert distance(ranks(2).run(rounded, game, policy, 2)[0], alone) < 1e-6
+    assert distance(rounded(Loose, "single"), alone) > 1e-4
 
 
 @pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "zero3"])

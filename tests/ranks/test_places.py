@@ -1,6 +1,6 @@
 """Ranks that go different ways: the error names them, with the phase and the step of each, and nothing is saved."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from unittest import mock
@@ -12,14 +12,14 @@ from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from gan import GanModule, Phase, Player
+from gan import GanModule, Phase, Player, ranks
 from strategies import PhaseStrategy
 from strategies.processes.places import Places, _first_difference
 from tests.support.hard_games import Plain
-from tests.support.parity import trainer, vectors
+from tests.support.parity import often, trainer, vectors
 from tests.support.worlds import Ranks
 
-LIMIT = timedelta(seconds=4)
+LIMIT = timedelta(seconds=3)
 
 
 @pytest.fixture
@@ -57,6 +57,23 @@ class Twins(GanModule):
     training_step = OwnTurns.training_step
 
 
+class Unlike(Twins):
+    """The players' collectives do not fit each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.two = nn.Linear(6, 300)
+
+
+class Alone(Plain):
+    """In step 2, rank 1 asks the other ranks for something that they do not ask for."""
+
+    def judge(self, batch):
+        if self.step == 2 and dist.get_rank() == 1:
+            ranks.mean(batch["x"])
+        return super().judge(batch)
+
+
 def nobody(*_):
     """In place of a method of Places, for a control."""
     return {}
@@ -77,7 +94,6 @@ def astray(game, batches, policy, without=()):
 
 
 def test_ranks_that_wait_for_each_other_are_named(pair):
-    """Under ddp they would not wait: gloo ends a rank that gets more than it expects."""
     one, other = pair.run(astray, OwnTurns, (5, 5), "zero3")
     assert "rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'generator' of step 2" in one
     assert "rank 1 plays phase 'generator' of step 2 where rank 0 plays phase 'discriminator' of step 2" in other
@@ -88,6 +104,42 @@ def test_a_loader_that_ends_first_is_named(policy, pair):
     one, other = pair.run(astray, Plain, (5, 3), policy)
     assert "rank 0 plays phase 'discriminator' of step 3 where rank 1 has ended step 2 and begins no other" in one
     assert "rank 1 has ended step 2 and begins no other where rank 0 plays phase 'discriminator' of step 3" in other
+
+
+def survivors(world, *args):
+    """What the ranks return that gloo has not ended."""
+    for pipe in world.pipes:
+        pipe.send((astray, args, {}))
+    found = {}
+    for rank, pipe in enumerate(world.pipes):
+        with suppress(EOFError):
+            found[rank] = pipe.recv()[1]
+    return found
+
+
+def test_a_rank_that_gloo_ends_is_named_with_its_phase(pair):
+    """Under ddp gloo ends a rank that gets more than it expects. That rank cannot say anything."""
+    (said,) = survivors(pair, Unlike, (5, 5), "ddp").values()
+    assert "RankLost: rank 0 (process" in said
+    assert "; rank 0 plays phase 'first' of step 2 where rank 1 plays phase 'second' of step 2, and their coll" in said
+
+
+def test_without_lines_in_common_memory_it_is_not(pair):
+    """The control."""
+    (said,) = survivors(pair, Unlike, (5, 5), "ddp", ("begin",)).values()
+    assert "RankLost: rank 0 (process" in said and "phase 'first'" not in said
+
+
+@pytest.mark.parametrize("policy", [*often(["zero3", "zero1", "zero2"]), pytest.param("ddp", marks=pytest.mark.slow)])
+def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
+    one, other = pair.run(astray, Alone, (5, 5), policy)
+    where = "in gan.ranks.mean (test_places.py, line"
+    assert (
+        f"rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'discriminator' of step 2, {where}"
+        in one
+    )
+    assert where in other and "where rank 0 plays phase 'discriminator' of step 2, so they wait" in other
+    assert "call none in a branch that depends on the rank's own samples" in one
 
 
 def test_the_control_that_tells_nobody_names_nobody(pair):

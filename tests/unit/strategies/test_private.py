@@ -29,7 +29,7 @@ NAMES = {
     "torch._dynamo.exc": ["TorchDynamoException"],
     "torch._functorch.config": ["donated_buffer"],
     "torch.distributed": ["_broadcast_coalesced"],
-    "torch.distributed.distributed_c10d": ["_get_default_store"],
+    "torch.distributed.distributed_c10d": ["_get_default_store", "_set_pg_timeout"],
     "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": [
         "_monitor_workers",
         "_start_workers",
