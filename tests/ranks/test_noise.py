@@ -91,8 +91,9 @@ class GlobalNoise(Plain):
         self.drawn = []
 
     def fake(self, real):
-        self.drawn.append((torch.rand(()).item(), np.random.rand(), random.random()))
-        return self.generator(torch.randn(len(real), 4, dtype=real.dtype) + sum(self.drawn[-1]))
+        mask = nn.functional.dropout(torch.ones(32), 0.5)
+        self.drawn.append((torch.rand(()).item(), np.random.rand(), random.random(), tuple(mask.tolist())))
+        return self.generator(torch.randn(len(real), 4, dtype=real.dtype) + sum(self.drawn[-1][:3]) + mask[:4])
 
 
 class Alike(PhaseStrategy):
@@ -141,7 +142,9 @@ def test_a_single_rank_draws_what_it_was_seeded_for():
     drawn, _ = seeded(1)
     seed_everything(3, verbose=False)
     GlobalNoise()
-    assert drawn[0] == (torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random())
+    mask = nn.functional.dropout(torch.ones(32, dtype=torch.float64), 0.5)
+    assert drawn[0][3] == tuple(mask.tolist())
+    assert drawn[0][:3] == (torch.rand((), dtype=torch.float64).item(), np.random.rand(), random.random())
 
 
 def test_a_resumed_run_draws_what_the_unbroken_one_does(ranks, tmp_path):

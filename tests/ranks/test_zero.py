@@ -538,6 +538,18 @@ def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ra
         assert difference == 0
 
 
+def read_unseen(folder):
+    with mock.patch("strategies.sharding.resharded_parameter.ReshardedParameter", nn.Parameter):
+        said, _ = read_between_phases("zero3", folder)
+    return said, torch.load(folder / f"{dist.get_rank()}.pt", weights_only=True)
+
+
+def test_the_control_that_does_not_see_the_read_saves_what_is_no_number(ranks, tmp_path):
+    for said, saved in ranks(2).run(read_unseen, tmp_path):
+        assert not said
+        assert all(weight.isnan().all() for weight in saved)
+
+
 # ---- after training ----
 
 
