@@ -105,23 +105,20 @@ class LaunchedStrategy(DDPStrategy):
             self.set_world_ranks()
 
     def _meet(self) -> None:
-        """Make the process group by `init_method`. Without it Lightning makes it, at MASTER_ADDR and MASTER_PORT."""
+        """Make the process group here, where Lightning's way does not do. Else it makes one at MASTER_ADDR."""
         if dist.is_initialized():
             return
         backend, where = self._get_process_group_backend(), self.init_method
+        device = self.root_device if self.root_device.type != "cpu" else None
         place = place_of(self.cluster_environment)
-        if where is None and place is not None and place.by == "torchrun" and place.restarts:
-            connect(place, backend, timeout=self._timeout)  # see `launched.store`
         if where is None:
+            if place is not None and place.by == "torchrun" and place.restarts:
+                connect(place, backend, timeout=self._timeout, device_id=device)  # see `launched.store`
             return
         self.set_world_ranks()
+        rank, size = self.global_rank, self.world_size
         dist.init_process_group(
-            self._get_process_group_backend(),
-            init_method=self.init_method,
-            timeout=self._timeout,
-            rank=self.global_rank,
-            world_size=self.world_size,
-            device_id=self.root_device if self.root_device.type != "cpu" else None,
+            backend, init_method=where, timeout=self._timeout, rank=rank, world_size=size, device_id=device
         )
         if "MASTER_ADDR" not in os.environ:
             os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())

@@ -17,20 +17,24 @@ from gan.errors import UserError
 from strategies.policies.dp import Dp
 from strategies.sharding import bucket
 from strategies.strategy import POLICIES
+from tests.ranks.test_collectives import Contrast
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.composite import MIXES
 from tests.support.doubled import doubled
+from tests.support.forward_games import MeanFlow, Slopes
 from tests.support.hard_games import HARD
 from tests.support.parity import BROKEN, EXACT, distance, train, vectors, weights
 from tests.support.sharing_games import SHARING
+from tests.support.word_games import EPOCH, WORDS
 
 WRITTEN = Path(__file__).parents[2] / "strategies" / "MATRIX.md"
 
+FORMULAS = {game.__name__: game for game in (Contrast, MeanFlow, Slopes)}  # of all ranks' samples, and of derivatives
 PLAYED: dict[str, tuple[Any, Any]] = {
     **{name: (game, pictures) for name, game in GAMES.items()},
-    **{name: (game, vectors) for name, game in HARD.items()},
-    **{name: (game, vectors) for name, game in SHARING.items()},
+    **{name: (game, vectors) for name, game in (HARD | SHARING | WORDS | FORMULAS).items()},
 }
+SETTINGS = {"Followed": {"limit_train_batches": EPOCH}}  # of the Trainer
 CHOICES = {  # fsdp is another word for zero3
     policy.name: policy.name
     for policy in POLICIES.values()
@@ -40,6 +44,12 @@ CHOICES |= {"zero3+offload": "zero3+offload", "zero3 in pieces": "zero3"}
 PIECE = 4096  # bytes of a bucket there: players of many buckets are gathered one by one
 CHOICES |= {f"mix {number}": mix for number, mix in enumerate(MIXES, 1)}
 COLUMNS = [("single", 1), *((name, world) for name in CHOICES for world in (2, 4)), ("deaf", 2)]
+
+REFUSED = {  # what a game cannot be trained under, and in which words that is said
+    "WholeWeights": dict.fromkeys(CHOICES.keys() - {"single", "ddp", "zero1", "dp"}, "cuts weights into pieces, and "),
+    "MeanFlow": {"dp": "a loss takes a forward-mode derivative"},
+    "Slopes": {"deepspeed3": "differentiates by torch.func"},
+}
 
 Found = float | str  # the largest deviation, or the words of a refusal
 Table = dict[tuple[str, tuple[str, int]], Found]
@@ -83,21 +93,22 @@ def deviation(alone: dict[str, Any], results: list[dict[str, Any]]) -> float:
 def measure(name: str, column: tuple[str, int], ranks: Any, alone: dict[str, Any]) -> Found:
     (game, batches), (label, world) = PLAYED[name], column
     policy = fitted(CHOICES.get(label, label), [player.name for player in game().configure_players()])
-    arguments = (attempt, game, batches, policy, world)
+    arguments, settings = (attempt, game, batches, policy, world), SETTINGS.get(name, {})
     if label == "zero3 in pieces":
         whole = "+whole" if name == "SometimesReached" else ""  # whose ranks read different weights
         arguments = (attempt, game, batches, policy + whole, world, PIECE)
     if policy == Dp.name:
-        results = [attempt(game, batches, policy, 1, devices=world)]  # replicas in one process
+        results = [attempt(game, batches, policy, 1, devices=world, **settings)]  # replicas in one process
     else:
-        results = ranks(world).run(*arguments) if world > 1 else [attempt(*arguments[1:])]
+        results = ranks(world).run(*arguments, **settings) if world > 1 else [attempt(*arguments[1:], **settings)]
     return results[0] if isinstance(results[0], str) else deviation(alone, results)
 
 
-def verdict(column: tuple[str, int], found: Found) -> str:
+def verdict(name: str, column: tuple[str, int], found: Found) -> str:
     """What stands in the table."""
-    if column in (("single", 2), ("single", 4)):
-        passes = isinstance(found, str) and "trains on one device" in found
+    words = "trains on one device" if column in (("single", 2), ("single", 4)) else REFUSED.get(name, {}).get(column[0])
+    if words is not None:
+        passes = isinstance(found, str) and words in found
     elif isinstance(found, str):
         passes = False
     else:
@@ -115,7 +126,7 @@ PAGE = """# The matrix
 
 `make matrix` writes this file; do not edit it.
 
-Each row is a game of `tests/ranks/test_games.py`, `tests/support/hard_games.py` or `tests/support/sharing_games.py`,
+Each row is a game of `tests/ranks/test_games.py`, `tests/ranks/test_collectives.py` or `tests/support/*_games.py`,
 each column a policy at a number of ranks. A cell trains the game for ten steps in float64 on the CPU and gives the
 largest difference of any weight, average or optimizer state from the same training on one device, over all ranks (of
 ranks other than the first, the weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed
@@ -146,13 +157,16 @@ Python {python}, torch {torch}, lightning {lightning}, gloo.
 
 def text(table: Table) -> str:
     """strategies/MATRIX.md."""
-    verdicts = {place: verdict(place[1], found) for place, found in table.items()}
+    verdicts = {place: verdict(*place, found) for place, found in table.items()}
     rows = [["game", *map(title, COLUMNS)], ["---"] * (len(COLUMNS) + 1)]
     rows += [[f"`{name}`", *(verdicts[name, column] for column in COLUMNS)] for name in PLAYED]
-    refusals: dict[str, list[str]] = {}
+    refusals: dict[tuple[str, str], list[str]] = {}
     for column in COLUMNS:
-        for words in {found: None for (_, other), found in table.items() if other == column and isinstance(found, str)}:
-            refusals.setdefault(words, []).append(title(column))
+        cells = {name: table[name, column] for name in PLAYED}
+        for words in dict.fromkeys(found for found in cells.values() if isinstance(found, str)):
+            games = [name for name, found in cells.items() if found == words]
+            whose = "" if len(games) == len(PLAYED) else " of " + ", ".join(f"`{name}`" for name in games)
+            refusals.setdefault((whose, words), []).append(title(column))
     return PAGE.format(
         exact=EXACT,
         broken=BROKEN,
@@ -162,7 +176,7 @@ def text(table: Table) -> str:
         failing=sum(each.startswith("FAILS") for each in verdicts.values()),
         heard=sum(not verdicts[name, ("deaf", 2)].startswith("FAILS") for name in PLAYED),
         games=len(PLAYED),
-        refusals="\n".join(f"- {', '.join(columns)}: {words}" for words, columns in refusals.items()),
+        refusals="\n".join(f"- {', '.join(columns)}{whose}: {words}" for (whose, words), columns in refusals.items()),
         python=platform.python_version(),
         torch=version("torch"),
         lightning=version("lightning"),
@@ -191,7 +205,7 @@ def alone() -> Callable[[str], dict[str, Any]]:
     def get(name: str) -> dict[str, Any]:
         if name not in trained:
             game, batches = PLAYED[name]
-            trained[name] = train(game, batches, "single")
+            trained[name] = train(game, batches, "single", **SETTINGS.get(name, {}))
         return trained[name]
 
     return get
@@ -203,7 +217,7 @@ def alone() -> Callable[[str], dict[str, Any]]:
 def test_every_game_under_every_policy_equals_one_device(name, column, ranks, alone, table):
     table[name, column] = math.inf  # what a crash leaves
     table[name, column] = measure(name, column, ranks, alone(name))
-    assert not verdict(column, table[name, column]).startswith("FAILS"), table[name, column]
+    assert not verdict(name, column, table[name, column]).startswith("FAILS"), table[name, column]
 
 
 # ---- the table itself ----
@@ -216,6 +230,7 @@ def complete() -> Table:
         found[name, ("deaf", 2)] = 0.02
         for world in (2, 4):
             found[name, ("single", world)] = f"policy 'single' trains on one device and there are {world} ranks"
+            found |= {(name, (label, world)): f"it {words}" for label, words in REFUSED.get(name, {}).items()}
     return found
 
 
@@ -227,23 +242,28 @@ def test_a_table_of_passing_cells_says_so(tmp_path):
     rows = [line for line in written.splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(PLAYED)
     assert {tuple(row.split(" | ")[1:4]) for row in rows} == {("3e-14", "refused", "refused")}
+    assert "- dp@2, dp@4 of `MeanFlow`: it a loss takes a forward-mode derivative" in written
+    assert "- single@2: policy 'single' trains on one device" in written
 
 
 @pytest.mark.parametrize(
-    ("column", "found"),
+    ("name", "column", "found"),
     [
-        (("zero3", 4), 2e-10),
-        (("zero3", 4), math.inf),
-        (("zero3", 4), "some refusal"),
-        (("single", 2), 0.0),
-        (("single", 2), "another refusal"),
-        (("deaf", 2), 1e-7),
-        (("deaf", 2), math.inf),
+        ("sean", ("zero3", 4), 2e-10),
+        ("sean", ("zero3", 4), math.inf),
+        ("sean", ("zero3", 4), "some refusal"),
+        ("sean", ("single", 2), 0.0),
+        ("sean", ("single", 2), "another refusal"),
+        ("sean", ("deaf", 2), 1e-7),
+        ("sean", ("deaf", 2), math.inf),
+        ("WholeWeights", ("zero3", 4), 0.0),
+        ("WholeWeights", ("zero3", 4), "another refusal"),
+        ("WholeWeights", ("zero1", 4), "it cuts weights into pieces, and "),
     ],
 )
-def test_a_failing_cell_stands_in_the_table(column, found, tmp_path):
-    write(complete() | {("sean", column): found}, tmp_path / "MATRIX.md")
-    (row,) = (line for line in (tmp_path / "MATRIX.md").read_text().splitlines() if line.startswith("| `sean` |"))
+def test_a_failing_cell_stands_in_the_table(name, column, found, tmp_path):
+    write(complete() | {(name, column): found}, tmp_path / "MATRIX.md")
+    (row,) = (line for line in (tmp_path / "MATRIX.md").read_text().splitlines() if line.startswith(f"| `{name}` |"))
     assert [cell.startswith("FAILS") for cell in row.split(" | ")[1:]] == [each == column for each in COLUMNS]
 
 

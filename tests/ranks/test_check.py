@@ -91,6 +91,18 @@ class Codebook(One):
         return out.square().mean()
 
 
+class InstanceNorms(One):
+    """Running statistics of an instance norm, which change no loss."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()
+        self.net = nn.Sequential(self.net[0], *norm, *self.net[1:])
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean()
+
+
 class FirstBatch(One):
     """ActNorm: the first batch sets a weight."""
 
@@ -141,6 +153,7 @@ WRONG = {
     Spread: ("phase 'play': loss 'loss' is", "gan.ranks"),
     Weighed: ("phase 'play', player 'net': the gradients of", "gan.ranks"),
     Codebook: ("buffer 'net.seen' is written in a loss or forward, and differs by", "gan.ranks"),
+    InstanceNorms: ("buffer 'net.2.running_mean' is written in a loss or forward, and differs by", "gan.ranks"),
     FirstBatch: ("weight 'net.scale' is written in a loss or forward, and differs by", "gan.ranks"),
     ByHand: ("phase 'play': loss 'loss' is", "gan.ranks"),
     OwnNorms: ("phase 'play': loss 'loss' is", "Trainer(sync_batchnorm=True)"),

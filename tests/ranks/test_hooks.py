@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning import Callback
+from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging
 from torch.optim import Adam
 
@@ -313,6 +313,24 @@ def by_hand(policy, world):
 def test_it_is_refused_on_all_ranks(policy, ranks):
     for said in ranks(2).run(by_hand, policy, 2):
         assert said is not None and "ByHand calls self.optimizers()" in said
+
+
+def unrefused():
+    """The control: as if Lightning's methods were still there. Beside it, the phases are played."""
+
+    class Game(ByHand):
+        optimizers, manual_backward = LightningModule.optimizers, LightningModule.manual_backward
+
+        def training_step(self, batch):
+            super(ByHand, self).training_step(batch)
+            super().training_step(batch)
+
+    return train(Game, world=2, steps=3)
+
+
+def test_the_control_where_it_is_not_refused_is_not_synchronised(ranks):
+    one, other = ranks(2).run(unrefused)
+    assert distance(weights(one), weights(other)) > BROKEN
 
 
 class Own(Plain):

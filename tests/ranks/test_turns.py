@@ -7,22 +7,15 @@ import torch
 import torch.distributed as dist
 
 from gan import Phase
-from strategies import threads
 from strategies.ranks import Ranks
 from tests.support.duel import POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, distance
-
-
-def odd_rank() -> bool:
-    """Something in which ranks differ: the processes of a world, or the replicas of dp."""
-    replica = threads.here()
-    number = replica.number if replica is not None else dist.get_rank() if dist.is_initialized() else 0
-    return number % 2 == 1
+from tests.support.word_games import on_odd_rank
 
 
 class Turns(Duel):
     def configure_phases(self):
-        yield Phase("judge", self.judging, "judge", until=7, when=lambda: self.step % 3 == odd_rank())
+        yield Phase("judge", self.judging, "judge", until=7, when=lambda: self.step % 3 == on_odd_rank())
         yield Phase("fool", self.fooling, "generator", start=2, every=3)
         yield Phase("again", self.judging, "judge", start=4, until=6)
 
