@@ -1,11 +1,13 @@
 """The part of PhaseStrategy that starts the ranks, connects them, and ends them together."""
 
+import os
 import secrets
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning import Trainer
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -16,6 +18,7 @@ from strategies.choice import Choice
 from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
 from strategies.processes.equal_rows import EqualRows
+from strategies.processes.interface import choose_interface, clear_errors, own_name
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -61,15 +64,28 @@ class LaunchedStrategy(DDPStrategy):
             self._launcher = launcher(self, self._start_method)
 
     def setup_distributed(self) -> None:
-        """A single process needs no process group. Several are connected, so that they end together."""
-        if self.num_processes * self.num_nodes > 1:
+        """A single process needs no process group. Several are tied before they are connected, to end together."""
+        self.set_world_ranks()
+        if self.num_processes * self.num_nodes == 1:
+            return
+        main = self.cluster_environment.main_address
+        if self.num_nodes > 1:
+            choose_interface(main)
+        store = self._meet(main)  # held until the process group holds it too: rank 0 may be its server
+        if self.survivor is not None:
+            self.survivor.place = lambda: str(self.places)
+            self.survivor.tie(store, self.world_size, own_name(main), self.advice)
+        with clear_errors(main):
             super().setup_distributed()
-            if self.survivor is not None:
-                host = self.cluster_environment.main_address
-                self.survivor.place = lambda: str(self.places)
-                self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
-        else:
-            self.set_world_ranks()
+
+    def _meet(self, main: str) -> dist.Store:
+        """torch's store, in which the ranks find each other."""
+        if dist.is_initialized():
+            return private.default_store()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = main, str(self.cluster_environment.main_port)
+        limit = self._timeout or default_pg_timeout
+        store, _, _ = next(dist.rendezvous("env://", self.global_rank, self.world_size, timeout=limit))
+        return store
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""

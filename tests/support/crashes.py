@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -66,8 +67,9 @@ def train(
     """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
 
     From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
-    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step. With "mistake" and
-    "error" it is not killed, and raises an error in a forward. The control is not `tied` to a lifeline.
+    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step; or before it
+    "connects" to the others. With "mistake" and "error" it is not killed, and raises an error in a forward. The control
+    is not `tied` to a lifeline.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
@@ -286,6 +288,7 @@ def _untied() -> None:
 
 
 DEEDS = {
+    "connects": partial(_before, dist, "init_process_group", _the(1)),
     "forward": _in_forward,
     "collective": _in_a_collective,
     "writes": _while_it_writes,
