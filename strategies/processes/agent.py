@@ -92,7 +92,6 @@ def run(launch: Launch) -> None:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see Signals
         # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        **launch.rendezvous.variables(),
         Progress.VARIABLE: str(Path(folder, "steps")),
     }
     before = {name: os.environ.get(name) for name in variables}

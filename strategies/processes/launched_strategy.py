@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning import Trainer
 from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.strategies import DDPStrategy
 
 from gan.errors import UserError
@@ -20,6 +21,7 @@ from strategies.loaders import check_loader
 from strategies.policies.replica import ADVICE
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
+from strategies.processes.interface import choose_interface, clear_errors, own_name
 from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launcher import launcher
 from strategies.processes.lost_ranks import Survivor
@@ -93,35 +95,41 @@ class LaunchedStrategy(DDPStrategy):
         return with_store(super()._get_process_group_backend())
 
     def setup_distributed(self) -> None:
-        """A single process needs no process group. Several are connected, so that they end together."""
-        if self.num_processes * self.num_nodes > 1:
-            self._meet()
-            super().setup_distributed()
-            if self.survivor is not None:
-                host = self.cluster_environment.main_address
-                self.survivor.beside = lambda lost: self.places.beside(lost)
-                self.survivor.tie(host, self.advice, self.broadcast, self.gather_objects)
-        else:
-            self.set_world_ranks()
-
-    def _meet(self) -> None:
-        """Make the process group here, where Lightning's way does not do. Else it makes one at MASTER_ADDR."""
-        if dist.is_initialized():
-            return
-        backend, where = self._get_process_group_backend(), self.init_method
-        device = self.root_device if self.root_device.type != "cpu" else None
-        place = place_of(self.cluster_environment)
-        if where is None:
-            if place is not None and place.by == "torchrun" and place.restarts:
-                connect(place, backend, timeout=self._timeout, device_id=device)  # see `launched.store`
-            return
+        """A single process needs no process group. Several are tied before they are connected, to end together."""
         self.set_world_ranks()
-        rank, size = self.global_rank, self.world_size
-        dist.init_process_group(
-            backend, init_method=where, timeout=self._timeout, rank=rank, world_size=size, device_id=device
-        )
-        if "MASTER_ADDR" not in os.environ:
-            os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
+        if self.num_processes * self.num_nodes == 1:
+            return
+        if self.num_nodes > 1 and self.init_method is None:
+            choose_interface(self.cluster_environment.main_address)
+        store = self._meet()  # held until the process group holds it too: rank 0 may be its server
+        main = self.cluster_environment.main_address
+        if self.survivor is not None:
+            self.survivor.beside = lambda lost: self.places.beside(lost)
+            self.survivor.tie(store, self.world_size, own_name(main), self.advice)
+        with clear_errors(main):
+            super().setup_distributed()
+
+    def _meet(self) -> dist.Store:
+        """torch's store, in which the ranks find each other. Also the process group, where Lightning's way fails."""
+        if dist.is_initialized():
+            return private.default_store()
+        place, rank, size = place_of(self.cluster_environment), self.global_rank, self.world_size
+        device = self.root_device if self.root_device.type != "cpu" else None
+        options = dict(timeout=self._timeout, device_id=device)
+        backend, where = self._get_process_group_backend(), self.init_method
+        if where is not None:
+            dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, **options)
+            if "MASTER_ADDR" not in os.environ:
+                main = "127.0.0.1" if self.num_nodes == 1 else socket.gethostname()
+                os.environ["MASTER_ADDR"] = self.broadcast(main)
+        elif place is not None and place.by == "torchrun" and place.restarts:
+            connect(place, backend, **options)  # see `launched.store`
+        else:
+            environment = self.cluster_environment
+            os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))
+            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=self._timeout or default_pg_timeout))
+            return store
+        return private.default_store()
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""

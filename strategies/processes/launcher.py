@@ -1,6 +1,5 @@
 """Lightning's launchers, but every rank trains inside a `Survivor`: if one rank ends, the others end and name it."""
 
-import atexit
 import contextlib
 import os
 import subprocess
@@ -39,19 +38,13 @@ class Scripts(ScriptLauncher):
         environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not environment.creates_processes_externally:
             os.environ[PARENT] = str(os.getpid())
-            try:
-                self._call_children_scripts()
-            finally:
-                del os.environ[PARENT]
-        first = environment.node_rank() * self.num_processes
-        rank = first + environment.local_rank()
-        children = {rank + number: process for number, process in enumerate(self.procs, 1)}
-        parent = (first, int(_parent)) if _parent and environment.local_rank() else None
-        self.strategy.survivor = survivor = Survivor(rank, children, parent)
-        if children:
-            atexit.register(survivor.at_exit)
+            self._call_children_scripts()
+            del os.environ[PARENT]
+        first, local = environment.node_rank() * self.num_processes, environment.local_rank()
+        parent = int(_parent) if _parent and local else None
+        self.strategy.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
         set_threads(num_processes=self.num_processes)
-        return survivor.run(function, *args, **kwargs)
+        return self.strategy.survivor.run(function, *args, **kwargs)
 
     def _call_children_scripts(self) -> None:
         """Start the same command for each other device, as a person typed it and where it was typed.
@@ -93,7 +86,8 @@ class Functions(FunctionLauncher):
 
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
-    strategy.survivor = Survivor(environment.node_rank() * strategy.num_processes + environment.local_rank())
+    first = environment.node_rank() * strategy.num_processes
+    strategy.survivor = Survivor(first + environment.local_rank(), first)
     strategy.handing_over = False
     result = strategy.survivor.run(function, *args, **kwargs)
     strategy.handing_over = True

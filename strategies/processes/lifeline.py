@@ -1,33 +1,40 @@
 """The lifeline: a connection from every rank to rank 0. Through it all ranks learn at once which rank is lost.
 
-It is written by hand, for two reasons. torch's watchdog has only a time limit, and does not know for which rank a
-collective waits. And torchrun ends the processes that it started without a message. The lifeline costs nothing in a
-step, because nothing is sent until a rank leaves.
+It is written by hand, because nothing else tells the other ranks. torch's watchdog has only a time limit, and does not
+know for which rank a collective waits. torch's elastic agent (torchrun) sees the ranks of its own host only. srun,
+mpirun and Lightning end the others without a message, or not at all. The lifeline costs nothing in a step, because
+nothing is sent until a rank leaves.
 
 [Note: who is gone]
 When a process ends, in any way, the kernel closes its connections. The kernel also checks by itself whether a silent
 host still answers. So no thread has to send signs of life, and a rank that computes for minutes, or that a debugger has
-stopped, does not count as lost. A rank that leaves sends a message first, with the reason if there is one. A rank whose
-connection ends without a message is lost.
+stopped, does not count as lost. A rank that leaves says so first, with the reason if there is one. A rank whose
+connection ends without a word is lost.
+
+[Note: what is sent]
+A message is a line. A rank begins with rank 0's token and an `End`: what is to be said of this rank if it is lost.
+Rank 0 answers with its own. After that a rank sends only BYE, or the `End` that it has learned.
 """
 
+import asyncio
 import contextlib
 import hmac
 import json
 import os
 import secrets
-import selectors
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-SILENCE = 20  # seconds without an answer after which a host counts as lost
+SILENCE = 15  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0
-LONGEST = 1 << 16  # the most bytes of a message
+BYE = b"bye\n"
 GONE = "is gone without a word: killed, or out of memory?"
+DARK = "has not been heard of for {} seconds: is its host switched off, or the network down?"
 
 
 @dataclass(frozen=True)
@@ -45,263 +52,160 @@ class End:
         return self.why if self.whole else f"rank {self.rank} (process {self.process} on {self.host}) {self.why}"
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where rank 0 listens, and the token that a rank must send there."""
-
-    hosts: tuple[str, ...]
-    port: int
-    token: str
-    process: int
-    host: str
-
-
-@dataclass(eq=False)
-class _Peer:
-    """The other end of a connection. Its rank is unknown until it has sent the right token."""
-
-    socket: socket.socket
-    rank: int | None = None
-    process: int = 0
-    host: str = ""
-    unread: bytes = b""
-    here: bool = True
-
-
 class Lifeline:
     """One rank's side of the lifeline. Rank 0 listens, and forwards the first `End` that it receives to all ranks.
 
-    One thread sends and receives everything. `listen` and `join` start it, and `leave` ends it. When this rank gets the
-    first `End`, `learned` is called with it, once, in a thread of its own.
+    One thread, which lives until `leave`, sends and receives everything. When this rank gets the first `End`, `learned`
+    is called with it, once, in a thread of its own.
     """
 
     def __init__(self, rank: int, learned: Callable[[End], None]) -> None:
-        self.rank, self.process, self.host = rank, os.getpid(), socket.gethostname()
+        self.lost = End(rank, os.getpid(), socket.gethostname(), GONE, lost=True)  # what others say if this rank is
         self._learned = learned
         self._end: End | None = None
-        self._peers: list[_Peer] = []
-        self._listener: socket.socket | None = None
-        self._token = ""
-        self._selector = selectors.DefaultSelector()
-        self._waker, self._wake = socket.socketpair()
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._last_words: dict[str, Any] = {"bye": True}
-        self._thread = threading.Thread(target=self._listen, name="lifeline", daemon=True)
-        self._left = False
+        self._token = secrets.token_hex(16)
+        self._peers: set[StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task] = set()  # the loop alone would forget them
+        self._left, self._last_words = asyncio.Event(), BYE
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="lifeline", daemon=True)
+        self._thread.start()
         _OPEN.add(self)
 
-    # ---- connecting ----
+    # ---- called by the rank ----
 
-    def listen(self, hosts: Iterable[str]) -> Address:
-        """For rank 0: listen for the others, which will try these host names and this host's own name."""
-        self._token = secrets.token_hex(16)
-        self._listener = _listener()
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._thread.start()
-        names = tuple(dict.fromkeys((*hosts, self.host)))
-        return Address(names, self._listener.getsockname()[1], self._token, self.process, self.host)
+    def listen(self) -> tuple[int, str]:
+        """For rank 0: listen for the others. Returns the port, and the token that they must send there."""
+        listener = _listener()
+        self._call(self._serve(listener))
+        return listener.getsockname()[1], self._token
 
-    def join(self, address: Address) -> str | None:
-        """For the other ranks: connect to rank 0. Returns None, or why it failed."""
-        problems = []
-        for host in address.hosts:
-            try:
-                connection = socket.create_connection((host, address.port), timeout=HELLO)
-            except OSError as error:
-                problems.append(f"{host} port {address.port}: {error}")
-                continue
-            try:
-                hello = {"token": address.token, "rank": self.rank, "process": self.process, "host": self.host}
-                connection.sendall(_line(hello))
-                if _first_line(connection) != _line({"welcome": self.rank}):
-                    raise OSError("another program answers there")
-            except OSError as error:
-                problems.append(f"{host} port {address.port}: {error}")
-                connection.close()
-                continue
-            self._add(_Peer(connection, 0, address.process, address.host))
-            self._thread.start()
-            return None
-        return "; ".join(problems)
-
-    # ---- leaving ----
+    def join(self, host: str, port: int, token: str) -> None:
+        """For the other ranks: connect to rank 0. An OSError says why it failed."""
+        connection = socket.create_connection((host, port), timeout=HELLO)
+        self._call(self._hello(connection, token))
 
     def leave(self, end: End | None = None) -> None:
-        """Send good-bye, or why this rank leaves too early, and close everything. A second call does nothing."""
-        if self._left:
-            return
-        self._left = True
-        if end is not None:
-            self._last_words = {"end": asdict(end)}
+        """Say good-bye, or why this rank leaves too early, and close everything. A second call does nothing."""
         if self._thread.is_alive():
-            self._waker.send(b"!")
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
-        else:
-            self._close()
+            self._last_words = BYE if end is None else _line(end)
+            self._loop.call_soon_threadsafe(self._left.set)
+            self._thread.join()
+
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     # ---- the thread ----
 
-    def _listen(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._wake:
-                    self._tell(self._last_words)
-                    return self._close()
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data.here:
-                    self._hear(key.data)
+    def _live(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._until_left())
 
-    def _accept(self) -> None:
+    async def _until_left(self) -> None:
+        await self._left.wait()
+        self._tell(self._last_words)
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(lambda *streams: self._keep(self._greet(*streams)), sock=listener)
+
+    async def _greet(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Somebody has connected. It is a rank if it knows the token."""
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):  # a stranger may say anything
+            token, _, lost = (await reader.readline()).partition(b" ")
+            if hmac.compare_digest(token, self._token.encode()):
+                writer.write(_line(self.lost))
+                if self._end is not None:
+                    writer.write(_line(self._end))
+                await self._follow(reader, writer, _end(lost))
+
+    async def _hello(self, connection: socket.socket, token: str) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        writer.write(f"{token} ".encode() + _line(self.lost))
         try:
-            connection, _ = self._listener.accept()
-        except OSError:  # the other side has closed the connection already
-            return
-        self._add(_Peer(connection))
+            async with asyncio.timeout(HELLO):
+                first = _end(await reader.readline())
+        except (OSError, ValueError, TypeError) as error:
+            writer.close()
+            raise OSError("rank 0 does not answer there") from error
+        self._keep(self._follow(reader, writer, first))
 
-    def _add(self, peer: _Peer) -> None:
-        _watchful(peer.socket)
-        self._peers.append(peer)
-        self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _hear(self, peer: _Peer) -> None:
+    async def _follow(self, reader: StreamReader, writer: StreamWriter, lost: End) -> None:
+        """Hear a rank until it leaves. If it goes without a word it is `lost`."""
+        _watch(writer.get_extra_info("socket"))
+        self._peers.add(writer)
         try:
-            heard = peer.socket.recv(LONGEST)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            return self._lose(peer, error)
-        if not heard:
-            return self._lose(peer, None)
-        *lines, peer.unread = (peer.unread + heard).split(b"\n")
-        for line in lines:
-            if peer.here:
-                self._take(peer, line)
-        if len(peer.unread) > LONGEST:
-            self._drop(peer)
-
-    def _take(self, peer: _Peer, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-            if peer.rank is None:
-                self._greet(peer, **message)
-            elif "end" in message:
-                end = End(**message["end"])
-                if end.rank == peer.rank:
-                    self._drop(peer)
-                self._learn(end)
-            elif "bye" in message:
-                self._drop(peer)
-        except (ValueError, TypeError, AttributeError):  # a program that is not a rank
-            self._drop(peer)
-
-    def _greet(self, peer: _Peer, token: str, rank: int, process: int, host: str) -> None:
-        if not hmac.compare_digest(token.encode(), self._token.encode()):
-            return self._drop(peer)
-        peer.rank, peer.process, peer.host = int(rank), int(process), str(host)
-        _send(peer, {"welcome": peer.rank})
-        if self._end is not None:
-            _send(peer, {"end": asdict(self._end)})
-
-    def _lose(self, peer: _Peer, error: OSError | None) -> None:
-        self._drop(peer)
-        if peer.rank is None:
-            return
-        dark = isinstance(error, OSError) and not isinstance(error, ConnectionError)  # timed out, or unreachable
-        why = (
-            f"has not been heard of for {SILENCE} seconds: is its host switched off, or the network down?"
-            if dark
-            else GONE
-        )
-        self._learn(End(peer.rank, peer.process, peer.host, why, lost=True))
+            while (line := await reader.readline()) not in (b"", BYE):
+                self._learn(_end(line))
+            if not line:
+                self._learn(lost)
+        except ConnectionError:
+            self._learn(lost)
+        except OSError:  # timed out, or unreachable
+            self._learn(replace(lost, why=DARK.format(SILENCE)))
+        finally:
+            self._peers.discard(writer)
+            writer.close()
 
     def _learn(self, end: End) -> None:
         """Only the first end counts, because it causes the later ones."""
-        if self._end is not None:
-            return
-        self._end = end
-        if self.rank == 0:
-            self._tell({"end": asdict(end)})
-        threading.Thread(target=self._learned, args=(end,), name="lifeline-end", daemon=True).start()
+        if self._end is None:
+            self._end = end
+            self._tell(_line(end))
+            threading.Thread(target=self._learned, args=(end,), name="lifeline-end", daemon=True).start()
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, line: bytes) -> None:
         for peer in self._peers:
-            if peer.rank is not None:
-                _send(peer, message)
-
-    def _drop(self, peer: _Peer) -> None:
-        peer.here = False
-        self._peers.remove(peer)
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
-
-    def _sockets(self) -> list[socket.socket]:
-        ours = [self._waker, self._wake, *(peer.socket for peer in self._peers)]
-        return ours if self._listener is None else [*ours, self._listener]
-
-    def _close(self) -> None:
-        self._selector.close()
-        for each in self._sockets():
-            each.close()
+            peer.write(line)  # much smaller than the kernel's buffer, so it is sent at once
 
 
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+def _line(end: End) -> bytes:
+    return json.dumps(asdict(end)).encode() + b"\n"
 
 
-def _first_line(connection: socket.socket) -> bytes:
-    """Read one line, and nothing after it."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) < LONGEST:
-        byte = connection.recv(1)
-        if not byte:
-            raise OSError("it closed the connection")
-        line += byte
-    return line
-
-
-def _send(peer: _Peer, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # this peer is gone too, and the thread will notice it
-        peer.socket.send(_line(message))  # much smaller than the kernel's buffer, so it is sent at once
+def _end(line: bytes) -> End:
+    return End(**json.loads(line))
 
 
 def _listener() -> socket.socket:
     """A listening socket on a free port, for IPv4 and, if the machine has it, IPv6."""
     if socket.has_dualstack_ipv6():
-        try:
+        with contextlib.suppress(OSError):  # the system supports IPv6, but it is switched off
             return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-        except OSError:  # the system supports IPv6, but it is switched off
-            pass
     return socket.create_server(("", 0), backlog=1024)
 
 
-def _watchful(connection: socket.socket) -> None:
-    """Let the kernel probe the other host every few seconds, and close the connection if it does not answer."""
-    connection.setblocking(False)
+def _watch(connection: socket.socket) -> None:
+    """Let the kernel probe the other host every few seconds, and end the connection if it does not answer."""
+    often = -(-SILENCE // 4)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = {
-        "TCP_NODELAY": 1,
-        "TCP_KEEPIDLE": SILENCE // 4,
-        "TCP_KEEPALIVE": SILENCE // 4,  # the same on macOS
-        "TCP_KEEPINTVL": SILENCE // 4,
-        "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": 1000 * SILENCE,
-    }
-    for name, value in wanted.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, often)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, often)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE)  # also of the probes
 
 
 _OPEN: "weakref.WeakSet[Lifeline]" = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """Close the connections in a forked process. A loader's worker would keep them open after its rank is killed."""
+    """Let go of the connections in a forked process. A loader's worker would keep them after its rank is killed.
+
+    They are replaced, not closed, so that their numbers stay taken: an object that remains may close its number again.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
     for lifeline in list(_OPEN):
-        lifeline._close()
+        sockets = [peer.get_extra_info("socket") for peer in lifeline._peers]
+        for each in (*sockets, *(lifeline._server.sockets if lifeline._server else ())):
+            if each.fileno() >= 0:  # it is not closed
+                os.dup2(nothing, each.fileno(), inheritable=False)
+    os.close(nothing)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_let_go)

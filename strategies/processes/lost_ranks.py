@@ -4,37 +4,41 @@
     a rank ends with an error of its own            the message is that error: a UserError's text, or the error's name
     all ranks raise the same error together         no message (the error's `agreed` is true)
 
-Rank 0 prints the message; about rank 0, rank 1 prints it. The other ranks wait quietly, and are usually ended
-meanwhile. The main thread of a survivor waits in a collective for the rank that will not come. gloo may raise an error
-at once; NCCL usually does not return. If the main thread raises within some seconds, its error is replaced by one that
-names the rank. If it does not, the process is ended, because there is no other way out of a collective. Without the
-lost rank the process group cannot be used any more. So a survivor ends after LIMIT at the latest, whatever its program
-does.
+The first rank of each host prints the message; about the first rank, the next one does. The other ranks wait quietly,
+and are usually ended meanwhile.
+
+It is written by hand, because the main thread of a survivor waits in a collective for the rank that will not come. gloo
+may raise an error at once; NCCL usually does not return. If the main thread raises within some seconds, its error is
+replaced by one that names the rank. If it does not, the process is ended, because there is no other way out of a
+collective. Without the lost rank the process group cannot be used any more. So a survivor ends after LIMIT at the
+latest, whatever its program does.
 """
 
+import atexit
 import contextlib
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_warn
 
 from gan.errors import RankLost, UserError
 from strategies.processes import agent
-from strategies.processes.lifeline import GONE, End, Lifeline
+from strategies.processes.lifeline import End, Lifeline
 
 GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost
 PATIENCE = 10.0  # the same after a rank has raised an error: all may be about to raise the same one
 QUIET = 3.0  # additional seconds for ranks that do not print
-LIMIT = 20.0  # seconds after which a survivor of a lost rank has ended
+LIMIT = 12.0  # seconds after which a survivor of a lost rank has ended; with the lifeline's SILENCE less than 30
 LOOK = 0.25  # seconds between two checks of parent and children, until the lifeline is connected
 STATUS = 2  # the exit status of a command that failed
 
@@ -42,53 +46,59 @@ STATUS = 2  # the exit status of a command that failed
 class Survivor:
     """Watches over one rank, from its launch until it leaves training.
 
-    `children` are the processes that this one has started, by rank. They end with it. `parent` is the rank that has
-    started this one, and its process id. Until the lifeline is connected, parents and children watch each other.
+    `first` is the first rank of this host. `children` are the processes that this one has started, by rank. They end
+    with it. `parent` is the process id of the first rank, if that has started this one. Until the lifeline is
+    connected, parent and children watch each other.
     """
 
     def __init__(
         self,
         rank: int,
+        first: int = 0,
         children: Mapping[int, subprocess.Popen] | None = None,
-        parent: tuple[int, int] | None = None,
+        parent: int | None = None,
     ) -> None:
-        self.rank, self.children, self.parent = rank, children or {}, parent
+        self.rank, self.first, self.children, self.parent = rank, first, children or {}, parent
         self.lifeline = Lifeline(rank, self.learned)
-        self.advice = ""
+        self.advice = ""  # what to type
         self.beside: Callable[[int], str] = lambda lost: ""  # where a lost rank was in the game, and where this one is
         self.settle: Callable[[], None] = lambda: None  # finishes what the ranks still do together
-        self.failed = False
         self._end: End | None = None
-        self._known, self._tied, self._out = threading.Event(), threading.Event(), threading.Event()
-        self._done = False
-        self._said = False
-        self._turn = threading.Lock()  # so that either the main thread prints the message or the thread of `learned`
-        if self.children or self.parent:
+        self._tied, self._known, self._out = threading.Event(), threading.Event(), threading.Event()
+        self._said = self._failed = False
+        if children or parent:
             threading.Thread(target=self._look_after_family, name="lifeline-family", daemon=True).start()
 
     # ---- beginning ----
 
     def _look_after_family(self) -> None:
         """Watch parent and children. Lightning's own check ends all ranks with SIGKILL and names none."""
+        here = self.lifeline.lost
         while not (self._out.is_set() or self._tied.wait(LOOK)):
             for rank, child in self.children.items():
                 if child.poll() is not None:
-                    lost = child.returncode < 0
-                    return self.learned(End(rank, child.pid, socket.gethostname(), _how(child), lost=lost))
-            if self.parent is not None and os.getppid() != self.parent[1]:
-                return self.learned(End(*self.parent, socket.gethostname(), GONE, lost=True))
+                    return self.learned(replace(here, rank=rank, process=child.pid))
+            if self.parent is not None and os.getppid() != self.parent:
+                return self.learned(replace(here, rank=self.first, process=self.parent))
         return None
 
-    def tie(self, host: str, advice: str, broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]) -> None:
-        """Connect to rank 0 at `host`. All ranks call it together, after the process group exists."""
-        address, self.advice = broadcast((self.lifeline.listen([host]), advice) if self.rank == 0 else None)
-        problems = gather(self.lifeline.join(address) if self.rank else None)
-        if any(problems):
-            self.lifeline.leave()
-            rank, problem = next((rank, problem) for rank, problem in enumerate(problems) if problem)
-            rank_zero_warn(
-                f"rank {rank} cannot reach rank 0 ({problem}), so if a rank is lost the others will notice only "
-                f"after torch's time limit; allow the hosts to connect to each other on all ports"
+    def tie(self, store: dist.Store, size: int, host: str, advice: str) -> None:
+        """Connect to rank 0, which is on this `host`. It passes that, and its advice, through the store.
+
+        All ranks call it, before or after they make the process group. None waits for the others.
+        """
+        key = f"lifeline {(store.add('tied', 1) - 1) // size}"  # a store may serve several trainings
+        if self.rank == 0:
+            store.set(key, json.dumps([advice, host, *self.lifeline.listen()]))
+        self.advice, host, port, token = json.loads(store.get(key))
+        try:
+            if self.rank:
+                self.lifeline.join(host, port, token)
+        except OSError as error:
+            warnings.warn(
+                f"rank {self.rank} cannot reach rank 0 at {host} port {port} ({error}), so if it is lost the others "
+                f"will notice only after torch's time limit; allow the hosts to connect to each other on all ports",
+                stacklevel=2,
             )
         self._tied.set()
 
@@ -102,9 +112,7 @@ class Survivor:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function, which is this rank's training. The other ranks are notified of how it ends."""
         try:
-            result = function(*args, **kwargs)
-            self._done = True
-            return result
+            return function(*args, **kwargs)
         except BaseException as error:
             self.settle()
             named = self._named(error)
@@ -112,41 +120,36 @@ class Survivor:
                 raise
             raise named from error
         finally:
-            with self._turn:
-                self._out.set()
+            self._out.set()
             self.lifeline.leave()
 
     def _named(self, error: BaseException) -> RankLost | None:
         """The error that names the rank that caused this error; None if the error is this rank's own."""
         if getattr(error, "agreed", False):
             return None
-        follows = any(map(_of_a_collective, _chain(error)))
+        follows = _of_a_collective(error)
         self._known.wait(GRACE if follows else 0)
-        end, self.failed = self._end, True
+        self._failed = True
+        self._out.set()  # from here on only the main thread prints
+        end = self._end
         lost = end is not None and end.lost and isinstance(error, Exception) and not isinstance(error, UserError)
         if end is None or not (follows or lost):
-            with self._turn:
-                self._out.set()
+            atexit.register(self.end_children, QUIET / 2, list(self.children))  # before they print anything
             self.lifeline.leave(self._own_end(error))
             return None
-        with self._turn:  # from here on only the main thread prints
-            self._out.set()
-            if end.lost and self._speaks(end):
-                self._say(end)
         if not self._speaks(end):
             time.sleep(QUIET)
-        self.end_children(end)
+        self.end_children(GRACE, () if end.whole else self.children.keys() & {end.rank})
         named = RankLost(self._words(end))
         named.said = self._said
         return named
 
     def _own_end(self, error: BaseException) -> End:
-        line = (str(error).strip().splitlines() or [""])[0]
         whole = isinstance(error, UserError)
-        why = str(error) if whole else f"ended with {type(error).__name__}: {line}".rstrip(": ")
+        why = str(error) if whole else f"ended with {traceback.format_exception_only(error)[-1].splitlines()[0]}"
         if isinstance(error, KeyboardInterrupt):
             why = "was interrupted"
-        return End(self.rank, os.getpid(), socket.gethostname(), why, whole=whole)
+        return replace(self.lifeline.lost, why=why[:8000], lost=False, whole=whole)
 
     def learned(self, end: End) -> None:
         """Called in a thread of its own when a rank has ended.
@@ -154,30 +157,26 @@ class Survivor:
         Prints the message, waits for the main thread to leave training, and ends the process if that takes too long.
         """
         since = time.monotonic()
-        if self._known.is_set():
+        if self._known.is_set():  # the family knew it before the lifeline
             return
-        child = self.children.get(end.rank)
-        if end.lost and child is not None:
+        if end.lost and (child := self.children.get(end.rank)) is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)
-                end = replace(end, why=_how(child))
-        self._end = end
-        self._known.set()
-        speaks = self._speaks(end)
+                end = replace(end, why=_how(child), lost=child.returncode < 0)
+        self._end, speaks = end, self._speaks(end)
         if end.lost and speaks:
-            with self._turn:
-                self._say(end)
-        self._out.wait((GRACE if end.lost else PATIENCE) + (0 if speaks else QUIET))
-        with self._turn:
-            if not self._out.is_set():
-                self._say(end)
-                self._finish()
-        if end.lost and not self._done:
+            self._say(end)
+        self._known.set()  # after the message, so that the main thread knows that it is said
+        if not self._out.wait((GRACE if end.lost else PATIENCE) + (0 if speaks else QUIET)):
+            self._say(end)
+            self._finish(RankLost(self._words(end)))
+        if end.lost and self._failed:
             time.sleep(max(0.0, LIMIT - (time.monotonic() - since)))
-            self._finish()
+            self._finish(RankLost(self._words(end)))
 
     def _speaks(self, end: End) -> bool:
-        return self.rank == (1 if end.rank == 0 else 0)
+        """Whether this rank prints the message on its host."""
+        return self.rank == (self.first + 1 if end.rank == self.first else self.first)
 
     def _say(self, end: End) -> None:
         if not self._said:
@@ -201,34 +200,26 @@ class Survivor:
 
     def end(self, why: str) -> None:
         """End this process, whose main thread waits in vain. The other ranks end too. Called in another thread."""
-        end = End(self.rank, os.getpid(), socket.gethostname(), why + self._go_on(), whole=True)
-        with self._turn:
-            if self._out.is_set() or self._known.is_set():
-                return
-            if self.rank == 0:
-                print(f"\nerror: {end}", file=sys.stderr, flush=True)
-            self.lifeline.leave(end)
-            self._finish()
+        if self._out.is_set() or self._known.is_set():
+            return
+        end = replace(self.lifeline.lost, why=why + self._go_on(), lost=False, whole=True)
+        if self.rank == 0:
+            self._say(end)
+        self.lifeline.leave(end)
+        self._finish(UserError(str(end)))
 
-    def end_children(self, end: End | None = None) -> None:
-        """Kill the ranks that this process started. If one of them failed itself, it gets time to print its error."""
-        if end is not None and end.rank in self.children and not (end.lost or end.whole):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.children[end.rank].wait(GRACE)
+    def end_children(self, patience: float = 0.0, those: Iterable[int] = ()) -> None:
+        """Kill the ranks that this process started. `those` get some seconds to end by themselves."""
+        until = time.monotonic() + patience
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for rank in those:
+                self.children[rank].wait(max(0.0, until - time.monotonic()))
         for child in self.children.values():
             child.kill()
 
-    def at_exit(self) -> None:
-        """After an error of this rank, wait for the ranks that it started, and kill those that do not end."""
-        until = time.monotonic() + QUIET / 2  # before they print anything
-        if self.failed:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                for child in self.children.values():
-                    child.wait(max(0.0, until - time.monotonic()))
-            self.end_children()
-
-    def _finish(self) -> None:
+    def _finish(self, error: UserError) -> None:
         """End this process and its children at once: there is no other way out of a collective."""
+        report(error)
         self.end_children()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -238,21 +229,16 @@ class Survivor:
 def _how(child: subprocess.Popen) -> str:
     """How a child process has ended, as text."""
     if child.returncode >= 0:
-        return f"ended with status {child.returncode} before training began; see what it said"
+        return f"ended with status {child.returncode}; see what it said"
     why = ": from outside, or out of memory?" if child.returncode == -signal.SIGKILL else ""
     return f"was ended by signal {-child.returncode} ({signal.strsignal(-child.returncode)}){why}"
 
 
-def _of_a_collective(error: BaseException) -> bool:
-    """Whether this is torch's error for a broken connection of the process group."""
+def _of_a_collective(error: BaseException | None) -> bool:
+    """Whether this error, or one that it was made of, is torch's for a broken connection of the process group."""
+    if error is None or isinstance(error, dist.DistError):
+        return error is not None
     words = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, its cause, the cause of that, and so on."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in words):
+        return True
+    return _of_a_collective(error.__cause__ or (None if error.__suppress_context__ else error.__context__))

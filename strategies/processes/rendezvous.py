@@ -1,9 +1,7 @@
 """Where the hosts of a run find each other: an address, a file that they share, or torch's environment variables."""
 
-import fcntl
+import contextlib
 import os
-import socket
-import struct
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +10,11 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from gan.errors import UserError
+from strategies.processes.interface import own_address
 
 PORT = 29400  # torchrun's port, if the address has none
 FILE = "file:"
 THIS_HOST = "127.0.0.1"
-_INTERFACE_ADDRESS = 0x8915  # Linux' SIOCGIFADDR
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,11 @@ class Rendezvous:
         """This host's address on the network that leads to the rendezvous. Its own name may lead elsewhere."""
         if not self.several:
             return THIS_HOST
-        return None if self.where.startswith(FILE) else _address_towards(*self._address())
-
-    def variables(self) -> dict[str, str]:
-        """Environment variables by which the ranks connect over that network, where a person has set none."""
-        address = self.own_address()
-        name = None if address is None else _interface_of(address)
-        return {} if name is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": name}
+        if self.where.startswith(FILE):
+            return None
+        with contextlib.suppress(OSError):  # torch says what is wrong with the address
+            return own_address(self._address()[0])
+        return None
 
     def _file(self) -> Path:
         return Path(self.where.removeprefix(FILE)).absolute()
@@ -92,27 +88,3 @@ class Rendezvous:
                 f"--rendezvous file:PATH, a new file on a disk that they share"
             )
         return host, int(port)
-
-
-def _address_towards(host: str, port: int) -> str | None:
-    """The address from which this host reaches another one. Nothing is sent."""
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)
-            return probe.getsockname()[0]
-    except OSError:
-        return None
-
-
-def _interface_of(address: str) -> str | None:
-    """The name of the network interface that has an IPv4 address, such as eth0."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None

@@ -43,6 +43,10 @@ def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(
     assert distance(made(tmp_path), unbroken) <= EXACT
 
 
+def test_a_rank_that_is_killed_before_the_ranks_are_connected_is_named(tmp_path):
+    assert_named(train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="connects"), 1)
+
+
 def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
     ended = train(tmp_path, 3, *FIVE, "--strategy", "zero2", victim=1, itself="error")
     assert ended.statuses == [2, 1, 2], ended.said

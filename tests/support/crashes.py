@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -68,9 +69,10 @@ def train(
     """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
 
     From outside: `kill` hears what the victim tells and returns when the moment has come, or False if it has ended.
-    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step. With "mistake" and
-    "error" it is not killed, and raises an error in a forward; with "error while it writes" a thread saves meanwhile.
-    The control is not `tied` to a lifeline. Ranks that are not `patient` end as soon as they learn of an error.
+    Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step; or before it
+    "connects" to the others. With "mistake" and "error" it is not killed, and raises an error in a forward; with "error
+    while it writes" a thread saves meanwhile. The control is not `tied` to a lifeline. Ranks that are not `patient` end
+    as soon as they learn of an error.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
@@ -293,6 +295,7 @@ def _untied() -> None:
 
 
 DEEDS = {
+    "connects": partial(_before, dist, "init_process_group", _the(1)),
     "forward": _in_forward,
     "collective": _in_a_collective,
     "writes": _while_it_writes,

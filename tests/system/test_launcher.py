@@ -55,22 +55,18 @@ def as_it_was(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setattr(sys, "argv", ["-c"])
-    registered = []
-    monkeypatch.setattr(launcher.atexit, "register", registered.append)
-    return registered
 
 
-def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatch, as_it_was):
+def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatch):
     monkeypatch.setattr(launcher, "same_command", lambda: [sys.executable, "-c", ASKS])
     two = scripts(3, nodes=2, node=1)
     with mock.patch.object(threading.Thread, "start") as starts:
         assert two.launch(lambda value: value, 7) == 7
-    assert starts.call_count == 1  # our look at the family, and not Lightning's
+    assert starts.call_count == 2  # the lifeline, and our look at the family; not Lightning's
     survivor = two.strategy.survivor
-    assert (survivor.rank, survivor.parent) == (3, None)
+    assert (survivor.rank, survivor.first, survivor.parent) == (3, 3, None)
     assert {rank: child.wait() for rank, child in survivor.children.items()} == {4: 1, 5: 2}  # they know their parent
     assert PARENT not in os.environ  # what else this process starts is no rank
-    assert as_it_was == [survivor.at_exit]
 
 
 def test_the_others_start_where_the_first_was_started(monkeypatch, tmp_path):
@@ -89,30 +85,28 @@ def test_another_rank_knows_the_one_that_started_it(monkeypatch):
     monkeypatch.setattr(launcher, "_parent", "4321")
     one = scripts(3, nodes=2, node=1, local=2, creates_processes_externally=True)
     one.launch(lambda: None)
-    assert (one.strategy.survivor.rank, one.strategy.survivor.parent) == (5, (3, 4321))
+    survivor = one.strategy.survivor
+    assert (survivor.rank, survivor.first, survivor.parent) == (5, 3, 4321)
 
 
-def test_under_torchrun_and_srun_there_is_no_family(as_it_was):
+def test_under_torchrun_and_srun_there_is_no_family():
     for local in (0, 1):
         one = scripts(2, local=local, creates_processes_externally=True)
         one.launch(lambda: None)
-        assert (one.strategy.survivor.rank, one.strategy.survivor.children, one.strategy.survivor.parent) == (
-            local,
-            {},
-            None,
-        )
-    assert as_it_was == []
+        survivor = one.strategy.survivor
+        assert (survivor.rank, survivor.children, survivor.parent) == (local, {}, None)
 
 
 def test_a_notebooks_ranks_are_survivors_too(monkeypatch):
-    strategy = SimpleNamespace(cluster_environment=Environment(local=1), num_processes=2, survivor=None)
+    environment = Environment(node=1, local=1)
+    strategy = SimpleNamespace(cluster_environment=environment, num_processes=2, survivor=None)
     monkeypatch.setattr(
         _MultiProcessingLauncher, "launch", lambda self, function, *args, trainer, **kw: function(*args, **kw)
     )
     notebook = launcher.launcher(strategy, "fork")
     assert isinstance(notebook, Functions)
     assert notebook.launch(lambda value: value, 7, trainer=None) == 7
-    assert strategy.survivor.rank == 1
+    assert (strategy.survivor.rank, strategy.survivor.first) == (3, 2)
 
 
 def test_a_spawned_rank_can_be_told_what_to_do():

@@ -15,12 +15,13 @@ import torch.distributed as dist
 
 from gan.errors import RankLost, UserError, refuse
 from strategies.processes import lost_ranks as survivor
-from strategies.processes.lifeline import End
+from strategies.processes.lifeline import GONE
 from strategies.processes.lost_ranks import Survivor
 
 pytestmark = pytest.mark.alone
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:40623"
 SOON = 20
+ADVICE = "python -m gan.fit --resume runs/007"
 
 
 class Exited(BaseException):
@@ -51,45 +52,29 @@ def quick(monkeypatch):
 
 
 @contextlib.contextmanager
-def world(size, **first):
-    """Survivors in one process, tied; `first` are the settings of rank 0."""
-    ranks = [Survivor(rank, **(first if rank == 0 else {})) for rank in range(size)]
-    called = []
-    meet = threading.Barrier(size)
-    problems = [None] * size
-
-    def tie(rank):
-        def broadcast(value):
-            if rank == 0:
-                called.append(value)
-            meet.wait(SOON)
-            return called[0]
-
-        def gather(problem):
-            problems[rank] = problem
-            meet.wait(SOON)
-            return problems
-
-        ranks[rank].tie("127.0.0.1", "python -m gan.fit --resume runs/007", broadcast, gather)
-
-    together = [threading.Thread(target=tie, args=(rank,)) for rank in range(size)]
-    for thread in together:
-        thread.start()
-    for thread in together:
-        thread.join()
+def world(size, per_host=8, children=None):
+    """Survivors in one process, tied; rank 0 has the children."""
+    store = dist.HashStore()
+    ranks = [Survivor(rank, rank - rank % per_host, children if rank == 0 else None) for rank in range(size)]
+    for each in ranks:
+        each.tie(store, size, "127.0.0.1", ADVICE if each.rank == 0 else "")
     try:
         yield ranks
     finally:
         for each in ranks:
-            each._out.set()
-            each.lifeline.leave()
+            leave(each)
+
+
+def leave(survivor):
+    survivor._out.set()
+    survivor.lifeline.leave()
 
 
 def vanish(rank):
     """As the kernel ends the connections of a killed process, which then does nothing more."""
-    rank.lifeline._learned = rank.lifeline._tell = lambda _: None
+    rank.lifeline._learn = rank.lifeline._tell = lambda _: None
     for peer in list(rank.lifeline._peers):  # its thread takes them out meanwhile
-        peer.socket.shutdown(socket.SHUT_RDWR)
+        peer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 def fails(error):
@@ -112,8 +97,8 @@ def test_a_collective_that_breaks_names_the_rank_that_was_lost(capfd):
         with pytest.raises(RankLost) as caught:
             ranks[0].run(fails(RuntimeError(GLOO)))
         assert str(caught.value) == (
-            f"rank 2 (process {os.getpid()} on {socket.gethostname()}) is gone without a word: killed, or out of "
-            f"memory?\nAll ranks end; go on from the last whole checkpoint with\n  python -m gan.fit --resume runs/007"
+            f"rank 2 (process {os.getpid()} on {socket.gethostname()}) {GONE}\n"
+            f"All ranks end; go on from the last whole checkpoint with\n  {ADVICE}"
         )
         assert refuse(caught.value) == 2
         assert capfd.readouterr().err == f"\nerror: {caught.value}\n"  # once, by either thread
@@ -133,14 +118,16 @@ def test_the_others_say_that_they_end_as_well(capfd):
         assert capfd.readouterr().err == f"error: {caught.value}\n"
 
 
-def test_of_rank_0_rank_1_speaks(capfd):
-    with world(3) as ranks:
+def test_of_the_first_rank_the_next_one_speaks_and_on_another_host_its_first():
+    with world(5, per_host=3) as ranks:
         vanish(ranks[0])
-        with pytest.raises(RankLost, match=r"^rank 0 ") as caught:
-            ranks[1].run(fails(RuntimeError(GLOO)))
-        assert caught.value.said
-        with pytest.raises(RankLost, match=r"^rank 2 ends as well: rank 0 "):
-            ranks[2].run(fails(RuntimeError(GLOO)))
+        for rank in (1, 3):
+            with pytest.raises(RankLost, match=rf"^rank 0 (?s:.*)\n  {ADVICE}$") as caught:
+                ranks[rank].run(fails(RuntimeError(GLOO)))
+            assert caught.value.said
+        for rank in (2, 4):
+            with pytest.raises(RankLost, match=rf"^rank {rank} ends as well: rank 0 "):
+                ranks[rank].run(fails(RuntimeError(GLOO)))
 
 
 def test_a_collective_that_never_returns_is_ended(quick, capfd, monkeypatch):
@@ -279,12 +266,24 @@ def test_after_a_loss_a_mistake_of_the_users_is_still_said():
             ranks[0].run(fails(UserError("the disk is full")))
 
 
-def test_ranks_that_cannot_reach_each_other_train_and_say_so(monkeypatch, quick):
-    monkeypatch.setattr(survivor.Lifeline, "join", lambda line, address: "far port 7: timed out")
-    with pytest.warns(UserWarning, match="rank 1 cannot reach rank 0 .far port 7: timed out.*torch's time limit"):
-        rank0 = Survivor(0)
-        rank0.tie("far", "", lambda value: value, lambda problem: [problem, "far port 7: timed out"])
-    assert rank0.run(lambda: 3) == 3
+def test_a_rank_that_cannot_reach_rank_0_trains_and_says_so(monkeypatch):
+    monkeypatch.setattr(survivor.Lifeline, "join", mock.Mock(side_effect=TimeoutError("timed out")))
+    words = r"rank 1 cannot reach rank 0 at 127.0.0.1 port \d+ .timed out.*torch's time limit"
+    with pytest.warns(UserWarning, match=words), world(2) as ranks:
+        assert ranks[1].run(lambda: 3) == 3
+        assert ranks[1].advice == ADVICE
+
+
+def test_a_store_may_serve_several_trainings():
+    store = dist.HashStore()
+    for _ in range(2):
+        ranks = [Survivor(rank) for rank in range(2)]
+        for each in ranks:
+            each.tie(store, 2, "127.0.0.1", ADVICE)
+        assert ranks[0].run(lambda: 3) == 3
+        vanish(ranks[1])
+        leave(ranks[1])
+    assert store.num_keys() == 3  # an address each, and their number
 
 
 # ---- families, before there is a lifeline ----
@@ -298,32 +297,32 @@ def test_a_child_that_is_killed_before_training_is_named(quick, capfd, monkeypat
     for name in ("GRACE", "PATIENCE"):
         monkeypatch.setattr(survivor, name, 0.2)
     children = {rank: child() for rank in (1, 2)}
-    rank0 = Survivor(0, children)
+    rank0 = Survivor(0, children=children)
     children[2].kill()
     until(lambda: quick == [2])
     said = f"error: rank 2 (process {children[2].pid} on {socket.gethostname()}) was ended by signal 9 (Killed)"
     assert said in capfd.readouterr().err
     assert children[1].wait(SOON) == -signal.SIGKILL  # it ends with its parent
-    rank0.lifeline.leave()
+    leave(rank0)
 
 
 @pytest.mark.parametrize("status", [0, 2])
 def test_a_child_that_ends_before_training_is_named(status, quick, capfd, monkeypatch):
     for name in ("GRACE", "PATIENCE"):
         monkeypatch.setattr(survivor, name, 0.2)
-    rank0 = Survivor(0, {1: child(f"raise SystemExit({status})")})
+    rank0 = Survivor(0, children={1: child(f"raise SystemExit({status})")})
     until(lambda: quick == [2])
-    assert f"ended with status {status} before training began; see what it said" in capfd.readouterr().err
-    rank0.lifeline.leave()
+    assert f"ended with status {status}; see what it said" in capfd.readouterr().err
+    leave(rank0)
 
 
 def test_a_parent_that_is_gone_is_named(quick, capfd, monkeypatch):
     for name in ("GRACE", "PATIENCE"):
         monkeypatch.setattr(survivor, name, 0.2)
-    rank1 = Survivor(1, parent=(0, 2**22 + 1))
+    rank1 = Survivor(1, parent=2**22 + 1)
     until(lambda: quick == [2])
     assert "error: rank 0 (process 4194305 on" in capfd.readouterr().err
-    rank1.lifeline.leave()
+    leave(rank1)
 
 
 def test_a_killed_child_is_told_from_one_that_crashed():
@@ -337,22 +336,26 @@ def test_a_killed_child_is_told_from_one_that_crashed():
 
 def test_a_loss_ends_the_children_and_a_failed_child_may_finish_what_it_says():
     children = {1: child(), 2: child("import time; time.sleep(0.5)")}
-    rank0 = Survivor(0, children)
-    rank0.end_children(End(2, children[2].pid, "here", "ended with ValueError: x"))
+    with world(3, children=children) as ranks:
+        with pytest.raises(ValueError, match=r"^x$"):
+            ranks[2].run(fails(ValueError("x")))
+        with pytest.raises(RankLost, match="ended with ValueError: x"):
+            ranks[0].run(fails(RuntimeError(GLOO)))
     assert children[2].wait() == 0
     assert children[1].wait() == -signal.SIGKILL
-    rank0._out.set()
-    rank0.lifeline.leave()
 
 
 @pytest.mark.parametrize(("error", "left"), [(ValueError("x"), False), (Agreed(), True)])
 def test_children_end_with_a_parent_that_failed(error, left, monkeypatch):
-    monkeypatch.setattr(survivor, "GRACE", 0.2)
+    at_exit = []
+    monkeypatch.setattr(survivor.atexit, "register", lambda *call: at_exit.append(call))
     children = {1: child()}
-    rank0 = Survivor(0, children)
+    rank0 = Survivor(0, children=children)
     with pytest.raises(type(error)):
         rank0.run(fails(error))
-    rank0.at_exit()
+    assert children[1].poll() is None  # it ends after rank 0 has said the error
+    for function, *arguments in at_exit:
+        function(*arguments)
     with pytest.raises(subprocess.TimeoutExpired) if left else contextlib.nullcontext():
         assert children[1].wait(1 if left else SOON) == -signal.SIGKILL
     children[1].kill()

@@ -3,7 +3,7 @@ import pytest
 from gan.errors import UserError
 from strategies.processes.rendezvous import Rendezvous
 
-NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GLOO_SOCKET_IFNAME")
+NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,6 @@ def test_one_host_meets_nobody_even_if_the_environment_names_others(monkeypatch)
     found = alone.parameters(60)
     assert (found.backend, found.endpoint, found.max_nodes, found.local_addr) == ("c10d", "localhost:0", 1, "127.0.0.1")
     assert alone.fixed() is None
-    assert alone.variables() == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_two_launches_on_one_host_do_not_meet():
@@ -68,8 +67,3 @@ def test_no_place_to_meet_is_refused(where, message):
     with pytest.raises(UserError, match=f"^{message}"):
         Rendezvous(where, (2, 2)).check()
     Rendezvous(where, (1, 1)).check()
-
-
-def test_a_person_chooses_the_network(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert Rendezvous("127.0.0.1:1", (2, 2)).variables() == {}

@@ -1,0 +1,127 @@
+"""A run on two hosts, each with its own network, name and launcher: it equals one device, until the cable is cut."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from gan.fit.folder import RunFolder
+from strategies.processes import lifeline
+from tests.support import crashes, hasty
+from tests.support.namespaces import ADDRESSES, two_hosts
+from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.saved import read_checkpoint
+from tests.support.worlds import ROOT
+
+pytestmark = pytest.mark.alone
+STEPS = 5
+LIMIT = 30  # seconds in which both sides have ended
+IMPORTS = 120  # seconds until ranks train, on a machine that is busy
+
+
+def trained(checkpoint):
+    """All tensors of a checkpoint that training has made."""
+    found = {}
+
+    def walk(name, node):
+        if isinstance(node, torch.Tensor):
+            found[name] = node
+        elif isinstance(node, dict | list | tuple):
+            for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+                walk(f"{name}/{key}", value)
+
+    tree = read_checkpoint(checkpoint)
+    for name in ("state_dict", "players", "optimizer_states"):
+        walk(name, tree[name])
+    return found
+
+
+def alone(folder, batch):
+    """What one device makes of batches of this size."""
+    settings = "--max-steps", str(STEPS), "--strategy", "single", "--check", "false", "--batch-size", str(batch)
+    ended = crashes.train(folder, 1, *settings)
+    assert ended.statuses == [0], ended.said
+    return trained(crashes.newest(folder))
+
+
+def start(hosts, number, folder, module):
+    """torchrun on one of the hosts, as a person types it there."""
+    launcher = "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"
+    meeting = "--master-addr", ADDRESSES[0], "--master-port", "29500"
+    settings = "--max-steps", "100000", "--save-every", str(STEPS), "--strategy", "ddp", "--batch-size", "12"
+    command = (sys.executable, *launcher, *meeting, "-m", "--", module, *crashes.ARGUMENTS.split(), *settings)
+    with open(folder / f"said-{number}.txt", "w") as said:
+        return hosts.start(
+            number, command, cwd=folder, env={**os.environ, "PYTHONPATH": ROOT}, stdout=said, stderr=said
+        )
+
+
+def test_the_cable_can_be_cut_and_joined_again(monkeypatch):
+    knock = f"import socket; socket.create_connection(({ADDRESSES[0]!r}, 9), 1)"
+
+    def answers():
+        said = hosts.start(1, [sys.executable, "-S", "-c", knock], stderr=subprocess.PIPE).communicate()[1]
+        return b"ConnectionRefusedError" in said  # nobody listens, but the host is there
+
+    with two_hosts() as hosts:
+        assert answers()
+        hosts.cut()
+        assert not answers()
+        hosts.restore()
+        assert wait_until(answers, 10)
+    assert hosts.names[0] not in subprocess.check_output(["ip", "netns"], text=True)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(pytest.skip.Exception, match="two hosts need root and iproute2"), two_hosts():
+        pass
+
+
+def wait_until(condition, seconds):
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.parametrize(
+    ("module", "silence"),
+    [("tests.support.hasty", hasty.SILENCE), pytest.param("gan.fit", lifeline.SILENCE, marks=pytest.mark.slow)],
+)
+def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_other(module, silence, tmp_path):
+    checkpoint = RunFolder(tmp_path / "runs" / "001-wgan-gp-faces").checkpoint(STEPS)
+
+    def said():
+        return [(tmp_path / f"said-{number}.txt").read_text() for number in range(2)]
+
+    with two_hosts() as hosts, ThreadPoolExecutor() as threads:
+        launchers = [start(hosts, number, tmp_path, module) for number in range(2)]
+        ends = [threads.submit(ended, launcher) for launcher in launchers]
+        assert wait_until(lambda: checkpoint.exists() or any(end.done() for end in ends), IMPORTS), said()
+        assert checkpoint.exists(), said()
+        both = trained(checkpoint)
+        cut = time.monotonic()
+        hosts.cut()
+        # Meanwhile one device trains.
+        assert distance(both, alone(tmp_path / "alone", 12)) <= EXACT
+        assert distance(both, alone(tmp_path / "half", 6)) > BROKEN  # the control: as each host would by itself
+        seconds = max(end.result() for end in ends) - cut
+    assert [launcher.returncode for launcher in launchers] == [1, 1], said()  # torchrun's own
+    for number, text in enumerate(said()):
+        (error,) = re.findall(r"^error: .*", text, re.MULTILINE)
+        assert re.match(
+            rf"error: rank {1 - number} \(process \d+ on {hosts.names[1 - number]}\) has not been heard of for "
+            rf"{silence} seconds: is its host switched off, or the network down\?; rank {number} plays phase",
+            error,
+        ), text
+        assert "go on from the last whole checkpoint with\n  python -m gan.fit --resume runs/001-wgan" in text
+    assert seconds < LIMIT
+
+
+def ended(launcher):
+    """The time at which it has ended."""
+    launcher.wait(IMPORTS + 60)
+    return time.monotonic()
