@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from gan.errors import RankLost, UserError
 from strategies.processes import agent
+from strategies.processes.failure import report
 from strategies.processes.lifeline import End, Lifeline
 
 GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost

@@ -31,14 +31,14 @@ def test_what_the_user_has_chosen_stays(monkeypatch):
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid", "127.0.0.77"])
 def test_an_address_that_no_interface_has_is_left_to_torch(address, monkeypatch):
-    monkeypatch.setattr(interface, "_own_address", lambda towards: socket.gethostbyname(towards))
+    monkeypatch.setattr(interface, "own_address", lambda towards: socket.gethostbyname(towards))
     choose_interface(address)
     assert GLOO not in os.environ
 
 
 @pytest.mark.parametrize(("own", "name"), [("10.1.2.3", "10.1.2.3"), ("127.0.1.1", "node0"), ("::1", "node0")])
 def test_a_host_is_called_by_its_own_address_unless_only_itself_can_reach_that(own, name, monkeypatch):
-    monkeypatch.setattr(interface, "_own_address", lambda towards: own)
+    monkeypatch.setattr(interface, "own_address", lambda towards: own)
     assert own_name("node0") == name
 
 
