@@ -20,6 +20,7 @@ TICK = 2.0  # seconds between two looks
 SLOW = 5.0  # seconds after which a rank writes where it is, for the others
 LEAST = 10.0  # seconds that a rank has to end by itself
 TIMES = 10  # a phase that takes so many times its longest time is stuck
+FIRST = 60.0  # seconds in which a rank begins to train
 NEW = 30.0  # seconds that stand for the longest time of a phase that has not ended before: it may have to compile
 
 
@@ -32,9 +33,9 @@ class Watch:
 
     [Note: slow or stuck]
     A phase that is only slow must not be ended. So it counts as stuck if it takes ten times as long as it ever took.
-    Validation, saving, and what is done between steps count never. Before the first step has ended everything counts,
-    because nothing can be lost. And nothing is ended if nobody wished it: then the time limit of the process group
-    decides.
+    Validation, saving, and what is done between steps count never. Before the first phase has ended, a minute
+    is too long: little can be lost there. And nothing is ended if nobody wished it: then the time limit of the process
+    group decides.
     """
 
     def __init__(self, places: Places, end: Callable[[str], None]) -> None:
@@ -74,7 +75,7 @@ class Watch:
         """Whether so many seconds in its place are too many for this rank. See [Note: slow or stuck]."""
         places = self.places
         if not places.longest:
-            return True
+            return seconds > FIRST
         return places.playing and seconds > TIMES * places.longest.get(places.recent[-1][1], NEW)
 
     def _write(self) -> None:

@@ -109,7 +109,8 @@ def seen(since, longest, playing=True):
         (21, {"judge": 2.0}, False, False),  # validation, or saving
         (290, {"fool": 2.0}, True, False),  # its first time
         (310, {"fool": 2.0}, True, True),
-        (1, {}, False, True),  # nothing can be lost before the first step
+        (59, {}, False, False),  # before the first phase has ended
+        (61, {}, False, True),
     ],
 )
 def test_what_is_stuck(seconds, longest, playing, stuck):
