@@ -133,6 +133,16 @@ def test_it_leaves_nothing_behind():
     assert now == before and threading.active_count() == threads
 
 
+def test_a_forked_process_has_no_part_in_it():
+    """A loader's worker: what it gets is no wish, and the watch ends before the worker does."""
+    one = Watch(Places(), print)
+    worker = os.fork()
+    if not worker:
+        os._exit(0 if signal.set_wakeup_fd(-1) == -1 and one.tell.fileno() == -1 else 1)
+    one.close()
+    assert not one.thread.is_alive() and os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
+
+
 def test_only_signals_that_are_handled_as_wishes_are_wishes():
     assert signal.SIGUSR1 not in watch.wishes()
     signals = Signals()
