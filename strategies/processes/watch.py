@@ -4,6 +4,7 @@ A wish to end is looked at between two steps (see stopping.py). But if the ranks
 wait in a collective until the time limit, which is half an hour by default. There, Python cannot even see the signal.
 """
 
+import os
 import select
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 
 from strategies.processes.places import ADVICE, Places, call_of_ranks
@@ -20,7 +22,9 @@ TICK = 2.0  # seconds between two looks
 SLOW = 5.0  # seconds after which a rank writes where it is, for the others
 LEAST = 10.0  # seconds that a rank has to end by itself
 TIMES = 10  # a phase that takes so many times its longest time is stuck
+FIRST = 60.0  # seconds in which a rank begins to train
 NEW = 30.0  # seconds that stand for the longest time of a phase that has not ended before: it may have to compile
+END = b"\0"  # no signal has this number
 
 
 class Watch:
@@ -32,9 +36,9 @@ class Watch:
 
     [Note: slow or stuck]
     A phase that is only slow must not be ended. So it counts as stuck if it takes ten times as long as it ever took.
-    Validation, saving, and what is done between steps count never. Before the first step has ended everything counts,
-    because nothing can be lost. And nothing is ended if nobody wished it: then the time limit of the process group
-    decides.
+    Validation, saving, and what is done between steps count never. Before the first phase has ended, a minute
+    is too long: little can be lost there. And nothing is ended if nobody wished it: then the time limit of the process
+    group decides.
     """
 
     def __init__(self, places: Places, end: Callable[[str], None]) -> None:
@@ -45,14 +49,19 @@ class Watch:
         self.tell.setblocking(False)
         self.before = signal.set_wakeup_fd(self.tell.fileno(), warn_on_full_buffer=False)
         self.told = ""  # the place that was written
+        _OPEN.add(self)
         self.thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
         """End the thread. The main thread calls it."""
         signal.set_wakeup_fd(self.before)
-        self.tell.close()
+        self.tell.send(END)
         self.thread.join()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self.tell.close()
         self.hear.close()
 
     def _watch(self) -> None:
@@ -60,7 +69,7 @@ class Watch:
         while True:
             if select.select([self.hear], [], [], TICK)[0]:
                 numbers = self.hear.recv(64)
-                if not numbers:
+                if END in numbers:
                     return
                 if not wish and wishes() & set(numbers):
                     wish, wished = min(wishes() & set(numbers)), time.monotonic()
@@ -74,7 +83,7 @@ class Watch:
         """Whether so many seconds in its place are too many for this rank. See [Note: slow or stuck]."""
         places = self.places
         if not places.longest:
-            return True
+            return seconds > FIRST
         return places.playing and seconds > TIMES * places.longest.get(places.recent[-1][1], NEW)
 
     def _write(self) -> None:
@@ -97,3 +106,18 @@ class Watch:
 def wishes() -> set[int]:
     """The signals that ask this run to end. In training Lightning handles the first two."""
     return {signal.SIGINT, signal.SIGTERM, *Signals.taken}
+
+
+_OPEN: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """In a forked process, such as a loader's worker: its signals are no wishes of this rank."""
+    for each in list(_OPEN):
+        if each.tell.fileno() >= 0:
+            signal.set_wakeup_fd(-1)
+            each._let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

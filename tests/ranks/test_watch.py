@@ -109,7 +109,8 @@ def seen(since, longest, playing=True):
         (21, {"judge": 2.0}, False, False),  # validation, or saving
         (290, {"fool": 2.0}, True, False),  # its first time
         (310, {"fool": 2.0}, True, True),
-        (1, {}, False, True),  # nothing can be lost before the first step
+        (59, {}, False, False),  # before the first phase has ended
+        (61, {}, False, True),
     ],
 )
 def test_what_is_stuck(seconds, longest, playing, stuck):
@@ -130,6 +131,16 @@ def test_it_leaves_nothing_behind():
     Watch(Places(), print).close()
     now = signal.set_wakeup_fd(before)
     assert now == before and threading.active_count() == threads
+
+
+def test_a_forked_process_has_no_part_in_it():
+    """A loader's worker: what it gets is no wish, and the watch ends before the worker does."""
+    one = Watch(Places(), print)
+    worker = os.fork()
+    if not worker:
+        os._exit(0 if signal.set_wakeup_fd(-1) == -1 and one.tell.fileno() == -1 else 1)
+    one.close()
+    assert not one.thread.is_alive() and os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
 
 
 def test_only_signals_that_are_handled_as_wishes_are_wishes():
