@@ -109,7 +109,9 @@ def in_one_place():
         return refused(TwoLoaders, two_loaders, "ddp", 2)
 
 
-@pytest.mark.parametrize(("policy", "world"), [("ddp", 2), ("ddp", 4), ("zero3", 2)])
+@pytest.mark.parametrize(
+    ("policy", "world"), [("ddp", 2), pytest.param("ddp", 4, marks=pytest.mark.slow), ("zero3", 2)]
+)
 def test_noise_follows_the_samples_of_every_loader(policy, world, ranks):
     equals(ranks(world).run(train, TwoLoaders, two_loaders, policy, world), train(TwoLoaders, two_loaders, "single"))
 

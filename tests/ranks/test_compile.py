@@ -29,13 +29,15 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def graphs_alone():
-    """No C++."""
+    """No C++. Each training compiles anew: beside the graphs of another one, torch takes ten times as long."""
+    torch._dynamo.reset()
     with mock.patch.object(compiled, "BACKEND", "aot_eager"):
         yield
 
 
 def without_cpp(function, *args, **kwargs):
     """The same on a rank."""
+    torch._dynamo.reset()
     with mock.patch.object(compiled, "BACKEND", "aot_eager"):
         return function(*args, **kwargs)
 

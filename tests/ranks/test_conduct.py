@@ -22,7 +22,12 @@ from tests.support.parity import BROKEN, EXACT, Whole, distance, snapshot, train
 
 EACH = [each for each in WORLDS if each.values[1] != 4]
 OFFLOADED = [
-    pytest.param(f"{each.values[0]}+offload", each.values[1], marks=each.marks, id=f"{each.id}-offload")
+    pytest.param(
+        f"{each.values[0]}+offload",
+        each.values[1],
+        marks=[*each.marks, *([pytest.mark.slow] if each.values[0] != "zero3" else [])],
+        id=f"{each.id}-offload",
+    )
     for each in EACH
     if "offload" in POLICIES[each.values[0]].takes
 ]

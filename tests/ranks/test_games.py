@@ -198,13 +198,15 @@ def test_two_ranks_train_the_same(name, ranks, alone):
 
 
 @pytest.mark.parametrize("name", ["vqgan", "byol"])
-def test_what_looks_at_the_whole_batch_trains_the_same_under_every_policy(name, ranks, alone):
-    for policy in ("zero1", "zero2", "zero3"):
-        equals(ranks(2).run(train, GAMES[name], pictures, policy, 2, check=True), alone[name])
+def test_what_looks_at_the_whole_batch_trains_the_same(name, ranks, alone):
+    """And the check says nothing."""
+    equals(ranks(2).run(train, GAMES[name], pictures, "zero3", 2, check=True), alone[name])
     assert distance(train(GAMES[name], pictures, "dp", devices=2, check=True), alone[name]) < EXACT
 
 
-@pytest.mark.parametrize("name", ["sean", *(pytest.param(name, marks=pytest.mark.slow) for name in [*GAMES][1:])])
+@pytest.mark.parametrize(
+    "name", [name if name == "r3gan" else pytest.param(name, marks=pytest.mark.slow) for name in GAMES]
+)
 def test_without_synchronisation_training_differs(name, ranks, alone):
     apart = ranks(2).run(train, GAMES[name], pictures, "deaf", world=2)
     assert min(distance(alone[name], one) for one in apart) > 1e-6

@@ -14,7 +14,7 @@ from torch import nn
 from gan import noise
 from strategies import PhaseStrategy, random_state
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, snapshot, train, trainer
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, often, snapshot, train, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute"]
@@ -53,7 +53,7 @@ def alone():
     return train(AllDraws, policy="single")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", often(POLICIES))
 def test_all_draws_are_those_of_one_device(policy, ranks, alone):
     equals(ranks(2).run(train, AllDraws, policy=policy, world=2), alone)
 
@@ -136,6 +136,17 @@ def test_ranks_draw_different_numbers_and_the_same_ones_in_every_run(ranks):
 def test_the_control_ranks_that_seed_everything_seeded_draw_alike(ranks):
     (one, _), (other, _) = ranks(2).run(seeded, 2, Alike)
     assert one == other
+
+
+def seed_left(seed=None):
+    before = os.environ.get("PL_GLOBAL_SEED")
+    if seed is not None:
+        seed_everything(seed, verbose=False)
+    return before
+
+
+def test_the_ranks_of_tests_forget_the_seed_of_the_test_before(ranks):
+    assert [ranks(2).run(seed_left, seed) for seed in (3, None)] == [[None, None]] * 2
 
 
 def test_a_single_rank_draws_what_it_was_seeded_for():

@@ -76,3 +76,4 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta |
             pipe.send((False, function(*args, **kwargs)))
         except BaseException:  # noqa: BLE001 - whatever it was, the test that asked for it shall see it
             pipe.send((True, traceback.format_exc()))
+        os.environ.pop("PL_GLOBAL_SEED", None)  # seed_everything tells all later trainings its seed

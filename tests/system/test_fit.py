@@ -99,11 +99,11 @@ class Interrupts:
 @pytest.mark.parametrize(
     ("name", "step", "number"),
     [
-        ("sean-faces", 4, signal.SIGINT),
+        pytest.param("sean-faces", 4, signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("spade-faces", 3, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("pix2pix-faces", 2, signal.SIGTERM, marks=pytest.mark.slow),
         ("cyclegan-faces", 5, signal.SIGTERM),
-        pytest.param("r3gan-faces", 3, signal.SIGINT, marks=pytest.mark.slow),
+        ("r3gan-faces", 3, signal.SIGINT),
         pytest.param("vqgan-faces", 4, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("byol-faces", 4, signal.SIGTERM, marks=pytest.mark.slow),
     ],
@@ -323,6 +323,19 @@ def contents(run):
     return {path: path.read_bytes() for path in sorted(Path(run).rglob("*")) if path.is_file()}
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "runs"
+    assert fit.main([*options("r3gan-faces", max_steps=1), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def one_step(trained_once, here):
+    """A run of one step in runs/001-r3gan-faces."""
+    shutil.copytree(trained_once, here / "runs")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -332,10 +345,9 @@ def contents(run):
         (["--max-steps", "7", "--width", "8", "--dry-run"], 0, "a dry run: runs/001-r3gan-faces stays as it is"),
     ],
 )
-def test_a_refused_or_dry_command_leaves_a_run_as_it_was(arguments, code, message, here, capsys):
+def test_a_refused_or_dry_command_leaves_a_run_as_it_was(arguments, code, message, one_step, here, capsys):
     if "16-mixed" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    assert fit.main(options("r3gan-faces", max_steps=1)) == 0
     before = contents("runs/001-r3gan-faces")
     assert fit.main(["--resume", "runs/001-r3gan-faces", *arguments]) == code
     said = capsys.readouterr()
@@ -529,9 +541,8 @@ def alive(pid):
     return Path(f"/proc/{pid}").exists()
 
 
-def test_torchruns_ranks_are_joined_and_resume_with_other_settings_or_leave_those_of_before(here):
+def test_torchruns_ranks_are_joined_and_resume_with_other_settings_or_leave_those_of_before(one_step, here):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "gan.fit")
-    assert fit.main(options("r3gan-faces", max_steps=1)) == 0
     before = contents("runs/001-r3gan-faces")
     resume = ["--resume", "runs/001-r3gan-faces", "--devices", "auto", "--max-steps", "2"]
     code, _, err = wait(start(*resume, "--width", "8", launcher=launcher, cwd=here))

@@ -200,7 +200,9 @@ def test_it_is_a_command_of_its_own(tmp_path):
     assert told.stderr.startswith("error: there is no 'nowhere'")
 
 
-@pytest.mark.parametrize("name", ["pix2pix-faces", "cyclegan-faces", "r3gan-faces"])
+@pytest.mark.parametrize(
+    "name", ["pix2pix-faces", pytest.param("cyclegan-faces", marks=pytest.mark.slow), "r3gan-faces"]
+)
 def test_games_without_styles_leave_those_sections_out(name, tmp_path, page):
     size = {"size": 16} if name == "r3gan-faces" else {"size": 32}
     run = opening.train(tmp_path, name, faces=8, held_out=4, width=4, **size)
