@@ -165,7 +165,7 @@ def train(
     where, checkpoint = chosen.folder, chosen.checkpoint
     log, score = Record(where), Score(run.scores)
     strategy.requeues = False
-    strategy.advice = f"{ON} --resume {where.path}"
+    strategy.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     trainer = Trainer(
         strategy=strategy,

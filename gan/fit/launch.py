@@ -7,6 +7,7 @@ run's folder says who has launched the run, and which checkpoints this launch ha
 a folder that one of the launchers of this attempt has begun. All launchers count, because the first host may be lost.
 """
 
+import itertools
 import json
 import os
 import socket
@@ -25,6 +26,8 @@ from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
 
 NOTED = 3  # the two checkpoints that are kept, and one that is being written
+
+_calls = itertools.count()  # a process may train several times
 
 
 class Refused(UserError):
@@ -92,7 +95,7 @@ def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tupl
     if place is None or place.world_size == 1:
         launchers = [] if own is None else [own]
         return choose(launchers), launchers
-    store = dist.PrefixStore("gan.fit", launched.store(place))
+    store = dist.PrefixStore(f"gan.fit {next(_calls)}", launched.store(place))
     store.set(f"launcher {place.rank}", own or "")
     everyone = (store.get(f"launcher {rank}").decode() for rank in range(place.world_size))
     launchers = list(dict.fromkeys(name for name in everyone if name))

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.errors import UserError
-from strategies.processes.failure import REFUSED, Failure, cause, read
+from strategies.processes.failure import LOST, REFUSED, Failure, cause, read
 from strategies.processes.progress import NEVER, Progress
 from strategies.processes.rendezvous import Rendezvous
 
@@ -157,21 +157,24 @@ class History:
         """Whether to start the ranks again after a failure at this step (NEVER: before their first step)."""
         self._times = self._times + 1 if step == self._step else 1
         self._step = step
-        where = f" at step {step}" if step != NEVER else " before the first step"
-        self.last = str(failure)
+        where = f"step {step}" if step != NEVER else "before the first step"
+        self.last = f"{failure} ({where})"
+        if failure.kind == REFUSED:
+            self.last = str(failure)
         if self.ended or failure.kind == REFUSED:
             return False
         if step <= 0 and not failure.killed:
             return False  # a mistake in the program, and nothing is lost
         if self._times == SAME_STEP:
-            self.last = f"{failure}\nThis was the third failure{where}, so the ranks are not started again."
+            self.last += "\nThis was the third failure there, so the ranks are not started again."
             return False
         if self.left == 0:
             if self.allowed:
-                self.last = f"{failure}\nThe ranks were started again {self.allowed} times, and are not any more."
+                self.last += f"\nThe ranks were started again {self.allowed} times, and are not any more."
             return False
         self.left -= 1
-        say(f"{failure}{where}\nrestart {self.allowed - self.left} of {self.allowed}: all ranks start again")
+        told = "" if failure.kind == LOST else f"{self.last}\n"  # the rank that noticed it has said it
+        say(f"{told}restart {self.allowed - self.left} of {self.allowed}: all ranks start again")
         return True
 
 

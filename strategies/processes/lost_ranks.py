@@ -182,8 +182,8 @@ class Survivor:
     def _say(self, end: End) -> None:
         if not self._said:
             self._said = True
-            if agent.speaks():
-                return
+            if agent.speaks() and end.host == self.lifeline.lost.host:
+                return  # the agent says how it ended
             with contextlib.suppress(OSError, ValueError):  # stderr may be closed
                 print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the progress bar
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ class Rendezvous:
         host, port = self._address()
         if self.fixed():
             return RendezvousParameters("static", f"{host}:{port}", **how, rank=int(os.environ["NODE_RANK"]))
-        return RendezvousParameters("c10d", f"{host}:{port}", **how)
+        return RendezvousParameters("c10d", f"{host}:{port}", **how, is_host=_serves(host, port))
 
     def own_address(self) -> str | None:
         """This host's address on the network that leads to the rendezvous. Its own name may lead elsewhere."""
@@ -88,3 +89,15 @@ class Rendezvous:
                 f"--rendezvous file:PATH, a new file on a disk that they share"
             )
         return host, int(port)
+
+
+def _serves(host: str, port: int) -> bool:
+    """Whether this process is to serve the rendezvous: the address is this host's own, and nobody serves it yet.
+
+    torch would ask what this host's own name means, and fail if it means nothing.
+    """
+    with contextlib.suppress(OSError):
+        if own_address(host) in {address[0] for *_, address in socket.getaddrinfo(host, None)}:
+            socket.create_server(("", port)).close()
+            return True
+    return False

@@ -106,7 +106,7 @@ def test_two_hundred_kills_with_restarts_lose_nothing(tmp_path, capsys):
         while kills < wanted:
             if process.poll() is not None:
                 # By chance three kills in a row came at one step, which ends the run.
-                assert "This was the third failure at step" in (folder / "out.txt").read_text()[-500:]
+                assert "This was the third failure there" in (folder / "out.txt").read_text()[-500:]
                 process = start(folder, policy, size, every)
             setup = setups < 2 and chance.random() < 0.2  # a third failure before the first step would end the run
             if kill_one(process, size, chance, setup):
@@ -116,7 +116,7 @@ def test_two_hundred_kills_with_restarts_lose_nothing(tmp_path, capsys):
         code = process.wait(600)
         said = (folder / "out.txt").read_text()
         assert code == 0, said[-3000:]
-        restarts = len(re.findall(r"^restart \d+ of 1000|third failure at step", said, re.MULTILINE))
+        restarts = len(re.findall(r"^restart \d+ of 1000|third failure there", said, re.MULTILINE))
         assert restarts == kills, said[-3000:]
         assert len(list((folder / "runs").iterdir())) == 1
         one, other = (

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -123,7 +124,9 @@ def without_slurm(folder, out, *more):
     """The same training by ranks that are there, or by one process."""
     os.chdir(folder)
     rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", 0))
-    assert fit.main([*OPTIONS, "--out", out, *more]) == 0
+    place = {"RANK": os.environ["LOCAL_RANK"], "WORLD_SIZE": "4"} if "LOCAL_RANK" in os.environ else {}
+    with mock.patch.dict(os.environ, place):
+        assert fit.main([*OPTIONS, "--out", out, *more]) == 0
 
 
 def told(cluster, here, job, ranks, number):

@@ -121,6 +121,43 @@ def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_
     assert seconds < LIMIT
 
 
+@pytest.mark.slow
+def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
+    steps, folder = 3 * STEPS, RunFolder(tmp_path / "runs" / "001-wgan-gp-faces")
+    settings = f"--save-every {STEPS} --strategy zero3 --devices 1 --nodes 2 --rendezvous {ADDRESSES[0]}:29400"
+    arguments = crashes.ARGUMENTS.replace("--resume auto", "").split()
+    command = sys.executable, "-m", "gan.fit", *arguments, *settings.split(), "--max-steps", "100000"
+
+    def said():
+        return [(tmp_path / f"said-{number}.txt").read_text() for number in range(2)]
+
+    def start(number):
+        with open(tmp_path / f"said-{number}.txt", "w") as file:
+            environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+            return hosts.start(number, command, cwd=tmp_path, env=environment, stdout=file, stderr=file)
+
+    with two_hosts() as hosts, ThreadPoolExecutor() as threads:
+        agents = [start(number) for number in range(2)]
+        ends = [threads.submit(ended, agent) for agent in agents]
+        assert wait_until(lambda: folder.checkpoint(STEPS).exists(), IMPORTS), said()
+        hosts.cut()
+        stopped = max(folder.steps())
+        assert wait_until(lambda: all("has not been heard of for" in text for text in said()), LIMIT), said()
+        hosts.restore()
+        assert wait_until(lambda: max(folder.steps()) >= stopped + steps, IMPORTS), said()
+        agents[1].terminate()  # all ranks end after the same step
+        assert all(end.result() for end in ends)
+    assert [agent.returncode for agent in agents] == [0, 0], said()
+    for number, text in enumerate(said()):
+        assert f"error: rank {1 - number} (process " in text and "restart 1 of 3: all ranks start again" in text
+    newest = max(folder.steps())
+    assert f", from {folder.path.relative_to(tmp_path)}/checkpoints/step-" in said()[0]
+    settings = "--max-steps", str(newest), "--strategy", "single", "--check", "false"
+    one = crashes.train(tmp_path / "alone", 1, *settings)
+    assert one.statuses == [0], one.said
+    assert distance(trained(folder.checkpoint(newest)), trained(crashes.newest(tmp_path / "alone"))) <= EXACT
+
+
 def ended(launcher):
     """The time at which it has ended."""
     launcher.wait(IMPORTS + 60)

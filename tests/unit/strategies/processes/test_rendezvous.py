@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 
 from gan.errors import UserError
@@ -34,6 +36,16 @@ def test_hosts_meet_at_an_address(where, endpoint):
     assert (found.backend, found.endpoint, found.min_nodes, found.max_nodes) == ("c10d", endpoint, 2, 4)
     assert found.local_addr == "127.0.0.1"  # the address on the way there, not what this host's name means
     assert found.get_as_int("join_timeout") == 60
+
+
+def test_the_host_of_the_address_serves_it_unless_another_process_does():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is False
+    assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is True
+    assert Rendezvous("192.0.2.1:29400", (2, 2)).parameters(60).get_as_bool("is_host") is False
 
 
 def test_hosts_meet_in_a_file(tmp_path):
