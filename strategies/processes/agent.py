@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.errors import UserError
-from strategies.processes.failure import LOST, REFUSED, Failure, cause, read
+from strategies.processes.failure import ERROR, LOST, REFUSED, Failure, cause, read
 from strategies.processes.progress import NEVER, Progress
 from strategies.processes.rendezvous import Rendezvous
 
@@ -163,7 +163,7 @@ class History:
             self.last = str(failure)
         if self.ended or failure.kind == REFUSED:
             return False
-        if step <= 0 and not failure.killed:
+        if step <= 0 and failure.kind == ERROR and not failure.killed:
             return False  # a mistake in the program, and nothing is lost
         if self._times == SAME_STEP:
             self.last += "\nThis was the third failure there, so the ranks are not started again."

@@ -15,6 +15,7 @@ from gan.verify import options as verifying
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+HOSTS = (ROOT / "samples" / "hosts.md").read_text()
 ((PROGRAM,), (RUN,)) = (
     re.findall(pattern, README, re.DOTALL)
     for pattern in (r"```python\n(.*?)```", r"(    from gan.runs import Run\n.*?, max_steps\)\n)")
@@ -41,7 +42,7 @@ def test_the_gan_in_full_runs_as_it_stands(tmp_path):
     assert "max_steps=3" in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("line", re.findall(r"^    python -m gan\.fit(.*?)(?:  +#.*)?$", README, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^    python -m gan\.fit(.*?)(?:  +#.*)?$", README + HOSTS, re.MULTILINE))
 def test_the_options_it_shows_exist(line, my_gan):
     arguments = line.strip().strip("`.").split()
     if "--help" in arguments:

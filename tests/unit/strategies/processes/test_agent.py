@@ -160,36 +160,77 @@ def test_after_a_signal_a_failure_is_not_tried_again():
     assert attempts() == {0}
 
 
-def test_hosts_meet_at_an_address_and_a_failure_on_one_restarts_both(tmp_path, capfd):
+def host(where, nodes):
+    """A process that is the agent of a host with one rank."""
+    code = (
+        "import sys\nfrom strategies.processes import agent\nfrom strategies.processes.rendezvous import Rendezvous\n"
+        f"where = Rendezvous({where!r}, {nodes})\n"
+        "agent.run(agent.Launch([sys.executable, '-S', 'rank.py'], 1, where, 1, lambda name: ''))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment)
+
+
+def address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "rank.py").write_text(
-        BEGINNING
-        + "first = not os.path.exists(f'there-{rank}')\n"
-        + "open(f'there-{rank}', 'w').close()\n"
-        + "while first:\n"
-        + "    time.sleep(0.05)\n"
-        + "    if rank == 1 and os.path.exists('there-0'):\n"
-        + "        die()\n"
-    )
-    root = Path(__file__).parents[4]
-    code = (
-        "from strategies.processes import agent; from strategies.processes.agent import Launch\n"
-        "from strategies.processes.rendezvous import Rendezvous; import sys\n"
-        f"agent.run(Launch([sys.executable, '-S', 'rank.py'], 1, Rendezvous('127.0.0.1:{port}', (2, 2)), 1, "
-        "lambda name: ''))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    hosts = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+AGAIN = """
+first = not os.path.exists(f"there-{rank}")
+open(f"there-{rank}", "w").close()
+while first:
+    time.sleep(0.05)
+    if rank == 1 and os.path.exists("there-0"):
+        die()
+"""
+
+
+@pytest.mark.parametrize("where", ["address", pytest.param("file", marks=pytest.mark.slow)])
+def test_hosts_meet_and_a_failure_on_one_restarts_both(where, tmp_path, capfd):
+    (tmp_path / "rank.py").write_text(BEGINNING + AGAIN)
+    meeting = address() if where == "address" else f"file:{tmp_path}/meet"
+    hosts = [host(meeting, (2, 2)) for _ in range(2)]
     try:
-        assert [host.wait(60) for host in hosts] == [0, 0]
+        assert [each.wait(60) for each in hosts] == [0, 0]
     finally:
-        for host in hosts:
-            host.kill()
+        for each in hosts:
+            each.kill()
     said = capfd.readouterr().err
     assert said.count("restart 1 of 1: all ranks start again") == 1  # the other host only follows
     assert "rank 1 (process " in said
+
+
+ALONE = """
+size = os.environ["WORLD_SIZE"]
+open(f"there-{size}-{rank}", "w").close()
+while size == "2":
+    time.sleep(0.05)
+    if os.path.exists("lost"):
+        fail("lost", "rank 1 is gone", 2)
+"""
+
+
+@pytest.mark.slow
+def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed(tmp_path):
+    (tmp_path / "rank.py").write_text(BEGINNING + ALONE)
+    meeting = address()
+    hosts = [host(meeting, (1, 2))]
+    until = time.monotonic() + 60
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", int(meeting.split(":")[1]))) and time.monotonic() < until:
+            time.sleep(0.1)
+        hosts.append(host(meeting, (1, 2)))
+        while len(list(tmp_path.glob("there-2-*"))) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        hosts[1].kill()  # the host that does not serve the rendezvous
+        (tmp_path / "lost").touch()
+        assert hosts[0].wait(120) == 0
+        assert (tmp_path / "there-1-0").exists()
+    finally:
+        for each in hosts:
+            each.kill()
 
 
 # ---- whether to try again ----
@@ -203,6 +244,7 @@ def test_a_mistake_in_the_first_step_is_not_tried_again_but_a_kill_is():
     for step in (NEVER, 0):
         assert not History(3).again(failure(), step)
         assert History(3).again(failure(status=-9), step)
+        assert History(3).again(failure(LOST), step)
     assert History(3).again(failure(), 1)
 
 
