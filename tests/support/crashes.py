@@ -259,7 +259,7 @@ def _in_forward(error: Exception | None = None, number: int = 4) -> None:
 
 
 def _in_a_collective() -> None:
-    die = _the(25)
+    die = _the(45)
 
     class Deadly(Trace):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

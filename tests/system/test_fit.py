@@ -527,7 +527,7 @@ def children(pid):
     [
         (os.kill, signal.SIGINT, 0),
         pytest.param(os.killpg, signal.SIGTERM, 1, marks=pytest.mark.slow),
-        (os.killpg, signal.SIGHUP, 1),
+        pytest.param(os.killpg, signal.SIGHUP, 1, marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_need_no_launcher_and_stop_together(send, number, workers, here):
@@ -572,6 +572,7 @@ def test_torchruns_ranks_are_joined_and_resume_with_other_settings_or_leave_thos
     assert yaml.safe_load(Path("runs/001-r3gan-faces/settings.yaml").read_text())["max_steps"] == 2
 
 
+@pytest.mark.slow
 def test_two_nodes_make_one_run(here):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
