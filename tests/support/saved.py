@@ -1,5 +1,6 @@
 """Checkpoints in tests: small ones, and those of trainings read whole and written again with something changed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,22 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return whole(load(path))
 
 
-def tensors(path: str | Path) -> dict[str, Tensor]:
-    """All tensors in a checkpoint, by where they are."""
+TRAINED = ("state_dict", "players", "optimizer_states")  # what training makes of the networks
+
+
+def tensors(path: str | Path, parts: Sequence[str] = TRAINED) -> dict[str, Tensor]:
+    """All tensors in these parts of a checkpoint, by where they are."""
     found: dict[str, Tensor] = {}
 
     def walk(node: Any, key: str) -> None:
-        if isinstance(node, dict | list):
+        if isinstance(node, dict | list | tuple):
             for name, value in node.items() if isinstance(node, dict) else enumerate(node):
                 walk(value, f"{key}/{name}")
         elif isinstance(node, Tensor):
             found[key] = node
 
-    walk(read_checkpoint(path), "")
+    tree = read_checkpoint(path)
+    walk({part: tree[part] for part in parts}, "")
     return found
 
 

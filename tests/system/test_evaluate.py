@@ -164,6 +164,7 @@ def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path
     assert saved["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_two_processes_of_the_command_get_the_same_scores(sean_run, tmp_path):
     run = shutil.copytree(sean_run, tmp_path / sean_run.name)
     options = ["--scores", "rmse,transfer", "--batch-size", "3", "--devices", "2", "--accelerator", "cpu"]

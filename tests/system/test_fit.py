@@ -557,6 +557,7 @@ def alive(pid):
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_torchruns_ranks_are_joined_and_resume_with_other_settings_or_leave_those_of_before(one_step, here):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "gan.fit")
     before = contents("runs/001-r3gan-faces")
@@ -586,6 +587,7 @@ def test_two_nodes_make_one_run(here):
     assert [path.name for path in (here / "runs").iterdir()] == ["001-r3gan-faces"]
 
 
+@pytest.mark.slow
 def test_two_processes_say_a_mistake_once_and_leave_nothing(here):
     code, _, err = wait(start(*options("pix2pix-faces", devices=2, batch_size=5), cwd=here), 60)
     assert code == 2

@@ -8,12 +8,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.fit import command as fit
+from gan.fit.folder import RunFolder
 from tests.support.parity import BROKEN, EXACT, distance
-from tests.support.saved import read_checkpoint
+from tests.support.saved import tensors
 from tests.support.slurm import cluster as started
 
 pytestmark = pytest.mark.alone
@@ -105,19 +105,8 @@ def submit(cluster, text, *more):
 
 
 def final(run, step=STEPS):
-    """Every tensor of a checkpoint, by where it is: weights, averages, optimizers, random states."""
-    found = read_checkpoint(run / f"checkpoints/step-{step:06d}.ckpt")
-    tensors = {}
-
-    def walk(tree, path):
-        if isinstance(tree, torch.Tensor):
-            tensors[path] = tree
-        elif isinstance(tree, dict | list | tuple):
-            for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-                walk(value, f"{path}/{key}")
-
-    walk({name: found[name] for name in ("state_dict", "players", "optimizer_states")}, "")
-    return tensors
+    """Weights, averages and optimizers of a checkpoint."""
+    return tensors(RunFolder(run).checkpoint(step))
 
 
 def without_slurm(folder, out, *more):

@@ -8,14 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 from gan.fit.folder import RunFolder
 from strategies.processes import lifeline
 from tests.support import crashes, hasty
 from tests.support.namespaces import ADDRESSES, two_hosts
 from tests.support.parity import BROKEN, EXACT, distance
-from tests.support.saved import read_checkpoint
+from tests.support.saved import tensors
 from tests.support.worlds import ROOT
 
 pytestmark = pytest.mark.alone
@@ -24,29 +23,12 @@ LIMIT = 30  # seconds in which both sides have ended
 IMPORTS = 120  # seconds until ranks train, on a machine that is busy
 
 
-def trained(checkpoint):
-    """All tensors of a checkpoint that training has made."""
-    found = {}
-
-    def walk(name, node):
-        if isinstance(node, torch.Tensor):
-            found[name] = node
-        elif isinstance(node, dict | list | tuple):
-            for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-                walk(f"{name}/{key}", value)
-
-    tree = read_checkpoint(checkpoint)
-    for name in ("state_dict", "players", "optimizer_states"):
-        walk(name, tree[name])
-    return found
-
-
 def alone(folder, batch):
     """What one device makes of batches of this size."""
     settings = "--max-steps", str(STEPS), "--strategy", "single", "--check", "false", "--batch-size", str(batch)
     ended = crashes.train(folder, 1, *settings)
     assert ended.statuses == [0], ended.said
-    return trained(crashes.newest(folder))
+    return tensors(crashes.newest(folder))
 
 
 def start(hosts, number, folder, module):
@@ -102,7 +84,7 @@ def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_
         ends = [threads.submit(ended, launcher) for launcher in launchers]
         assert wait_until(lambda: checkpoint.exists() or any(end.done() for end in ends), IMPORTS), said()
         assert checkpoint.exists(), said()
-        both = trained(checkpoint)
+        both = tensors(checkpoint)
         cut = time.monotonic()
         hosts.cut()
         # Meanwhile one device trains.
@@ -155,7 +137,7 @@ def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
     settings = "--max-steps", str(newest), "--strategy", "single", "--check", "false"
     one = crashes.train(tmp_path / "alone", 1, *settings)
     assert one.statuses == [0], one.said
-    assert distance(trained(folder.checkpoint(newest)), trained(crashes.newest(tmp_path / "alone"))) <= EXACT
+    assert distance(tensors(folder.checkpoint(newest)), tensors(crashes.newest(tmp_path / "alone"))) <= EXACT
 
 
 def ended(launcher):
