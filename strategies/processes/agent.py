@@ -39,12 +39,12 @@ from gan.errors import UserError
 from strategies.processes.failure import ERROR, LOST, REFUSED, Failure, cause, read
 from strategies.processes.progress import NEVER, Progress
 from strategies.processes.rendezvous import Rendezvous
+from strategies.processes.stopping import SIGNALS
 
 NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
 ORPHANED = 300  # seconds that a rank has to save after its agent was killed
 SAME_STEP = 3  # so often a failure may come at one step
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Signals:
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in (signal.SIGINT, *SIGNALS):
                 if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a run must continue
                     self.before[number] = signal.signal(number, self._hand_on)
 

@@ -39,11 +39,15 @@ class Failure:
         who = f"rank {self.rank} (process {self.process} on {self.host})"
         if self.message:
             return f"{who} ended with {self.message}"
-        if not self.killed:
-            return f"{who} ended with status {self.status}; see what it said"
-        name = signal.strsignal(-self.status)
-        why = ": from outside, or out of memory?" if self.status == -signal.SIGKILL else ""
-        return f"{who} was ended by signal {-self.status} ({name}){why}"
+        return f"{who} {how(self.status)}"
+
+
+def how(status: int) -> str:
+    """How a process has ended, by its exit status, as text."""
+    if status >= 0:
+        return f"ended with status {status}; see what it said"
+    why = ": from outside, or out of memory?" if status == -signal.SIGKILL else ""
+    return f"was ended by signal {-status} ({signal.strsignal(-status)}){why}"
 
 
 def report(error: BaseException) -> None:

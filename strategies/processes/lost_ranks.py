@@ -18,7 +18,6 @@ import atexit
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +32,7 @@ import torch.distributed as dist
 
 from gan.errors import RankLost, UserError
 from strategies.processes import agent
-from strategies.processes.failure import report
+from strategies.processes.failure import how, report
 from strategies.processes.lifeline import End, Lifeline
 
 GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost
@@ -163,7 +162,7 @@ class Survivor:
         if end.lost and (child := self.children.get(end.rank)) is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)
-                end = replace(end, why=_how(child), lost=child.returncode < 0)
+                end = replace(end, why=how(child.returncode), lost=child.returncode < 0)
         self._end, speaks = end, self._speaks(end)
         if end.lost and speaks:
             self._say(end)
@@ -225,14 +224,6 @@ class Survivor:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(STATUS)
-
-
-def _how(child: subprocess.Popen) -> str:
-    """How a child process has ended, as text."""
-    if child.returncode >= 0:
-        return f"ended with status {child.returncode}; see what it said"
-    why = ": from outside, or out of memory?" if child.returncode == -signal.SIGKILL else ""
-    return f"was ended by signal {-child.returncode} ({signal.strsignal(-child.returncode)}){why}"
 
 
 def _of_a_collective(error: BaseException | None) -> bool:
