@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -19,6 +20,9 @@ from tests.support.parity import train
 from tests.support.worlds import Ranks
 
 torch.set_num_threads(1)
+for number, action in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup; ranks that tests start would ignore it too
+        signal.signal(number, action)
 
 
 @pytest.fixture(scope="session")
