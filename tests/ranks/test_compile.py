@@ -57,13 +57,14 @@ def test_one_device_trains_the_same(name, hard_alone):
         pytest.param("zero1", "Plain", marks=pytest.mark.slow),
         pytest.param("zero2", "TwoForwards", marks=pytest.mark.slow),
         pytest.param("zero3", "Teacher", marks=pytest.mark.slow),
-        ("zero3", "Penalty"),
+        pytest.param("zero3", "Penalty", marks=pytest.mark.slow),
     ],
 )
 def test_parity(policy, name, ranks, hard_alone):
     equals(ranks(2).run(without_cpp, train, HARD[name], policy=f"{policy}+compile", world=2), hard_alone(name))
 
 
+@pytest.mark.slow
 def test_parity_of_a_real_game():
     """With penalties in two of its phases. Two steps: every phase is due in the first."""
     expected = train(GAMES["stylegan"], pictures, "single", steps=2)

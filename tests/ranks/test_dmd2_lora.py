@@ -10,7 +10,7 @@ from nets.denoiser import Denoiser, Head
 from nets.lora import LowRank
 from strategies import PhaseStrategy
 from tests.ranks.test_games import SIZE, dmd2_lora, pictures
-from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, distance, equals, in_buckets, often, parts, train, trainer
+from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, distance, equals, in_buckets, parts, train, trainer
 
 STEPS, FIRST, PIECE = 6, 2, 512
 
@@ -33,7 +33,8 @@ def alone():
     return run("single", 1)
 
 
-@pytest.mark.parametrize("policy", often(["zero1", "zero2", "zero3", "student=ddp,*=zero3"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3", "student=ddp,*=zero3"])
 def test_two_ranks_train_the_same(policy, ranks, alone):
     equals(ranks(2).run(run, policy, 2), alone)
 

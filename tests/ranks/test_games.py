@@ -1,8 +1,10 @@
 """Every game: it learns, shows and scores, and its training is the same at every world size."""
 
 import math
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -158,7 +160,13 @@ MADE = (
     *(dmd2, dmd2_lora, hifigan, vqgan, byol),
 )
 GAMES = {game.__name__: game for game in MADE}
+HEAVY = {"sean", "sean_once", "spade", "stylegan", "hifigan", "dmd2", "dmd2_lora"}  # to train
 FROM_NOISE = ("r3gan", "wgan_gp", "stylegan", "dmd2", "dmd2_lora")
+
+
+def rarely(these: Collection[str], names: Iterable[str] = GAMES) -> list[Any]:
+    """Games by name, as parameters: `make matrix` tries all, `make test` not `these`."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in these)) for name in names]
 
 
 def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
@@ -190,7 +198,7 @@ def alone() -> dict[str, dict]:
     return {name: train(game, pictures, "single") for name, game in GAMES.items()}
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", rarely(HEAVY))
 def test_two_ranks_train_the_same(name, ranks, alone):
     """`make matrix` has every game under every policy, on two and four ranks."""
     for together in ranks(2).run(train, GAMES[name], pictures, "ddp", world=2):
@@ -204,9 +212,7 @@ def test_what_looks_at_the_whole_batch_trains_the_same(name, ranks, alone):
     assert distance(train(GAMES[name], pictures, "dp", devices=2, check=True), alone[name]) < EXACT
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "r3gan" else pytest.param(name, marks=pytest.mark.slow) for name in GAMES]
-)
+@pytest.mark.parametrize("name", rarely(GAMES.keys() - {"r3gan"}))
 def test_without_synchronisation_training_differs(name, ranks, alone):
     apart = ranks(2).run(train, GAMES[name], pictures, "deaf", world=2)
     assert min(distance(alone[name], one) for one in apart) > 1e-6
@@ -248,7 +254,7 @@ def _score(game, world: int) -> float:
     return result["val/distance"]
 
 
-@pytest.mark.parametrize("name", FROM_NOISE)
+@pytest.mark.parametrize("name", rarely(set(FROM_NOISE) - {"stylegan"}, FROM_NOISE))
 def test_the_distance_of_fakes_is_the_same_on_two_ranks(name, ranks):
     one = _score(GAMES[name], 1)
     assert ranks(2).run(_score, GAMES[name], 2) == pytest.approx([one, one], rel=1e-6)

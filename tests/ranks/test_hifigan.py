@@ -64,6 +64,7 @@ def resumed(policy, world, folder, steps=6, resume=None):
     return snapshot(game, strategy)
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_last_bit_and_travels(ranks, tmp_path):
     whole = ranks(2).run(resumed, "zero3", 2, str(tmp_path / "whole"), 6)
     path = str(tmp_path / "whole" / "step=3.ckpt")

@@ -142,6 +142,7 @@ def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
     assert "call none in a branch that depends on the rank's own samples" in one
 
 
+@pytest.mark.slow
 def test_the_control_that_tells_nobody_names_nobody(pair):
     assert not any("where rank" in str(each) for each in pair.run(astray, Plain, (5, 3), "ddp", ("tell", "_others")))
 

@@ -83,6 +83,7 @@ def test_a_rank_that_waits_in_vain_ends_when_it_is_told(who, number, pair):
     assert "plays phase 'discriminator' of step 2, in gan.ranks.mean (test_watch.py, line" in said
 
 
+@pytest.mark.slow
 def test_the_control_without_the_watch_waits_on(pair):
     told(pair, 0, signal.SIGTERM, ("stuck",))
     assert not pair.pipes[0].poll(3) and not pair.pipes[1].poll()

@@ -80,6 +80,7 @@ def test_a_peer_that_is_not_installed_is_skipped():
     assert command._line(result) == "skipped: not_there and nor_this not installed"
 
 
+@pytest.mark.slow
 def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     assert command.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0

@@ -13,6 +13,7 @@ from nets.sean.generator import SeanGenerator
 TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--hidden", "3", "--style", "4"]
 
 
+@pytest.mark.slow
 def test_every_kind_of_mask_is_painted_in_every_way(capsys):
     assert sean.main(TINY) == 0
     said = capsys.readouterr().out

@@ -131,6 +131,7 @@ def test_transfer_errors_are_those_that_validation_logs(sean_run):
         assert scores[title][name] == pytest.approx(logged[f"val/{name}"], rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_path):
     network = inception.save(tmp_path / "weights.pth")
     found = open_run(str(sean_run), held_out=3)

@@ -192,6 +192,7 @@ def test_what_fails_leaves_no_page(sean_run, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_is_a_command_of_its_own(tmp_path):
     call = [sys.executable, str(ROOT / "samples" / "gallery.py"), "nowhere"]
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

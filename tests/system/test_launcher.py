@@ -135,7 +135,8 @@ def test_trainings_of_one_process_group_leave_nothing_open(ranks):
 # ---- as it is typed ----
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_before_training_is_named(victim, tmp_path):
     """The first one has started the other, which waits for it to make a process group, or the other way round."""
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}

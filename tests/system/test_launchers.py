@@ -67,7 +67,7 @@ ON_TWO = {
         for each in by_hand(*OF_TWO, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ],
 }
-OFTEN = ("torchrun", "mpirun")
+OFTEN = ("torchrun",)
 
 
 def c10d(port):

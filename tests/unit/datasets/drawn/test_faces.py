@@ -77,6 +77,7 @@ def test_a_face_does_not_depend_on_the_order_of_drawing():
     assert digest(forward) == digest(backward)
 
 
+@pytest.mark.slow
 def test_a_face_does_not_depend_on_process_or_hash_seed():
     program = "from tests.unit.datasets.drawn.test_faces import *; print(digest(Faces(6)))"
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
