@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
-from gan.fit import folder, launch, options
+from gan.fit import attempts, folder, launch, options
 from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
 from gan.fit.describe import describe
@@ -81,6 +81,7 @@ def _fit(argv: list[str] | None) -> None:
     rank_zero_only.rank = place.rank if place is not None else 0
     if place is not None and place.by == "torchrun":
         agent.end_with_launcher()
+    attempts.note_steps(place)
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = PhaseStrategy(
@@ -108,6 +109,7 @@ def _fit(argv: list[str] | None) -> None:
 
     def choose(launchers: list[str]) -> Chosen:
         """For the first rank. The files of a resumed run stay as they are until it trains."""
+        attempts.check(place)
         # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
         may_have = place is not None and (place.by != "slurm" or place.restarts)
         if may_have and (begun := launch.begun_by(out, launchers)) is not None:

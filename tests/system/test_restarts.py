@@ -2,8 +2,10 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.support.saved import tensors
 ROOT = Path(__file__).parents[2]
 GAME = '''
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -28,9 +31,9 @@ from gan.runs import Run
 
 
 class Line(GanModule):
-    def __init__(self, dies: str) -> None:
+    def __init__(self, dies: str, waits: bool) -> None:
         super().__init__()
-        self.net, self.dies = nn.Linear(3, 2), dies
+        self.net, self.dies, self.waits = nn.Linear(3, 2), dies, waits
 
     def configure_players(self):
         yield Player("net", self.net, partial(Adam, lr=0.1), ema=0.5)
@@ -39,10 +42,16 @@ class Line(GanModule):
         yield Phase("learn", self.learn, learners="net")
 
     def learn(self, x):
+        alone = self.waits and self.step == 3 and self.trainer.world_size == 1
+        while alone and not self.trainer.strategy.ending.wished:
+            Path("waits").touch()
+            time.sleep(0.05)
         for death in self.dies.split():
-            step, rank = map(int, death.split("-"))
-            if (step, rank) == (self.step, self.global_rank) and not Path(death).exists():
-                Path(death).touch()
+            step, rank, *always = death.split("-")
+            again = always or not Path(death).exists()
+            if (int(step), int(rank)) == (self.step, self.global_rank) and again:
+                with open(death, "a") as deaths:
+                    print("once more", file=deaths)
                 os.kill(os.getpid(), 9)
         return (self.net(x) + noise.randn((len(x), 2))).square().mean()
 
@@ -50,28 +59,42 @@ class Line(GanModule):
         return GlobalLoader(torch.randn(16, 3, generator=torch.Generator().manual_seed(0)), batch_size=4)
 
 
-def line(dies: str = "", max_steps: int = 12) -> Run:
-    """A line. A rank dies at each step of `dies`, such as 5-1 for step 5 and rank 1, once."""
-    return Run(Line(dies), None, max_steps)
+def line(dies: str = "", waits: bool = False, max_steps: int = 12) -> Run:
+    """A line. A rank dies at each step of `dies`, such as 5-1 for step 5 and rank 1, once; at 5-1-always, always.
+
+    With `waits`, a rank that is alone trains until step 3, and then waits until it is told to end.
+    """
+    return Run(Line(dies, waits), None, max_steps)
 '''
 FIT = ("-m", "gan.fit")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "--")
+
+
+def torchrun(restarts):
+    words = f"-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts {restarts} -m -- gan.fit"
+    return words.split()
+
+
+def start(folder, *arguments, launcher=FIT):
+    folder.mkdir(exist_ok=True)
+    (folder / "own.py").write_text(GAME)
+    typed = "--run own.py:line --accelerator cpu --precision 64-true --save-every 2 --strategy zero1 --check false"
+    return subprocess.Popen(
+        [sys.executable, *launcher, *typed.split(), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def train(folder, *arguments, launcher=FIT):
-    folder.mkdir(exist_ok=True)
-    (folder / "own.py").write_text(GAME)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    typed = "--run own.py:line --accelerator cpu --precision 64-true --save-every 2 --strategy zero1 --check false"
-    ended = subprocess.run(
-        [sys.executable, *launcher, *typed.split(), *arguments],
-        cwd=folder,
-        env=environment,
-        text=True,
-        capture_output=True,
-        timeout=200,
-    )
-    return ended.returncode, ended.stdout, ended.stderr
+    with start(folder, *arguments, launcher=launcher) as process:
+        try:
+            out, err = process.communicate(timeout=200)
+        finally:
+            process.kill()
+    return process.returncode, out, err
 
 
 def made(folder, step=12):
@@ -102,9 +125,39 @@ def test_the_command_goes_on_by_itself_to_the_weights_of_one_device(one_device, 
 
 @pytest.mark.slow
 def test_a_persons_torchrun_goes_on_with_the_same_run(one_device, tmp_path):
-    code, out, err = train(tmp_path, "--dies", "5-1", launcher=(*TORCHRUN, "gan.fit"))
+    code, out, err = train(tmp_path, "--dies", "5-1", launcher=torchrun(2))
     assert code == 0, err
     assert re.search(r"12 steps, from runs/001-line/checkpoints/step-00000[24].ckpt", out)
+    assert os.listdir(tmp_path / "runs") == ["001-line"]
+    assert distance(made(tmp_path), one_device) <= EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(*FIT, "--restarts", "5"), torchrun(5)], ids=["gan.fit", "torchrun"])
+def test_the_third_failure_at_one_step_is_the_last(launcher, tmp_path):
+    code, _, err = train(tmp_path, "--dies", "5-1-always", launcher=launcher)
+    assert code != 0
+    assert (tmp_path / "5-1-always").read_text().count("once more") == 3
+    assert ("third failure there" if "gan.fit" in launcher[:2] else "last 3 attempts have failed at step 5") in err
+
+
+@pytest.mark.slow
+def test_a_host_that_comes_later_takes_part(one_device, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = ("--waits", "true", "--devices", "1", "--nodes", "1:2", "--rendezvous", meeting)
+    with start(tmp_path, *words) as first:
+        try:
+            until = time.monotonic() + 100
+            while not (tmp_path / "waits").exists() and time.monotonic() < until:
+                time.sleep(0.1)
+            code, _, err = train(tmp_path, *words)
+            out, said = first.communicate(timeout=100)
+        finally:
+            first.kill()
+    assert (first.returncode, code) == (0, 0), said + err
+    assert "12 steps, from runs/001-line/checkpoints/step-000004.ckpt" in out
     assert os.listdir(tmp_path / "runs") == ["001-line"]
     assert distance(made(tmp_path), one_device) <= EXACT
 

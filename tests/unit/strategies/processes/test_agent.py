@@ -233,6 +233,38 @@ def test_the_ranks_go_on_with_fewer_hosts_if_that_is_allowed(tmp_path):
             each.kill()
 
 
+WAITING = """
+size = os.environ["WORLD_SIZE"]
+open(f"there-{size}-{rank}", "w").close()
+def end(*_):
+    open("told", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+while size == "1":
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_a_host_that_comes_later_is_taken_in(tmp_path, capfd):
+    """The ranks that train are told to end, so that they can save, and all start again. It is no failure."""
+    (tmp_path / "rank.py").write_text(BEGINNING + WAITING)
+    meeting = address()
+    hosts = [host(meeting, (1, 2))]
+    until = time.monotonic() + 120
+    try:
+        while not (tmp_path / "there-1-0").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        hosts.append(host(meeting, (1, 2)))
+        assert [each.wait(until - time.monotonic()) for each in hosts] == [0, 0]
+    finally:
+        for each in hosts:
+            each.kill()
+    assert (tmp_path / "told").exists()
+    assert {path.name for path in tmp_path.glob("there-2-*")} == {"there-2-0", "there-2-1"}
+    assert "restart 1" not in capfd.readouterr().err
+
+
 # ---- whether to try again ----
 
 
