@@ -100,6 +100,7 @@ def forgetting(policy, world):
         return fit(After, policy, world)
 
 
+@pytest.mark.slow
 def test_the_controls_without_it_and_with_shards_that_do_not_take_it(ranks, by_hand):
     assert distance(Unchanged().run(), by_hand) > BROKEN
     for policy in ("zero1+offload", "zero3"):

@@ -24,7 +24,7 @@ def unbroken(tmp_path_factory):
     [
         pytest.param("ddp", 2, 0, "forward", marks=pytest.mark.slow),
         ("zero3", 3, 1, "collective"),
-        ("zero1", 2, 0, "writes"),
+        pytest.param("zero1", 2, 0, "writes", marks=pytest.mark.slow),
     ],
 )
 def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(
@@ -43,6 +43,7 @@ def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(
     assert distance(made(tmp_path), unbroken) <= EXACT
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_before_the_ranks_are_connected_is_named(tmp_path):
     assert_named(train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="connects"), 1)
 
@@ -67,6 +68,7 @@ def test_an_error_on_one_rank_comes_after_what_all_are_saving(tmp_path):
     assert again.statuses == [0, 0] and "step-000002.ckpt" in again.said[0], again.said
 
 
+@pytest.mark.slow
 def test_a_mistake_on_one_rank_is_what_all_say(tmp_path):
     ended = train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="mistake")
     assert ended.statuses == [2, 2], ended.said

@@ -127,6 +127,7 @@ def test_the_control_a_teacher_that_stays_as_it_was_is_another_training(ranks, b
 HALF = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2)])
 def test_it_is_resumed_bit_for_bit(policy, world, ranks, tmp_path):
     unbroken = played(ranks, Following, policy, world)
@@ -134,6 +135,7 @@ def test_it_is_resumed_bit_for_bit(policy, world, ranks, tmp_path):
     assert distance(played(ranks, Following, policy, world, resume=str(tmp_path / "half.ckpt")), unbroken) == 0
 
 
+@pytest.mark.slow
 def test_it_travels_between_policies(ranks, by_hand, tmp_path):
     first, second = str(tmp_path / "first.ckpt"), str(tmp_path / "second.ckpt")
     played(ranks, Following, "zero3", 2, steps=3, save=first)

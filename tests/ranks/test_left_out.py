@@ -53,6 +53,7 @@ class Other(UnsavedShared):
             self.teacher[2].bias[0] += 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "whole", "policy", "world"),
     [

@@ -179,6 +179,7 @@ def test_recompute_is_refused_where_another_player_may_change_the_network():
 HALF = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "policy", "world"),
     [

@@ -129,6 +129,7 @@ def save_and_go_on(folder: str, world: int) -> dict:
     return played(stylegan(), 8, world, first=4, ckpt_path=f"{folder}/step=4.ckpt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_resumed_run_has_the_running_mean_and_equals_the_unbroken_one(world, ranks, tmp_path):
     unbroken = played(stylegan(), 8)

@@ -31,6 +31,7 @@ def without_ranks(where: str, called: Any, *args: Any, **kwargs: Any) -> Any:
         return called(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "named"),
     [

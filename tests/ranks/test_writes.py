@@ -93,6 +93,7 @@ def test_the_control_that_overlooks_other_memory_differs(policy, ranks, alone):
     assert distance(found[0], alone[WritingOther]) > BROKEN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", needing(["deepspeed2", "deepspeed3"]))
 def test_the_control_of_an_engine_that_keeps_no_writes_differs(policy, ranks, alone):
     found = ranks(2).run(doubly_forgetting, policy)

@@ -111,6 +111,7 @@ def test_a_failure_at_one_step_three_times_ends_the_run(capfd):
     assert "restart 2 of 10" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_control_failures_at_other_steps_do_not():
     with pytest.raises(UserError, match="The ranks were started again 4 times, and are not any more"):
         started("begin(attempt + 1); die()", ranks=1, restarts=4)
