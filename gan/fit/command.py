@@ -29,9 +29,9 @@ from strategies import PhaseStrategy
 from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
-from strategies.processes.launched import launched
+from strategies.processes.launched import Launched, launched
 from strategies.processes.rendezvous import Rendezvous
-from strategies.processes.stopping import WARNING, Stopped
+from strategies.processes.stopping import WARNING, Signals, Stopped
 
 ON = "python -m gan.fit"
 
@@ -81,6 +81,8 @@ def _fit(argv: list[str] | None) -> None:
     rank_zero_only.rank = place.rank if place is not None else 0
     if place is not None and place.by == "torchrun":
         agent.end_with_launcher()
+    if place is not None and place.by == "slurm":
+        go_back_if_warned(place)
     attempts.note_steps(place)
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
@@ -204,7 +206,7 @@ def train(
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
-            requeue(trainer)
+            requeue(trainer.is_global_zero)
     else:
         finish(run, score, trainer, where, time.monotonic() - started)
 
@@ -310,10 +312,15 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
             say(f"  {title:11}{value}")
 
 
-def requeue(trainer: Trainer) -> None:
+def go_back_if_warned(place: Launched) -> None:
+    """Let a job of Slurm that is warned before it trains go back into the queue at once. There is nothing to save."""
+    Signals().take([WARNING], lambda *_: requeue(place.rank == 0))
+
+
+def requeue(first: bool) -> None:
     """Put the job back into the queue. It must be said before, because Slurm ends this process at once."""
     say(f"job {slurm.job()} goes back into the queue, to go on by itself")
-    if trainer.is_global_zero and (reason := slurm.requeue()):
+    if first and (reason := slurm.requeue()):
         say(f"Slurm did not take it: {reason}")
 
 

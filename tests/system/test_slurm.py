@@ -53,8 +53,11 @@ class Placed(Plain):
         return GlobalLoader([{"x": row} for row in numbers], batch_size=16)
 
 
-def placed(max_steps: int = 8) -> Run:
-    """Three batches an epoch."""
+def placed(max_steps: int = 8, slow: bool = False) -> Run:
+    """Three batches an epoch. With `slow` a job that starts for the first time is never ready."""
+    while slow and "SLURM_RESTART_COUNT" not in os.environ and "SLURM_JOB_ID" in os.environ:
+        Path(f"builds-{os.environ['SLURM_PROCID']}").touch()
+        time.sleep(0.05)
     return Run(Placed(), None, max_steps)
 '''
 OPTIONS = (
@@ -146,6 +149,19 @@ def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(lim
     assert len(whole) > 30 and distance(broken, whole) == 0
     assert distance(broken, final(here / "alone/001-placed")) < EXACT
     assert distance(broken, final(here / "alone/002-placed", STEPS - 1)) > BROKEN  # a step that was lost
+
+
+@pytest.mark.slow
+def test_a_job_that_is_warned_before_it_trains_starts_again(cluster, here, capsys):
+    job = submit(cluster, script(capsys, "--strategy", "zero3", "--slow", "true"))
+    cluster.until("the ranks do not start", lambda: len(list(here.glob("builds-*"))) == 4, 120)
+    cluster.call("scancel", "--signal=USR1", job)
+    ended, said = cluster.wait(job, 120), (here / f"placed-{job}.log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    assert said.count("goes back into the queue, to go on by itself") == 1
+    assert json.loads((here / "place-1-3").read_text()) == [3, 1, 4, 1, 0]
+    without_slurm(here, "alone", "--strategy", "single")
+    assert distance(final(here / "runs/001-placed"), final(here / "alone/001-placed")) < EXACT
 
 
 @pytest.mark.slow
