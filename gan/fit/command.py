@@ -80,7 +80,7 @@ def _fit(argv: list[str] | None) -> None:
     place = launched()
     rank_zero_only.rank = place.rank if place is not None else 0
     if place is not None and place.by == "torchrun":
-        agent.end_with_launcher()
+        agent.end_with_launcher(place.nodes)
     if place is not None and place.by == "slurm":
         go_back_if_warned(place)
     attempts.note_steps(place)

@@ -68,13 +68,20 @@ def name() -> str:
     return os.environ[NAME]
 
 
-def end_with_launcher() -> None:
-    """Let this rank save and end if the process that has started it is killed. Else it would train on, unseen."""
+def end_with_launcher(hosts: int) -> None:
+    """End this rank if the process that has started it is killed. Else it would train on, unseen.
+
+    On one host all ranks save first. Of several hosts, only this one is lost. The others name it, and go on without it
+    if they may.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        if hosts > 1:
+            print("\nthe process that started this rank is gone, so it ends", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         print("\nthe process that started the ranks is gone, so they save and end", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHANED)
@@ -93,6 +100,8 @@ def run(launch: Launch) -> None:
         # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         Progress.VARIABLE: str(Path(folder, "steps")),
+        # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -110,6 +119,10 @@ def run(launch: Launch) -> None:
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
     since, told = time.monotonic(), False
+    least, most = launch.rendezvous.nodes
+    if launch.rendezvous.several:
+        hosts = str(least) if least == most else f"{least} to {most}"
+        say(f"this host waits at {launch.rendezvous} for {hosts} hosts, {JOIN // 60} minutes at most")
     while True:
         agent = None
         try:
@@ -119,8 +132,11 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 result = agent.run()
             if result is None:  # RendezvousGracefulExitError
                 return
-            if not result.is_failed() or history.ended:
+            if not result.is_failed():
                 return
+            if history.ended:
+                say(history.last)
+                raise KeyboardInterrupt
             raise UserError("\n".join(filter(None, (history.last, launch.advice(name())))))
         except (RendezvousConnectionError, RendezvousTimeoutError) as error:
             if agent is not None and agent.trained:
@@ -199,6 +215,7 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, files)
         self.handler, self.history, self.ranks = handler, history, launch.ranks
         self.trained = False  # its ranks have been started
+        self._failed = False
         self._remaining_restarts = history.left
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -206,11 +223,18 @@ class Agent(LocalElasticAgent):
         Progress.clear(self.ranks)
         return super()._start_workers(worker_group)
 
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if not self._failed:
+            say("another host has come: all ranks save and start again, with it")
+        self._failed = False
+        super()._restart_workers(worker_group)
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [read(rank, socket.gethostname(), failure) for rank, failure in result.failures.items()]
             again = self.history.again(cause(failures), max(Progress.read(self.ranks)))
+            self._failed = again
             # torch's loop takes one off before it starts the ranks again.
             self._remaining_restarts = self.history.left + 1 if again else 0
         return result
@@ -241,6 +265,8 @@ class Signals:
         self.agent.history.ended = True
         self.agent._remaining_restarts = 0
         handed = 0
+        if number == signal.SIGINT and max(Progress.read(self.agent.ranks)) == NEVER:
+            number = signal.SIGTERM  # there is nothing to save yet, and Python would print where it is
         for process in self.agent.processes():
             try:
                 os.kill(process, number)

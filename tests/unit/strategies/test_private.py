@@ -32,6 +32,7 @@ NAMES = {
     "torch.distributed.distributed_c10d": ["_get_default_store", "_set_pg_timeout"],
     "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": [
         "_monitor_workers",
+        "_restart_workers",
         "_start_workers",
     ],
     "torch.nn.modules.batchnorm": ["_BatchNorm"],

@@ -127,6 +127,7 @@ def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
             sys.exit(0)
 
         signal.signal({int(number)}, wish)
+        begin(3)
         open(f"ready-{{rank}}", "w").close()
         time.sleep(60)
     """
@@ -144,21 +145,39 @@ def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
     assert signal.getsignal(number) == handler
 
 
-def test_after_a_signal_a_failure_is_not_tried_again():
-    code = """
-        signal.signal(signal.SIGTERM, lambda *_: die())
-        open(f"ready-{rank}", "w").close()
-        time.sleep(60)
-    """
-
+def send_when_ready(number):
     def send():
         while len(list(Path().glob("ready-*"))) < 2:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=send).start()
-    started(code)
+
+
+def test_after_a_signal_a_failure_is_not_tried_again(capfd):
+    send_when_ready(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        started(
+            """
+            signal.signal(signal.SIGTERM, lambda *_: die())
+            begin(3)
+            open(f"ready-{rank}", "w").close()
+            time.sleep(60)
+            """
+        )
     assert attempts() == {0}
+    assert "was ended by signal 9 (Killed): from outside, or out of memory? (step 3)" in capfd.readouterr().err
+
+
+def test_an_interrupt_before_the_first_step_ends_the_ranks_without_their_stacks(capfd):
+    """Python would answer SIGINT with a stack of each rank, and there is nothing to save."""
+    send_when_ready(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        started('open(f"ready-{rank}", "w").close(); time.sleep(60)')
+    assert attempts() == {0}
+    said = capfd.readouterr().err
+    assert "was ended by signal 15 (Terminated) (before the first step)" in said
+    assert "Traceback" not in said
 
 
 def host(where, nodes):
@@ -263,7 +282,10 @@ def test_a_host_that_comes_later_is_taken_in(tmp_path, capfd):
             each.kill()
     assert (tmp_path / "told").exists()
     assert {path.name for path in tmp_path.glob("there-2-*")} == {"there-2-0", "there-2-1"}
-    assert "restart 1" not in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "restart 1" not in said
+    assert said.count("another host has come: all ranks save and start again, with it") == 1
+    assert said.count(f"this host waits at the rendezvous {meeting} for 1 to 2 hosts, 15 minutes at most") == 2
 
 
 # ---- whether to try again ----
@@ -295,11 +317,15 @@ def test_refused_or_ended_is_not_tried_again():
     assert not history.again(failure(status=-9), 9)
 
 
-def test_a_rank_ends_when_its_launcher_is_killed(tmp_path):
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
+    """The ranks of the only host save. The ranks of one host among others are lost, and the others go on."""
     root = Path(__file__).parents[4]
     (tmp_path / "rank.py").write_text(
-        "import time\nfrom strategies.processes.agent import end_with_launcher\n"
-        "end_with_launcher()\nopen('ready', 'w').close()\ntime.sleep(120)\n"
+        "import signal, sys, time\nfrom strategies.processes.agent import end_with_launcher\n"
+        "def save(*_):\n    open('saved', 'w').close()\n    sys.exit()\n"
+        f"signal.signal(signal.SIGTERM, save)\nend_with_launcher({hosts})\n"
+        "open('ready', 'w').close()\ntime.sleep(120)\n"
     )
     parent = (
         "import subprocess, sys; p = subprocess.Popen([sys.executable, 'rank.py']); print(p.pid, flush=True); p.wait()"
@@ -315,6 +341,7 @@ def test_a_rank_ends_when_its_launcher_is_killed(tmp_path):
     while _there(child) and time.monotonic() < until:
         time.sleep(0.1)
     assert not _there(child)
+    assert (tmp_path / "saved").exists() == (hosts == 1)
 
 
 def _there(process):
