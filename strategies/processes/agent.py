@@ -225,7 +225,7 @@ class Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if not self._failed:
-            say("another host has come: all ranks save and start again, with it")
+            say("a host has come, or starts again: all ranks start again with it")
         self._failed = False
         super()._restart_workers(worker_group)
 
@@ -264,10 +264,10 @@ class Signals:
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
         self.agent.history.ended = True
         self.agent._remaining_restarts = 0
-        handed = 0
-        if number == signal.SIGINT and max(Progress.read(self.agent.ranks)) == NEVER:
-            number = signal.SIGTERM  # there is nothing to save yet, and Python would print where it is
-        for process in self.agent.processes():
+        handed, processes = 0, self.agent.processes()
+        if number == signal.SIGINT and processes and max(Progress.read(self.agent.ranks)) == NEVER:
+            number = signal.SIGTERM  # there is nothing to save yet, and Python would print a stack of each rank
+        for process in processes:
             try:
                 os.kill(process, number)
                 handed += 1

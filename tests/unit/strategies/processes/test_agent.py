@@ -180,6 +180,13 @@ def test_an_interrupt_before_the_first_step_ends_the_ranks_without_their_stacks(
     assert "Traceback" not in said
 
 
+def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
+    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        started("", rendezvous=Rendezvous(f"file:{tmp_path}/meet", (2, 2)))
+    assert attempts() == set()
+
+
 def host(where, nodes):
     """A process that is the agent of a host with one rank."""
     code = (
@@ -284,7 +291,7 @@ def test_a_host_that_comes_later_is_taken_in(tmp_path, capfd):
     assert {path.name for path in tmp_path.glob("there-2-*")} == {"there-2-0", "there-2-1"}
     said = capfd.readouterr().err
     assert "restart 1" not in said
-    assert said.count("another host has come: all ranks save and start again, with it") == 1
+    assert said.count("a host has come, or starts again: all ranks start again with it") == 1
     assert said.count(f"this host waits at the rendezvous {meeting} for 1 to 2 hosts, 15 minutes at most") == 2
 
 
