@@ -122,8 +122,8 @@ class LaunchedStrategy(DDPStrategy):
             if "MASTER_ADDR" not in os.environ:
                 main = "127.0.0.1" if self.num_nodes == 1 else socket.gethostname()
                 os.environ["MASTER_ADDR"] = self.broadcast(main)
-        elif place is not None and place.by == "torchrun" and place.restarts:
-            connect(place, backend, **options)  # see `launched.store`
+        elif place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
+            connect(place, backend, **options)  # see `launched.store`; of several hosts each has its own number
         else:
             environment = self.cluster_environment
             os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))

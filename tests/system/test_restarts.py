@@ -143,20 +143,22 @@ def test_the_third_failure_at_one_step_is_the_last(launcher, tmp_path):
 
 @pytest.mark.slow
 def test_a_host_that_comes_later_takes_part(one_device, tmp_path):
+    """The ranks of the first host have been started again before, those of the other have not."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         meeting = f"127.0.0.1:{probe.getsockname()[1]}"
-    words = ("--waits", "true", "--devices", "1", "--nodes", "1:2", "--rendezvous", meeting)
+    words = ("--dies", "1-0", "--waits", "true", "--devices", "1", "--nodes", "1:2", "--rendezvous", meeting)
     with start(tmp_path, *words) as first:
         try:
-            until = time.monotonic() + 100
+            until = time.monotonic() + 150
             while not (tmp_path / "waits").exists() and time.monotonic() < until:
                 time.sleep(0.1)
             code, _, err = train(tmp_path, *words)
-            out, said = first.communicate(timeout=100)
+            out, said = first.communicate(timeout=150)
         finally:
             first.kill()
     assert (first.returncode, code) == (0, 0), said + err
+    assert "restart 1 of 3" in said
     assert "12 steps, from runs/001-line/checkpoints/step-000004.ckpt" in out
     assert os.listdir(tmp_path / "runs") == ["001-line"]
     assert distance(made(tmp_path), one_device) <= EXACT
