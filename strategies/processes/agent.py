@@ -10,6 +10,7 @@ and finds the agents of the other hosts at a rendezvous. What torch's agent does
 - A host that the network has cut off asks again and again until it is back at the rendezvous.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -79,10 +80,11 @@ def end_with_launcher(hosts: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        with contextlib.suppress(OSError, ValueError):  # who has read what it says may be gone too
+            ends = "this rank is gone, so it ends" if hosts > 1 else "the ranks is gone, so they save and end"
+            say(f"the process that started {ends}")
         if hosts > 1:
-            print("\nthe process that started this rank is gone, so it ends", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        print("\nthe process that started the ranks is gone, so they save and end", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHANED)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -338,11 +338,13 @@ def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
         "import subprocess, sys; p = subprocess.Popen([sys.executable, 'rank.py']); print(p.pid, flush=True); p.wait()"
     )
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    process = subprocess.Popen([sys.executable, "-c", parent], env=environment, stdout=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", parent], env=environment, **pipes)
     child = int(process.stdout.readline())
     until = time.monotonic() + 60
     while not (tmp_path / "ready").exists() and time.monotonic() < until:
         time.sleep(0.1)
+    process.stderr.close()  # nobody reads any more what the rank says
     process.kill()
     process.wait()
     while _there(child) and time.monotonic() < until:
