@@ -6,6 +6,7 @@ torchrun reads the same file, and shows its message in the table with which it e
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,9 @@ def report(error: BaseException) -> None:
     line = (str(error).strip().splitlines() or [""])[0]
     text = str(error).rpartition("UserError: ")[2].strip() if user else f"{type(error).__name__}: {line}".rstrip(": ")
     extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
-    Path(path).write_text(json.dumps({"kind": kind, "message": {"message": text, "extraInfo": extra}}))
+    part = Path(f"{path}.{threading.get_ident()}")  # another thread may end this process meanwhile
+    part.write_text(json.dumps({"kind": kind, "message": {"message": text, "extraInfo": extra}}))
+    part.replace(path)
 
 
 def read(rank: int, host: str, torchs: Any) -> Failure:

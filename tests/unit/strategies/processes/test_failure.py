@@ -1,4 +1,6 @@
 import json
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -41,6 +43,19 @@ def test_an_error_of_a_loaders_worker_is_its_last_line(tmp_path, monkeypatch):
 def test_torchruns_own_table_has_the_message_too(tmp_path, monkeypatch):
     told(ValueError("no such label"), tmp_path, monkeypatch)
     assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "ValueError: no such label"
+
+
+def test_a_report_that_is_cut_off_is_not_there_for_the_agent(tmp_path, monkeypatch):
+    """A process may be ended while it writes; torch's agent fails on half a file."""
+    monkeypatch.setenv(FILE, str(tmp_path / "error.json"))
+
+    def cut_off(path, text):
+        path.touch()
+        raise InterruptedError
+
+    with mock.patch.object(Path, "write_text", cut_off), pytest.raises(InterruptedError):
+        failure.report(ValueError("no"))
+    assert not (tmp_path / "error.json").exists()
 
 
 def test_without_an_agent_nothing_is_written(tmp_path, monkeypatch):
