@@ -21,7 +21,7 @@ from strategies.options import compile as compiled
 from strategies.options.compile import Compiled
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, Penalised, Plain, TwoForwards, TwoHeads, mlp
-from tests.support.parity import EXACT, distance, equals, parts, refused, train, trainer, vectors
+from tests.support.parity import EXACT, distance, equals, often, parts, refused, train, trainer, vectors
 from tests.support.watch import moved
 
 CPU = torch.device("cpu")
@@ -45,7 +45,9 @@ def without_cpp(function, *args, **kwargs):
 # ---- parity ----
 
 
-@pytest.mark.parametrize("name", ["TwoForwards", "BatchNorms", "SometimesReached", "TwoPhases", "Teacher"])
+@pytest.mark.parametrize(
+    "name", often(["TwoForwards", "BatchNorms", "SometimesReached", "TwoPhases", "Teacher"], ["Teacher"])
+)
 def test_one_device_trains_the_same(name, hard_alone):
     assert distance(train(HARD[name], policy="single+compile"), hard_alone(name)) < EXACT
 
@@ -53,10 +55,10 @@ def test_one_device_trains_the_same(name, hard_alone):
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        ("ddp", "BatchNorms"),
+        pytest.param("ddp", "BatchNorms", marks=pytest.mark.slow),
         pytest.param("zero1", "Plain", marks=pytest.mark.slow),
         pytest.param("zero2", "TwoForwards", marks=pytest.mark.slow),
-        pytest.param("zero3", "Teacher", marks=pytest.mark.slow),
+        ("zero3", "Teacher"),
         pytest.param("zero3", "Penalty", marks=pytest.mark.slow),
     ],
 )
@@ -315,7 +317,7 @@ def plainly(found):
 
 
 @pytest.mark.parametrize("game", [InPlace, Wrapped])
-@pytest.mark.parametrize("policy", ["single", "ddp", "zero2"])
+@pytest.mark.parametrize("policy", often(["single", "ddp", "zero2"]))
 def test_the_games_own_compile_trains_the_same(policy, game, ranks, hard_alone):
     torch._dynamo.reset()
     counters.clear()

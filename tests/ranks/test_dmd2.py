@@ -104,6 +104,7 @@ class Constant(nn.Module):
         return self.picture + 0.1 * z[:, :, None, None]
 
 
+@pytest.mark.slow
 def test_a_student_learns_the_one_picture_that_the_teacher_knows():
     """By distribution matching alone; with the scores exchanged it would run away from it."""
     torch.manual_seed(0)

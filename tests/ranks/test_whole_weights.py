@@ -44,12 +44,12 @@ def trained(name, optimizer, policy="single", world=1):
 @pytest.mark.parametrize(
     ("name", "optimizer", "policy", "world"),
     [
-        ("Plain", SHAMPOO, "zero1", 2),
+        pytest.param("Plain", SHAMPOO, "zero1", 2, marks=pytest.mark.slow),
         ("Plain", MUON, "zero1", 4),
         ("Plain", MUON, "zero1+hybrid:2", 4),
         ("SometimesReached", SHAMPOO, "zero1", 4),
         ("Teacher", SHAMPOO, "generator=zero1,*=ddp", 2),
-        ("OwnMethods", partial(Adagrad, lr=1e-2), "zero1", 2),
+        pytest.param("OwnMethods", partial(Adagrad, lr=1e-2), "zero1", 2, marks=pytest.mark.slow),
     ],
 )
 def test_it_trains_as_one_device(name, optimizer, policy, world, ranks):

@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -112,15 +112,15 @@ def train(
     return snapshot(module, strategy)
 
 
-OFTEN = ("single", "ddp", "zero3", "dp")
+OFTEN = ("single", "ddp", "zero3")
 
 
-def often(policies: Iterable[Any]) -> list[Any]:
-    """Policies, or tuples that begin with one, as parameters: `make test` tries those of OFTEN, `make matrix` all."""
-    plain = [each if isinstance(each, tuple) else (each,) for each in policies]  # a ParameterSet is a tuple too
+def often(values: Iterable[Any], these: Collection[Any] = OFTEN) -> list[Any]:
+    """Values, or tuples that begin with one, as parameters: `make test` tries `these` alone, `make matrix` all."""
+    plain = [each if isinstance(each, tuple) else (each,) for each in values]  # a ParameterSet is a tuple too
     params = [each if hasattr(each, "marks") else pytest.param(*each) for each in plain]
     return [
-        pytest.param(*each.values, marks=[*each.marks, *([] if each.values[0] in OFTEN else [pytest.mark.slow])])
+        pytest.param(*each.values, marks=[*each.marks, *([] if each.values[0] in these else [pytest.mark.slow])])
         for each in params
     ]
 
