@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,20 @@ from strategies.sharding.resharded_parameter import hide, show
 SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
 
-UNSHARDED: "dict[int, Bucket]" = {}  # buckets that are unsharded now and will be resharded, by their memory's address
+
+class Gathered(Protocol):
+    """Weights that are whole now and will be resharded: what `saved_tensors.py` must know of them."""
+
+    whole: Tensor | None  # flat
+
+    def version_at(self, element: int) -> int:
+        """How often the weight at this element has changed."""
+
+    def fetch(self) -> None:
+        """Make `whole` be there, because autograd needs it."""
+
+
+UNSHARDED: dict[int, Gathered] = {}  # by the address of their memory
 
 
 @dataclass(frozen=True)
@@ -267,7 +280,7 @@ class PendingReduction:
     """A running reduction of a bucket's gradients: a reduce-scatter in the group, then a mean over the copies."""
 
     def __init__(self, bucket: Bucket, flat: Tensor) -> None:
-        self.copies = bucket.sharing.copies
+        self.bucket, self.copies = bucket, bucket.sharing.copies
         self.flat: Tensor | None = flat  # kept, because the collective reads it until it ends
         self.shard = torch.empty(bucket.length, dtype=flat.dtype, device=flat.device)
         self.work = dist.reduce_scatter_tensor(self.shard, flat, group=bucket.sharing.group, async_op=True)
@@ -280,6 +293,11 @@ class PendingReduction:
             if self.copies is not None:
                 dist.all_reduce(self.shard.div_(dist.get_world_size(self.copies)), group=self.copies)
         return self.shard
+
+    def give(self, scale: float) -> None:
+        """Give each piece of the bucket its part of the mean, divided by the scale."""
+        shard = self.wait()
+        self.bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
 
 
 def version_of(tensor: Tensor) -> int:

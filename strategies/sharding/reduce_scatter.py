@@ -75,16 +75,15 @@ class ReduceScatter(Reduction):
         self._reducing = False
         while len(self._pending) < len(self.buckets):
             self._start_next()
-        for bucket, reduction in zip(reversed(self.buckets), self._pending, strict=True):
-            shard = reduction.wait()
-            bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
+        for reduction in self._pending:
+            reduction.give(scale)
         self._pending = []
         norms = self.norms()
         self._stepped = drop_unreached(self.storage, norms, self.reached, self.group)
         return norms
 
     def norms(self) -> Tensor:
-        return norms_of_pieces(self.storage, self.storage.sharing.group, self.device)
+        return norms_of_pieces(self.storage, self.storage.group, self.device)
 
     def drop(self) -> None:
         super().drop()

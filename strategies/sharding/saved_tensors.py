@@ -1,12 +1,15 @@
 """What autograd saves for backward. For a weight that will be resharded it is a place, not the weight itself."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from strategies.sharding.bucket import UNSHARDED, Bucket, version_of
+from gan.errors import UserError
+from strategies.sharding.bucket import UNSHARDED, Gathered, version_of
 
 
 def kept_as_places() -> saved_tensors_hooks:
@@ -14,11 +17,26 @@ def kept_as_places() -> saved_tensors_hooks:
     return saved_tensors_hooks(_pack, _unpack)
 
 
+@contextmanager
+def places_in(phase: str, saved: bool) -> Iterator[None]:
+    """A context around a phase: autograd saves places, if `saved`. See [Note: torch.func.grad]."""
+    try:
+        with kept_as_places() if saved else nullcontext():
+            yield
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+        raise UserError(
+            f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
+            f"Phase('{phase}', ..., second_order=True), and zero3 if a player has deepspeed3"
+        ) from error
+
+
 @dataclass(frozen=True)
 class WeightPlace:
     """Where to find a weight that backward needs, and which version of it the forward used."""
 
-    bucket: Bucket
+    bucket: Gathered
     size: torch.Size
     stride: tuple[int, ...]
     offset: int

@@ -110,6 +110,11 @@ class Buckets(Storage):
         self.stale = False  # whether kept weights are older than the shards
 
     @property
+    def group(self) -> Any:
+        """The ranks that together own the weights once."""
+        return self.sharing.group
+
+    @property
     def sharded(self) -> bool:
         return True
 

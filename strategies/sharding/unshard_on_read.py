@@ -2,17 +2,16 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from gan.errors import UserError
 from strategies import private
 from strategies.sharding.parameters import listen, unlisten
-from strategies.sharding.saved_tensors import kept_as_places
+from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
 
 
@@ -69,15 +68,8 @@ class UnshardOnRead:
         if now:
             self.storage.unshard()
         try:
-            with kept_as_places() if places else nullcontext():
+            with places_in(phase, saved=places):
                 yield
-        except RuntimeError as error:
-            if "support saved tensor hooks" not in str(error):
-                raise
-            raise UserError(
-                f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
-                f"Phase('{phase}', ..., second_order=True), and zero3 if a player has deepspeed3"
-            ) from error
         finally:
             self.playing = False  # from here on a read gathers nothing
             self.frames = []

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Callback
+from torch.distributed.tensor import DTensor
 from torch.optim import Adafactor
 
 from gan.errors import UserError
@@ -59,6 +60,7 @@ PROMISES = {
     "zero1": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 + 2 / n + 1 / n, cut=False),
     "zero2": Promise({REDUCE: 1, GATHER: 1}, lambda n: 1 + 0 + 2 / n + 1 / n),
     "zero3": Promise({REDUCE: 1, GATHER: 2}, lambda n: 1 / n + 0 + 2 / n + 1 / n, lambda n: 1 / n),
+    "fsdp": Promise({REDUCE: 1, GATHER: 2}, lambda n: 1 / n + 0 + 2 / n + 1 / n, lambda n: 1 / n),
     # Engines of DeepSpeed keep a copy of the weights that the rank owns; stage 3 keeps a bucket of its own as well.
     "deepspeed1": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 / n + 0 + 2 / n + 1 / n),
     "deepspeed2": Promise({SUM: 1, GATHER: 1}, lambda n: 1 + 1 / n + 0 + 2 / n + 1 / n),
@@ -293,7 +295,10 @@ class Weighing(Callback):
         if trainer.global_step == trainer.max_steps:
             gc.collect()
             tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-            storages = [each.untyped_storage() for each in tensors if not each.is_meta]
+            # A DTensor has no memory of its own: it is about another tensor.
+            storages = [
+                each.untyped_storage() for each in tensors if not each.is_meta and not isinstance(each, DTensor)
+            ]
             self.held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

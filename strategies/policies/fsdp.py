@@ -1,0 +1,123 @@
+"""fsdp: torch's FSDP2 shards everything of the player, block by block."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+from gan.errors import UserError
+from gan.phase import Phase
+from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.options.compile import refuse_compiled_by_author
+from strategies.policies.sharded import Sharded
+from strategies.sharding.fully_shard import FullyShard, FullyShardReduction, mesh_of
+from strategies.sharding.reduction import Reduction
+from strategies.sharding.saved_tensors import kept_as_places
+from strategies.sharding.storage import Storage
+
+
+class Fsdp(Sharded):
+    """Each rank keeps its rows of every weight, also those of a frozen player; FSDP2 gathers a block while it runs.
+
+    The units that are gathered together are the blocks that `Player(blocks=...)` names or that are found, and one more
+    for all weights outside of them.
+
+    Communication, in order: one all-gather of a unit before the forward of its module, and one before its backward,
+    each while the one before still computes; one reduce-scatter of each unit when it has all of its gradients, in the
+    phase's last backward; after it 16 bytes to check that all ranks used the same order, and norms and zero gradients
+    as in zero2; nothing in the update. A player that no phase reads moves nothing. `averaged` gathers once.
+
+    Held on each rank between phases: everything / ranks, in whole rows. During a phase that reads the player: the
+    weights of the units that run, and of the one that is gathered ahead; and whole gradients of the units that backward
+    is working on.
+
+    Options: `whole` frees nothing before the phase ends, as torch's `reshard_after_forward=False`: one all-gather, more
+    memory. `hybrid` is a mesh of copies and shards, `offload` FSDP2's CPUOffloadPolicy, and `bf16` its
+    MixedPrecisionPolicy. A phase of second order keeps the player whole. See [Note: what FSDP2 does not see] in
+    sharding/fully_shard.py.
+    """
+
+    name = "fsdp"
+    takes = (Sharded.takes | {"bf16", "whole"}) - {"compile"}
+
+    def make_storage(self) -> Storage:
+        # A player that follows another one is laid out like it.
+        like = self if self.followed is None else self.followed
+        own = self.belongings.parameters
+        everything = {name: own[name] for name in like.belongings.parameters if name in own}
+        if self.world.size == 1 or not everything:
+            return super().make_storage()
+        readers = self.belongings.readers
+        refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
+        kinds = sorted(str(kind).removeprefix("torch.") for kind in {each.dtype for each in everything.values()})
+        if len(kinds) > 1:
+            raise UserError(
+                f"player '{self.player.name}': its weights are {' and '.join(kinds)}, and FSDP2 gathers one kind of "
+                f"numbers; type --strategy {self.player.name}=zero3,*={self.name}"
+            )
+        weights = {name: everything[name] for name in like.weights}
+        others = {name: parameter for name, parameter in everything.items() if name not in weights}
+        gpu = self.world.device.type != "cpu"
+        half = "bf16" in self.options
+        return FullyShard(
+            weights,
+            others,
+            _root(self.player.module),
+            self._blocks(),
+            readers,
+            self.sharing_group,
+            mesh=mesh_of(self.group, self.world.device) if self.mesh is None else self.mesh,
+            mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            if half
+            else MixedPrecisionPolicy(),
+            offload_policy=CPUOffloadPolicy(pin_memory=gpu) if "offload" in self.options else OffloadPolicy(),
+        )
+
+    def _blocks(self) -> list[nn.Module]:
+        """The modules whose weights are gathered together. A network without blocks is one unit."""
+        try:
+            found = find_blocks(self.player)
+        except UserError:
+            if self.player.blocks is not None:
+                raise
+            return []
+        blocks = [block for _, block in found if not isinstance(block, LayerGroups)]
+        return [block for block in blocks if block is not self.player.module]
+
+    def make_reduction(self) -> Reduction:
+        if not isinstance(self.storage, FullyShard) or not self.weights:
+            return super().make_reduction()
+        what = f"player '{self.player.name}' (policy '{self.name}')"
+        return FullyShardReduction(self.storage, self.world.device, self.group, what)
+
+    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Inside, FSDP2 gathers and frees; see [Note: what FSDP2 does not see]."""
+        if not isinstance(self.storage, FullyShard):
+            return super().hold(phase)
+        whole = phase.second_order or "whole" in self.options
+        now = phase.second_order and self.learning and bool(self.weights)
+        return self.storage.during(phase.name, whole, phase.second_order, now)
+
+    def for_several_phases(self) -> AbstractContextManager[Any]:
+        return kept_as_places() if isinstance(self.storage, FullyShard) else super().for_several_phases()
+
+    def check_code(self) -> int | None:
+        return self.storage.check_code() if isinstance(self.storage, FullyShard) else None
+
+    @contextmanager
+    def gathered(self, exact: bool = True) -> Iterator[None]:
+        resting = self.storage.resting() if isinstance(self.storage, FullyShard) else nullcontext()
+        with resting, super().gathered(exact):
+            yield
+
+
+def _root(network: nn.Module) -> nn.Module:
+    """FSDP2 wants a module with a forward; a list of modules gets one around it."""
+    if type(network).forward is not nn.Module.forward:
+        return network
+    around = nn.Module()
+    around.network = network
+    return around
