@@ -10,7 +10,7 @@ from gan.checkpoint import Checksum, checksum
 from gan.errors import UserError
 from gan.module import GanModule
 from strategies.policies.policy import Policy
-from strategies.sharding.bucket import version_of
+from strategies.sharding.versions import version_of
 
 Gather = Callable[[Any], list[Any]]  # the values of all ranks
 

@@ -150,16 +150,17 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 
 def _check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
-    codes = [policy.check_code() for policy in policies.values()]
-    if all(code is None for code in codes):
+    codes = {name: code for name, policy in policies.items() if (code := policy.check_code()) is not None}
+    if not codes:
         return
     code = zlib.crc32(repr(codes).encode())
     largest = torch.tensor([code, -code], device=next(iter(policies.values())).world.device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     if largest[0] != -largest[1]:
+        kinds = dict.fromkeys(f"{policies[name].name}+whole" for name in codes)
         raise UserError(
             f"phase '{phase.name}' read weights in another order on another rank; where layers are chosen by "
-            f"sample, type zero3+whole, which gathers a player once a phase"
+            f"sample, type {' or '.join(kinds)}, which gathers a player once a phase"
         )
 
 

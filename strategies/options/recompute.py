@@ -18,6 +18,7 @@ from gan.errors import UserError
 from gan.phase import Player
 from gan.ranks import recording, replaying
 from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.sharding.versions import version_of
 
 
 class Recompute:
@@ -140,24 +141,24 @@ class ForwardState:
         self.first = False
         own = set(self.modules)
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
-        before = [_version(tensor) for tensor in inputs], [_version(buffer) for _, _, buffer in others]
-        unwritten = [_version(weight) for weight in self.weights]
+        before = [version_of(tensor) for tensor in inputs], [version_of(buffer) for _, _, buffer in others]
+        unwritten = [version_of(weight) for weight in self.weights]
         with recording(self.sums):
             yield
-        if before[0] != [_version(tensor) for tensor in inputs]:
+        if before[0] != [version_of(tensor) for tensor in inputs]:
             raise UserError(
                 f"{self.what} overwrites its input, from which recompute would start again; build its first layer "
                 f"without inplace=True, or name the blocks: Player(..., blocks=[...])"
             )
         for weight, version in zip(self.weights, unwritten, strict=True):
-            if _version(weight) != version:
+            if version_of(weight) != version:
                 raise UserError(
                     f"{self.what} writes its weight of shape {tuple(weight.shape)} in forward, and recompute would "
                     f"write it again in backward; leave recompute out for this player, or write the weight between "
                     f"phases, inside trainer.strategy.gathered(write=True)"
                 )
         for (module, name, buffer), version in zip(others, before[1], strict=True):
-            if _version(buffer) != version:
+            if version_of(buffer) != version:
                 raise UserError(
                     f"{self.what} changes buffer '{name}' of a {type(module).__name__} that is not part of it, so "
                     f"recompute would change it twice; name the blocks that hold both: Player(..., blocks=[...])"
@@ -165,7 +166,7 @@ class ForwardState:
         self.stamp = self._stamp()
 
     def _stamp(self) -> Any:
-        return self.owner.updates, [_version(weight) for weight in self.weights]
+        return self.owner.updates, [version_of(weight) for weight in self.weights]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -204,7 +205,3 @@ def _in_turn(layers: Sequence[nn.Module], x: Any) -> Any:
     for layer in layers:
         x = layer(x)
     return x
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

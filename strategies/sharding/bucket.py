@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, autograd, nn
+from torch import Tensor, nn
 
 from gan.checkpoint import Share
 from strategies.sharding.resharded_parameter import hide, show
+from strategies.sharding.versions import end_graphs, forget_ended, version_of
 
 SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
@@ -97,7 +98,6 @@ class Bucket:
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
-        self.ended = 0  # how often `end_graphs` was called
         self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
         if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
@@ -218,12 +218,11 @@ class Bucket:
     def version_at(self, element: int) -> int:
         """How often the weight at this element has changed, by updates and by code that wrote it."""
         number = bisect_right(self._first_elements, element) - 1
-        return self.version + version_of(self._in_order[number]) - self.ended
+        return self.version + version_of(self._in_order[number])
 
     def end_graphs(self) -> None:
-        """From now on backward is an error in a graph that has saved the weights themselves, not their places."""
-        autograd.graph.increment_version(self._in_order)
-        self.ended += 1
+        """See [Note: ended graphs]."""
+        end_graphs(self._in_order)
 
     def shard_changed(self) -> None:
         """Drop the whole weights, because the shard is newer."""
@@ -248,6 +247,7 @@ class Bucket:
     def release(self) -> None:
         """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN."""
         for weight in self.weights.values():
+            forget_ended(weight)
             values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
             show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
         self._drop()
@@ -298,11 +298,6 @@ class PendingReduction:
         """Give each piece of the bucket its part of the mean, divided by the scale."""
         shard = self.wait()
         self.bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often autograd saw that this tensor was written."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from gan.checkpoint import Share
 from gan.errors import UserError
 from strategies import private
-from strategies.sharding.bucket import version_of
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.resharded_parameter import hide, show
 from strategies.sharding.storage import Storage
+from strategies.sharding.versions import version_of
 
 DTYPE = torch.float32  # what DeepSpeed computes with
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, autograd, nn
+from torch import Tensor, nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import fully_shard
@@ -14,8 +14,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from gan.checkpoint import Share
-from strategies.sharding.bucket import UNSHARDED, version_of
+from strategies import private
+from strategies.sharding.bucket import UNSHARDED
 from strategies.sharding.resharded_parameter import hide, show
+from strategies.sharding.versions import forget_ended, version_of
 
 
 class Weight(FSDPParam):
@@ -33,11 +35,11 @@ class Weight(FSDPParam):
     unit: "Unit"
     author: nn.Parameter
     whole: Tensor | None  # the flat memory of all its values, if they are here
-    shard: Tensor  # flat: the rows that this rank owns
+    shard: Tensor | None  # flat: the rows that this rank owns
+    elements: int  # in the shard
     piece: nn.Parameter  # the same memory, for the optimizer
     start: int  # of the shard, in elements of the whole
     version: int  # how often the shards have changed
-    ended: int  # how often `end_graphs` was called
     seen: int  # the author's version when whole values and shard were equal
 
     def adopt(self, unit: "Unit", author: nn.Parameter) -> None:
@@ -45,19 +47,21 @@ class Weight(FSDPParam):
         self.shard = self.sharded_param.to_local().detach().view(-1)
         self.piece = nn.Parameter(self.shard, requires_grad=author.requires_grad)
         rank = self.mesh_info.shard_mesh_rank
+        self.elements = self.shard.numel()
         self.start = min(rank * self.padded_sharded_param_size.numel(), author.numel())
-        self.version = self.ended = self.seen = 0
+        self.version = self.seen = 0
 
     def reset_sharded_param(self) -> None:
         """FSDP2 would take what the module has, which is the author's parameter."""
 
     def _setattr_on_modules(self, param: nn.Parameter) -> None:
         """FSDP2 calls it when it has gathered the parameter, and before it frees what it has gathered."""
-        if param is self.sharded_param:
-            self.drop(keep=True)
-        else:
-            self.use(self.all_gather_outputs[0][: self.author.numel()])
-            self.unit.gathered(self)
+        with private.outside_transforms():
+            if param is self.sharded_param:
+                self.drop(keep=True)
+            else:
+                self.use(self.all_gather_outputs[0][: self.author.numel()])
+                self.unit.gathered(self)
 
     def use(self, whole: Tensor) -> None:
         """Let the author's parameter use this memory."""
@@ -97,7 +101,24 @@ class Weight(FSDPParam):
 
     def share(self) -> Share | None:
         """This rank's share of the weight, if it has any."""
-        return Share(self.shard, self.author.shape, self.start) if self.shard.numel() else None
+        if not self.elements:
+            return None
+        own = self.shard
+        if own is None:  # after the release only the author's parameter is written to
+            own = self.author.detach().reshape(-1)[self.start : self.start + self.elements]
+        return Share(own, self.author.shape, self.start)
+
+    def release(self) -> None:
+        """Give the author's parameter its own memory. Nothing of FSDP2's stays: it would keep process groups."""
+        there = self.whole is not None
+        values = self.author.data if there else torch.full(self.author.shape, torch.nan, device=self.device)
+        if there:
+            UNSHARDED.pop(self.whole.data_ptr(), None)
+        forget_ended(self.author)
+        show(self.author, values.to(self.shard.dtype, copy=True, memory_format=torch.contiguous_format))
+        kept = {"author": self.author, "start": self.start, "elements": self.elements, "whole": None, "shard": None}
+        vars(self).clear()
+        vars(self).update(kept)
 
     # ---- for saved_tensors.py ----
 
@@ -107,12 +128,7 @@ class Weight(FSDPParam):
 
     def version_at(self, _: int) -> int:
         """How often the weight has changed, by updates and by code that wrote it."""
-        return self.version + version_of(self.author) - self.ended
-
-    def end_graphs(self) -> None:
-        """From now on backward is an error in a graph that has saved the weight itself, not its place."""
-        autograd.graph.increment_version(self.author)
-        self.ended += 1
+        return self.version + version_of(self.author)
 
 
 class Unit:
@@ -129,6 +145,7 @@ class Unit:
         """`names` are those of the author's parameters, by id; `authors` are they, by module and name in it."""
         self.state, self.group = state, group
         self.parts: dict[str, Weight] = {}
+        self.number = 0  # among the player's units
         self.learning: Collection[str] = ()
         self.fetch: Callable[[], None] = self.unshard
         self.told: Callable[[], None] = lambda: None  # called when it is gathered in a phase
@@ -164,33 +181,37 @@ class Unit:
     def unsharded(self) -> bool:
         return all(part.whole is not None for part in self.parts.values())
 
-    @property
-    def ready(self) -> bool:
-        """Whether it is whole in the dtype that phases compute in."""
-        kinds = ((part.whole, part.param_dtype or part.orig_dtype) for part in self.parts.values())
+    def whole_in(self, exact: bool) -> bool:
+        """Whether it is whole in its own dtype, or (not `exact`) in the one that phases compute in."""
+        kinds = ((p.whole, p.orig_dtype if exact else p.param_dtype or p.orig_dtype) for p in self.parts.values())
         return all(whole is not None and whole.dtype == kind for whole, kind in kinds)
 
     def gathered(self, part: Weight) -> None:
         if part is self.group.fsdp_params[-1]:
             self.told()
 
+    def start_unshard(self) -> None:
+        """Start to gather the weights. Who reads them first waits."""
+        self.group.unshard(async_op=True)
+
     def unshard(self) -> None:
         """Gather the weights in the dtype that phases compute in."""
         self.group.unshard()
         self.group.wait_for_unshard()
 
-    def unshard_exactly(self) -> None:
-        """Gather the weights in their own dtype, also where phases compute in another one."""
-        for part in self.parts.values():
-            if part.param_dtype is None:
-                self.unshard()  # all parts at once; nothing if they are there
-            elif part.whole is None or part.whole.dtype != part.orig_dtype:
-                part.drop(keep=True)
-                group = part.mesh_info.shard_process_group
-                own = part._sharded_param_data.to(part.device)
-                whole = own.new_empty(own.numel() * group.size())
-                dist.all_gather_into_tensor(whole, own, group=group)
-                part.use(whole[: part.author.numel()])
+    def copy_whole(self, exact: bool) -> None:
+        """Gather the weights into memory of their own, by one all-gather. FSDP2 has to resize its memory, and cannot
+        once code has a numpy view of it. `exact`: in their own dtype, also where phases compute in another one.
+        """
+        self.reshard()
+        parts = list(self.parts.values())
+        kind = parts[0].orig_dtype if exact else parts[0].param_dtype or parts[0].orig_dtype
+        own = torch.cat([part._sharded_param_data for part in parts]).to(parts[0].device, kind)
+        group = parts[0].mesh_info.shard_process_group
+        rows = own.new_empty(group.size(), own.numel())
+        dist.all_gather_into_tensor(rows.view(-1), own, group=group)
+        for part, each in zip(parts, rows.split([part._sharded_param_data.numel() for part in parts], 1), strict=True):
+            part.use(each.reshape(-1)[: part.author.numel()].clone(memory_format=torch.contiguous_format))
 
     def hold(self) -> None:
         """Let FSDP2 free nothing of it until `end_phase`."""
@@ -214,7 +235,7 @@ class Unit:
         self.group._training_state = self.state._training_state = TrainingState.IDLE
         self.group.reshard()
         for part in self.parts.values():
-            part.drop(keep=True)  # what `unshard_exactly` has gathered
+            part.drop(keep=True)  # what `copy_whole` has gathered
 
     def shards_changed(self, names: Collection[str]) -> None:
         """Drop the whole weights, because the shards are newer."""
@@ -243,12 +264,9 @@ class Unit:
     def release(self) -> None:
         """Give every parameter its own memory. Communicates nothing, so a sharded one becomes NaN."""
         for part in self.parts.values():
-            there = part.whole is not None
-            values = part.author.data if there else torch.full(part.author.shape, torch.nan, device=part.device)
-            if there:
-                UNSHARDED.pop(part.whole.data_ptr(), None)
-            show(part.author, values.to(part.shard.dtype, copy=True, memory_format=torch.contiguous_format))
-            part.whole = None
+            part.release()
+        self.group.mesh_info = self.group.post_forward_mesh_info = self.reshards = None  # it is in circles
+        self.state = self.group = self.fetch = self.told = None
 
 
 class UnitReduction:
@@ -281,9 +299,8 @@ def wrap(
     Each block is a unit of its own; the root's has what is left. FSDP2's hooks work while `playing()`. When this
     returns, the modules are as they were, but for hooks: they have the author's parameters and their own classes.
     """
-    with _stand_ins(root, parameters) as (authors, ignored):
-        classes = {module: type(module) for module in (*blocks, root)}
-        tied = _tied(root, blocks)
+    classes = {module: type(module) for module in (*blocks, root)}
+    with _stand_ins(root, blocks, parameters) as (authors, ignored, tied):
         for block in blocks:
             fully_shard(block, ignored_params=ignored | tied, **settings)
         fully_shard(root, ignored_params=ignored, **settings)
@@ -292,22 +309,24 @@ def wrap(
     hooks = []
     for module, state in states.items():
         module.__class__ = classes[module]
-        for key in (STATE_KEY, REGISTRY_KEY):
-            module.__dict__.pop(key, None)
         _module_state_mapping.pop(module, None)
         hooks += _hooks(module, state, playing)
+    for module in root.modules():
+        for key in (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params"):
+            vars(module).pop(key, None)
     names = {id(parameter): name for name, parameter in parameters.items()}
     return [Unit(state, group, names, authors) for state in states.values() for group in _groups(state)], hooks
 
 
 @contextmanager
 def _stand_ins(
-    root: nn.Module, parameters: Mapping[str, nn.Parameter]
-) -> Iterator[tuple[dict[nn.Module, dict[str, nn.Parameter]], set[nn.Parameter]]]:
+    root: nn.Module, blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[dict[nn.Module, dict[str, nn.Parameter]], set[nn.Parameter], set[nn.Parameter]]]:
     """Inside the `with`, other objects stand in the author's places, which FSDP2 may replace.
 
-    They have at least one dimension, and are contiguous: FSDP2 asks for it. The values are the author's parameters by
-    module and name, and the parameters that are not to be sharded.
+    They have at least one dimension, and are contiguous: FSDP2 asks for it. Those of several blocks stand in the root
+    too, because FSDP2 does not look for the root's in blocks. The values are the author's parameters by module and
+    name, the parameters that are not to be sharded, and those of several blocks.
     """
     own = {id(parameter): parameter for parameter in parameters.values()}
     authors = {
@@ -318,24 +337,30 @@ def _stand_ins(
         key: nn.Parameter(each.detach().contiguous().view(each.shape or (1,)), requires_grad=each.requires_grad)
         for key, each in own.items()
     }
+    added = {f"of_several_blocks_{number}": own[key] for number, key in enumerate(_tied(authors, blocks))}
+    authors[root] |= added
     for module, there in authors.items():
         module._parameters.update({name: made[id(each)] for name, each in there.items()})
+    stand_ins = set(made.values())
     try:
-        yield authors, {each for each in root.parameters() if all(each is not stand_in for stand_in in made.values())}
+        tied = {made[id(each)] for each in added.values()}
+        yield authors, {each for each in root.parameters() if each not in stand_ins}, tied
     finally:
         for module, there in authors.items():
             module._parameters.update(there)
+        for name in added:
+            del root._parameters[name]
 
 
-def _tied(root: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.Parameter]:
-    """The parameters of several blocks, or of a block and what is outside of all. They belong to the root."""
-    inside = {module: {id(each) for each in module.modules()} for module in blocks}
-    places: dict[nn.Parameter, set[int]] = {}
-    for module in root.modules():
-        owners = {number for number, block in enumerate(blocks) if id(module) in inside[block]} or {-1}
-        for parameter in module.parameters(recurse=False):
-            places.setdefault(parameter, set()).update(owners)
-    return {parameter for parameter, owners in places.items() if len(owners) > 1}
+def _tied(authors: Mapping[nn.Module, Mapping[str, nn.Parameter]], blocks: Sequence[nn.Module]) -> list[int]:
+    """The ids of parameters of several blocks, or of a block and what is outside of all. They belong to the root."""
+    inside = [set(block.modules()) for block in blocks]
+    owners: dict[int, set[int]] = {}
+    for module, there in authors.items():
+        numbers = {number for number, modules in enumerate(inside) if module in modules} or {-1}
+        for parameter in there.values():
+            owners.setdefault(id(parameter), set()).update(numbers)
+    return [key for key, numbers in owners.items() if len(numbers) > 1]
 
 
 def _groups(state: Any) -> list[Any]:

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
+from strategies.sharding.versions import end_graphs
 
 
 class FullyShard(Storage):
@@ -50,16 +52,17 @@ class FullyShard(Storage):
     ) -> None:
         """`group` has the ranks that together own the player once. `settings` are those of torch's `fully_shard`."""
         super().__init__(weights)
-        self.group, self.readers = group, readers
+        self.group, self.readers, self.released = group, readers, False
         self.playing = self.calling = False  # in a phase; and FSDP2's hooks work in it
+        self.at_once = False  # in a phase whose first read gathers everything
         self.order: list[int] | None = []  # the units that this phase has gathered, in order; None if nobody asks
         parameters = {**weights, **others}
-        self.units, self.hooks = wrap(root, blocks, parameters, lambda: self.calling, **settings)
+        self.units, self.hooks = wrap(root, blocks, parameters, self._called, **settings)
         self.of: dict[int, int] = {}  # the number of a parameter's unit, by its id
         for number, unit in enumerate(self.units):
-            unit.learning = [name for name in unit.parts if name in weights]
-            unit.fetch = lambda number=number: self._hold(number)
-            unit.told = lambda number=number: self._gathered(number)
+            unit.number, unit.learning = number, [name for name in unit.parts if name in weights]
+            unit.fetch = partial(self._fetch, number)
+            unit.told = partial(self._gathered, number)
             self.of.update({id(part.author): number for part in unit.parts.values()})
         self.parts = {name: part for unit in self.units for name, part in unit.parts.items()}
         self.learning = [unit for unit in self.units if unit.learning]
@@ -72,33 +75,31 @@ class FullyShard(Storage):
 
     @property
     def unsharded(self) -> bool:
-        return all(unit.unsharded for unit in self.units)
+        return self.released or all(unit.unsharded for unit in self.units)
 
     # ---- in a phase ----
 
     @contextmanager
     def during(self, phase: str, whole: bool, second_order: bool, now: bool) -> Iterator[None]:
-        """A context around a phase. `whole`: units stay whole until it ends. `now`: gather all at its start.
+        """A context around a phase. `whole`: the first read gathers everything, which stays until the phase ends.
 
-        After an error it waits for no rank.
+        `now`: it is gathered at the start. After an error it waits for no rank.
         """
-        self.playing, self.calling = True, not second_order
-        self.order = None if whole or second_order else []
-        if whole:
-            for unit in self.units:
-                unit.hold()
+        self.playing, self.calling, self.at_once = True, not second_order, whole
+        self.order = None if whole else []
         if now:
-            self.unshard()
+            self._gather_all()
+            for unit in self.units:
+                unit.unshard()
         try:
             with places_in(phase, saved=not second_order):
                 yield
         finally:
-            self.playing = self.calling = False
+            self.playing = self.calling = self.at_once = False
         for unit in self.units:
             unit.end_phase()
         if second_order:
-            for part in self.parts.values():
-                part.end_graphs()
+            end_graphs([part.author for part in self.parts.values()])
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -120,8 +121,30 @@ class FullyShard(Storage):
             return
         for weight in weights:
             number = self.of.get(id(weight))
-            if number is not None and not (self.calling and self.units[number].running):
-                self._hold(number)
+            if number is not None:
+                self._gather_all()
+                if not (self.calling and self.units[number].running):
+                    self._hold(number)
+
+    def _called(self) -> bool:
+        """Whether FSDP2's hooks work now, of which one asks."""
+        if self.calling:
+            self._gather_all()
+        return self.calling
+
+    def _gather_all(self) -> None:
+        """If this is the first read in a phase for which all stay whole: gather all, in the same order on all ranks."""
+        if self.at_once:
+            self.at_once = False
+            with private.outside_transforms():
+                for unit in self.units:
+                    unit.hold()
+                    unit.start_unshard()
+
+    def _fetch(self, number: int) -> None:
+        """Autograd needs a weight: one that FSDP2 has gathered for this backward, or else until the phase ends."""
+        if not self.units[number].unsharded:
+            self._hold(number)
 
     def _hold(self, number: int) -> None:
         unit = self.units[number]
@@ -138,14 +161,11 @@ class FullyShard(Storage):
 
     def unshard(self, exact: bool = False) -> None:
         for unit in self.units:
-            if exact:
-                unit.unshard_exactly()
-            elif not unit.ready:
-                unit.reshard()
-                unit.unshard()
+            if not self.released and not unit.whole_in(exact):
+                unit.copy_whole(exact)
 
     def reshard(self) -> None:
-        for unit in self.units:
+        for unit in () if self.released else self.units:
             unit.reshard()
 
     def shards_changed(self, others: bool = False) -> None:
@@ -182,11 +202,23 @@ class FullyShard(Storage):
         unlisten(self.readers, self._read)
         for unit in self.units:
             unit.release()
+        self.released = True
         self.group, self.hooks, self.readers = None, [], ()
 
 
 class FullyShardReduction(ReduceScatter):
-    """FSDP2 reduces a unit when all of its gradients are there. Order, norms and unreached weights are as in zero3."""
+    """FSDP2 reduces a unit when all of its gradients are there. Norms and unreached weights are as in zero3.
+
+    Backward comes to the units in the reverse of the order in which the phase has gathered them. That is the same on
+    all ranks, or an error; with `whole` it need not be, so there the order is the reverse of the network's.
+    """
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        places = {number: place for place, number in enumerate(dict.fromkeys(self.storage.order or ()))}
+        # Units that the phase has not gathered come last: they wait for gradients until backward has ended.
+        late = {turn: -places.get(unit.number, -1) for turn, unit in enumerate(self.buckets)}
+        self.turns = sorted(reversed(late), key=late.__getitem__)
+        return super().arm(loss, last)
 
     def finish(self, scale: float) -> Tensor:
         while len(self._pending) < len(self.buckets):

@@ -24,6 +24,7 @@ class ReduceScatter(Reduction):
         """`what` names player and policy in an error; `group` has all ranks."""
         super().__init__(storage, device)
         self.buckets, self.group, self.what = storage.learning, group, what
+        self.turns = list(reversed(range(len(self.buckets))))  # the numbers of the buckets, in the order of reduction
         self.reached: set[str] = set()
         self._stepped: Sequence[nn.Parameter] = ()
         self._missing: list[set[str]] = []  # for each bucket, the weights that have no gradient yet
@@ -63,7 +64,7 @@ class ReduceScatter(Reduction):
 
     @property
     def _next(self) -> int:
-        return len(self.buckets) - 1 - len(self._pending)
+        return self.turns[len(self._pending)]
 
     def _start_next(self) -> None:
         if len(self._pending) > 1:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gan.errors import UserError
-from strategies.sharding.bucket import UNSHARDED, Gathered, version_of
+from strategies.sharding.bucket import UNSHARDED, Gathered
+from strategies.sharding.versions import version_of
 
 
 def kept_as_places() -> saved_tensors_hooks:

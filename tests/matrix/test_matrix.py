@@ -35,7 +35,7 @@ PLAYED: dict[str, tuple[Any, Any]] = {
     **{name: (game, vectors) for name, game in (HARD | SHARING | WORDS | FORMULAS).items()},
 }
 SETTINGS = {"Followed": {"limit_train_batches": EPOCH}}  # of the Trainer
-CHOICES = {  # fsdp is another word for zero3
+CHOICES = {
     policy.name: policy.name
     for policy in POLICIES.values()
     if policy.package is None or find_spec(policy.package) is not None

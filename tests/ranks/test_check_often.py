@@ -57,7 +57,7 @@ GAMES = [(Masked, masked), (Running, vectors), (Joins, vectors)]
 
 
 @pytest.mark.parametrize(("game", "batches"), GAMES)
-@pytest.mark.parametrize("policy", often(["zero3", "ddp", "zero1", "zero2"]))
+@pytest.mark.parametrize("policy", often(["zero3", "ddp", "zero1", "zero2", "fsdp"]))
 def test_what_differs_later_is_named(policy, game, batches, ranks):
     said = ranks(2).run(refused, game, batches, policy, 2, steps=LATER, check="often")
     assert said[0] == said[1]

@@ -196,7 +196,8 @@ def test_it_goes_on_from_its_own_checkpoint_bit_for_bit(policy, world, play, tmp
 MORE = {  # and the ranks that each is tried on
     **dict.fromkeys(MIXES, 2),
     **dict.fromkeys([f"zero{stage}+offload" for stage in (1, 2, 3)], 2),
-    **dict.fromkeys(["zero1+hybrid:2", "zero2+hybrid:2", "zero3+hybrid:2+offload"], 4),
+    **dict.fromkeys(["zero1+hybrid:2", "zero2+hybrid:2", "zero3+hybrid:2+offload", "fsdp+hybrid:2+offload"], 4),
+    **dict.fromkeys(["fsdp+offload", "fsdp+whole", "fsdp+recompute", "zero3+recompute", "generator=fsdp,*=zero3"], 2),
     **dict.fromkeys([f"deepspeed{stage}+offload" for stage in (1, 2, 3)], 2),
     **dict.fromkeys(["generator=deepspeed3,*=ddp", "generator=deepspeed1,*=zero3"], 2),
     "generator=ddp,*=deepspeed2+offload": 2,
@@ -219,6 +220,7 @@ def test_mixes_and_options_train_as_one_device(policy, play, alone):
     needing(
         [
             ("single", "ddp", "zero1", "zero2", "zero3", "generator=zero3,*=zero1"),
+            ("ddp", "fsdp", "single", "zero3", "fsdp", "zero2"),
             ("deepspeed1", "zero3", "deepspeed2", "single", "deepspeed3", "ddp"),
         ]
     ),
@@ -407,8 +409,10 @@ def test_the_control_that_forgets_in_a_checkpoint_does_not_pass(play, alone, ddp
     ("check", "name", "other"),
     [
         (check_bytes, "zero3", "zero2"),
+        (check_bytes, "fsdp", "zero2"),
         (check_bytes, "zero2", "ddp"),
         (check_memory, "zero3", "zero2"),
+        (check_memory, "fsdp", "zero2"),
         (check_memory, "zero2", "ddp"),
         (check_refusals, "zero2", "ddp"),
     ],

@@ -34,7 +34,7 @@ def alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3", "student=ddp,*=zero3"])
+@pytest.mark.parametrize("policy", ["zero1", "zero2", "zero3", "fsdp", "student=ddp,*=zero3"])
 def test_two_ranks_train_the_same(policy, ranks, alone):
     equals(ranks(2).run(run, policy, 2), alone)
 

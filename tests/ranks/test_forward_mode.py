@@ -16,7 +16,7 @@ from tests.support.duel import fit, played
 from tests.support.forward_games import GAMES, Derived, Slopes, joined
 from tests.support.parity import BROKEN, EXACT, Deaf, distance, often
 
-WORLDS = {"ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2}
+WORLDS = {"ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
 
 
 @pytest.fixture(scope="module")

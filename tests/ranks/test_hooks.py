@@ -163,7 +163,7 @@ def looked(policy, world=1):
     return notes.seen
 
 
-@pytest.mark.parametrize("policy", often(["dp", "ddp", "zero1", "zero2", "zero3", "zero2+offload"]))
+@pytest.mark.parametrize("policy", often(["dp", "ddp", "zero1", "zero2", "zero3", "zero2+offload", "fsdp"]))
 def test_a_hook_changes_gradients_exactly(policy, ranks):
     """Also those that the clip then measures."""
     alone = train(Shrinks, policy="single")
@@ -176,7 +176,9 @@ def test_a_hook_changes_gradients_exactly(policy, ranks):
 
 
 @pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
-@pytest.mark.parametrize("policy", often(["zero3", "dp", "zero1", "zero2", "zero2+offload", "zero3+whole"]))
+@pytest.mark.parametrize(
+    "policy", often(["zero3", "dp", "zero1", "zero2", "zero2+offload", "zero3+whole", "fsdp", "fsdp+offload"])
+)
 def test_a_hook_clips_by_norms_of_whole_weights(policy, game, ranks):
     """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
     alone = train(game, policy="single")
@@ -220,7 +222,7 @@ def test_it_does_so_under_deepspeed(policy, game, ranks):
     assert distance(rounded(Loose, "single"), alone) > 1e-4
 
 
-@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3"]))
+@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "fsdp"]))
 def test_a_hook_sees_gradients_that_are_reduced(policy, ranks):
     alone = looked("single")
     for seen in ranks(2).run(looked, policy, 2):

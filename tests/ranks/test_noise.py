@@ -17,7 +17,7 @@ from tests.support.hard_games import Plain
 from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, often, snapshot, train, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
 
-POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute"]
+POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute", "fsdp+recompute"]
 
 
 class AllDraws(Plain):

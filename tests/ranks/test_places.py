@@ -130,7 +130,9 @@ def test_without_lines_in_common_memory_it_is_not(pair):
     assert "RankLost: rank 0 (process" in said and "phase 'first'" not in said
 
 
-@pytest.mark.parametrize("policy", [*often(["zero3", "zero1", "zero2"]), pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy", [*often(["zero3", "zero1", "zero2", "fsdp"]), pytest.param("ddp", marks=pytest.mark.slow)]
+)
 def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
     one, other = pair.run(astray, Alone, (5, 5), policy)
     where = "in gan.ranks.mean (test_places.py, line"

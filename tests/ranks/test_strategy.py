@@ -402,7 +402,8 @@ def threads_left(policy, world):
 
 
 @pytest.mark.parametrize(
-    ("policy", "world"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 2), ("zero3+hybrid:2", 4)]
+    ("policy", "world"),
+    [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 2), ("zero3+hybrid:2", 4), ("fsdp", 2), ("fsdp+hybrid:2", 4)],
 )
 def test_the_process_groups_of_a_training_end_with_it(policy, world, ranks):
     """Each has threads, which wait for ranks that have left, and take turns at it without end."""

@@ -151,6 +151,7 @@ class Averaged(Free):
             "player 'judge': ScheduleFree keeps an average itself, which its eval() shows",
         ),
         (Free, "zero3", "type --strategy generator=zero1,*=zero3"),
+        (Free, "fsdp", "type --strategy generator=zero1,*=fsdp"),
     ],
 )
 def test_what_does_not_fit_is_refused(game, policy, words, ranks):

@@ -28,8 +28,8 @@ from tests.support.writing_games import (
 )
 
 WAYS = {"copy_": Writing, "data.copy_": WritingData, "data=": WritingOther}
-OURS = ("ddp", "zero1", "zero2", "zero3")
-COPIES = ("zero1+offload", "zero2+offload", "zero3+offload", "zero3+whole", "zero3+hybrid:2")
+OURS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+COPIES = ("zero1+offload", "zero2+offload", "zero3+offload", "zero3+whole", "zero3+hybrid:2", "fsdp+offload")
 ENGINES = ("deepspeed1", "deepspeed2", "deepspeed3", "deepspeed3+offload")
 
 
@@ -211,7 +211,7 @@ def test_what_is_written_inside_gathered_is_kept(policy, ranks, clipped_alone):
 
 
 @pytest.mark.parametrize("way", WRITES)
-@pytest.mark.parametrize("policy", often(needing(["zero2", "zero3", "deepspeed2", "deepspeed3"])))
+@pytest.mark.parametrize("policy", often(needing(["zero2", "zero3", "fsdp", "deepspeed2", "deepspeed3"])))
 def test_it_is_kept_in_whatever_way_it_is_written(policy, way, ranks, clipped_alone):
     equals(playing(ranks, policy, clipped, way=way), clipped_alone)
 
@@ -278,11 +278,23 @@ def said(what, policy, world=1):
 @pytest.mark.parametrize(
     ("what", "policies", "message"),
     [
-        (loads_outside, ["zero3"], r"write them inside gathered\(write=True\)"),
-        (assigns_outside, ["zero3"], r"write them inside gathered\(write=True\)"),
-        (writes_unasked, ["ddp", "zero2", "zero3"], r"weight '2.weight' of player 'generator' was written inside gat"),
-        (replaces, ["ddp", "zero3"], r"weight '0.weight' of player 'generator' was replaced by another parameter"),
-        (differs, ["ddp", "zero3"], r"weight '2.bias' of player 'generator' was written with other values on another"),
+        (loads_outside, ["zero3", "fsdp"], r"write them inside gathered\(write=True\)"),
+        (assigns_outside, ["zero3", "fsdp"], r"write them inside gathered\(write=True\)"),
+        (
+            writes_unasked,
+            ["ddp", "zero2", "zero3", "fsdp"],
+            r"weight '2.weight' of player 'generator' was written inside gat",
+        ),
+        (
+            replaces,
+            ["ddp", "zero3", "fsdp"],
+            r"weight '0.weight' of player 'generator' was replaced by another parameter",
+        ),
+        (
+            differs,
+            ["ddp", "zero3", "fsdp"],
+            r"weight '2.bias' of player 'generator' was written with other values on another",
+        ),
     ],
 )
 def test_a_write_that_cannot_be_kept_is_refused(what, policies, message, ranks):

@@ -535,7 +535,7 @@ def read_between_phases(policy, folder):
     return reads.refused, distance(reads.written[0], game.state_dict())
 
 
-@pytest.mark.parametrize(("policy", "refusals"), [("zero3", 4), ("zero2", 0)])
+@pytest.mark.parametrize(("policy", "refusals"), [("zero3", 4), ("fsdp", 4), ("zero2", 0)])
 def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ranks, tmp_path):
     """They were not-a-numbers before, also on the disk. Inside gathered() they are the weights."""
     for said, difference in ranks(2).run(read_between_phases, policy, tmp_path):
@@ -580,5 +580,5 @@ def averages_after(policy):
 
 def test_averages_are_read_before_training_ends_or_refused(ranks):
     assert ranks(2).run(averages_after, "ddp") == [0, 0]
-    for policy in ("zero1", "zero3"):
+    for policy in ("zero1", "zero3", "fsdp"):
         assert "training has ended; use averaged() in on_train_end" in ranks(2).run(averages_after, policy)[0]

@@ -23,7 +23,7 @@ adam = partial(Adam, lr=2e-2, betas=(0.5, 0.9))
 
 # Policies, and the ranks that each is tried on. Where a bucket is small, every weight has one of its own.
 SMALL = 64
-POLICIES = {"single": 1, "dp": 2, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2}
+POLICIES = {"single": 1, "dp": 2, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
 ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
 
 
