@@ -26,9 +26,10 @@ class Fsdp(Sharded):
     for all weights outside of them.
 
     Communication, in order: one all-gather of a unit before the forward of its module, and one before its backward,
-    each while the one before still computes; one reduce-scatter of each unit when it has all of its gradients, in the
-    phase's last backward; after it 16 bytes to check that all ranks used the same order, and norms and zero gradients
-    as in zero2; nothing in the update. A player that no phase reads moves nothing. `averaged` gathers once.
+    each while the one before still computes (the unit outside of blocks stays from its first use to the end of the
+    phase); one reduce-scatter of each unit when it has all of its gradients, in the phase's last backward; after it 16
+    bytes to check that all ranks used the same order, and norms and zero gradients as in zero2; nothing in the update.
+    A player that no phase reads moves nothing. `averaged` gathers once.
 
     Held on each rank between phases: everything / ranks, in whole rows. During a phase that reads the player: the
     weights of the units that run, and of the one that is gathered ahead; and whole gradients of the units that backward

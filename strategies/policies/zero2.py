@@ -15,8 +15,8 @@ class Zero2(Sharded):
 
     Held on each rank: weights whole; gradients (whole while backward makes them), optimizer state and average / ranks.
 
-    It is written by hand, because FSDP2 ties collectives to the forwards and backwards of modules. Games call the
-    networks' own methods, several times in a phase, and in branches that differ between ranks.
+    It is written by hand, because torch has no reduction of gradients into shards without FSDP2, which shards the
+    weights too.
     """
 
     name = "zero2"

@@ -1,4 +1,4 @@
-"""zero3, also called fsdp: everything of the player sharded, and unsharded where a phase reads it."""
+"""zero3: everything of the player sharded, and unsharded where a phase reads it."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -145,6 +145,7 @@ class Unit:
         """`names` are those of the author's parameters, by id; `authors` are they, by module and name in it."""
         self.state, self.group = state, group
         self.parts: dict[str, Weight] = {}
+        self.of_root = bool(state._is_root)  # whether it has the weights outside of blocks
         self.number = 0  # among the player's units
         self.learning: Collection[str] = ()
         self.fetch: Callable[[], None] = self.unshard

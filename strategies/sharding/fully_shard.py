@@ -87,6 +87,9 @@ class FullyShard(Storage):
         """
         self.playing, self.calling, self.at_once = True, not second_order, whole
         self.order = None if whole else []
+        for unit in self.units:
+            if unit.of_root:  # FSDP2 keeps it from forward to backward; here also from one micro-batch to the next
+                unit.hold()
         if now:
             self._gather_all()
             for unit in self.units:

@@ -329,7 +329,7 @@ def deep_on_two(ranks):
     return cache(lambda policy: ranks(2).run(deep, policy, Deep, 2))
 
 
-@pytest.mark.parametrize("policy", often(["zero3", "zero3+offload", "zero3+whole", "net=zero3,*=ddp"]))
+@pytest.mark.parametrize("policy", often(["zero3", "zero3+offload", "zero3+whole", "net=zero3,*=ddp", "fsdp"]))
 def test_what_is_read_is_there_whoever_reads_it(policy, deep_on_two, deep_alone):
     assert distance(deep_on_two(policy)[0][0], deep_alone) < EXACT
 
@@ -438,7 +438,11 @@ def mixed(policy):
 
 
 @pytest.mark.parametrize(
-    "policy", ["zero3", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("zero2", "zero3+whole"))]
+    "policy",
+    [
+        "zero3",
+        *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("zero2", "zero3+whole", "fsdp", "fsdp+whole")),
+    ],
 )
 def test_bf16_moves_half_the_bytes_and_trains_as_autocast_does(policy, ranks):
     full, bytes_, _ = ranks(2).run(mixed, policy)[0]
