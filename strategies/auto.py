@@ -14,7 +14,7 @@ from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known yet
-WHOLE_BUCKETS = 6  # how many whole buckets zero2 (of gradients) or zero3 (of weights) holds at the same time
+WHOLE_BUCKETS = 7  # how many whole buckets zero2 (of gradients) or zero3 (of weights) holds at the same time
 
 # From the least communication to the least memory. The three numbers are for the weights, for the gradients, and for
 # optimizer state with average. Each rank holds on its device: 1 all, 0 its shard, None nothing.

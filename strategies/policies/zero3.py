@@ -25,7 +25,7 @@ class Zero3(Zero2):
     reads moves nothing. `averaged` gathers once.
 
     Held on each rank between phases: everything / ranks. During a phase that reads the player: the weights of the
-    buckets that running forwards have read, and of two more; and whole gradients of the buckets that backward is
+    buckets that running forwards have read, and of three more; and whole gradients of the buckets that backward is
     working on.
 
     [Note: whole for the phase]

@@ -14,6 +14,8 @@ from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
 
+KEPT = 2  # how many buckets without a reader stay
+
 
 class UnshardOnRead:
     """Unshards a player's buckets in a phase: one by one as they are read, or all of them at the first read.
@@ -22,8 +24,8 @@ class UnshardOnRead:
     A bucket is unsharded when a weight in it is read, not when a module is called. The reason: games call the networks'
     own methods, and layers read each other's weights. `Parameters` calls us for each read. The reader of a weight is
     the innermost forward that is running, because its code may use the weight until it ends. If no forward is running,
-    the reader is the phase. When all readers of a bucket have ended, it may be resharded. The newest such bucket stays,
-    because it is often read again.
+    the reader is the phase. When all readers of a bucket have ended, it may be resharded. The newest two of these stay,
+    because they are often read again: backward goes to and fro in a block, whose weights may be in two buckets.
 
     For such weights autograd saves a place instead of the weight (see saved_tensors.py). So they can be resharded
     between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
@@ -143,7 +145,7 @@ class UnshardOnRead:
             return
         if not self.readers[number]:
             self.idle.append(number)
-        while len(self.idle) > 1:
+        while len(self.idle) > KEPT:
             with private.outside_transforms():
                 self.buckets[self.idle.pop(0)].reshard()
 

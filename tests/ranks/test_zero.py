@@ -20,6 +20,7 @@ from strategies.policies.zero1 import Zero1
 from strategies.policies.zero2 import Zero2
 from strategies.policies.zero3 import Zero3
 from strategies.sharding.bucket import UNSHARDED, Bucket, Sharing
+from strategies.sharding.unshard_on_read import KEPT
 from tests.support.composite import Composite
 from tests.support.hard_games import HARD, Micro4, Penalty, Plain
 from tests.support.journey import OURS
@@ -39,6 +40,8 @@ from tests.support.parity import (
 )
 from tests.support.saved import read_checkpoint
 from tests.support.watch import WatchedStrategy, moved, watched
+
+ON_READ = "strategies.sharding.unshard_on_read"
 
 # ---- several buckets ----
 
@@ -338,7 +341,7 @@ def test_a_player_is_never_whole_while_a_phase_reads_it(deep_on_two):
     """Of 24 layers that learn and 6 of a teacher, each a bucket."""
     lean, whole, zero2 = (max(peak for _, peak, _ in deep_on_two(p)) for p in ("zero3", "zero3+whole", "zero2"))
     assert whole >= 30
-    assert lean <= 3 + 3 + 3  # of each player one that is read, the last and the next; and gradients on their way
+    assert lean <= 4 + 4 + 3  # of each player one that is read, the last two and the next; and gradients on their way
     # Gradients do not add up either, where weights are there all the time.
     assert zero2 <= 24 + 3
 
@@ -347,8 +350,8 @@ def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
     """Forward gathers each bucket, and backward those that it has let go; whole, each once."""
     layer = 8 * (362 * 362 + 362)
     *_, before, lean = deep_on_two("zero3")[0][2]
-    # All layers forward; backward all but the first, whose input needs no gradient, and one that is still there.
-    assert lean == before == [layer + layer // 2] * (6 + 24 + 24 - 2)
+    # All layers forward; backward all but the first, whose input needs no gradient, and two that are still there.
+    assert lean == before == [layer + layer // 2] * (6 + 24 + 24 - 3)
     whole = deep_on_two("zero3+whole")[0][2][-1]
     assert whole == [layer + layer // 2] * (6 + 24)
     assert ranks(2).run(deep, "zero3", Penalised, 2)[0][2][-1] == whole
@@ -389,6 +392,45 @@ def test_ranks_that_read_other_weights_are_told(ranks):
         assert "phase 'net' read weights in another order on another rank" in message
         assert "type zero3+whole" in message
     assert ranks(2).run(reads_otherwise, "zero3+whole") == [None, None]
+
+
+class Straddling(Deep):
+    """Of some blocks one layer is in a bucket with another block's: two and a half layers fill a bucket."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleList(Residual() for _ in range(6))
+
+    def loss(self, batch):
+        x = nn.functional.pad(batch["x"], (0, 356)).requires_grad_()
+        for block in self.net:
+            x = block(x)
+        return x.square().mean()
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.norm = nn.Linear(362, 362), nn.Linear(362, 362), nn.LayerNorm(362)
+
+    def forward(self, x):
+        return x + self.last(torch.tanh(self.first(self.norm(x))))
+
+
+def gathers_of(game, kept):
+    with mock.patch("strategies.sharding.bucket.SIZE", 2.5 * 2**20), mock.patch(f"{ON_READ}.KEPT", kept):
+        strategy = WatchedStrategy("zero3", check=False)
+        trainer(strategy, 2, 2).fit(game(), parts(2, 2))
+    buckets = len(strategy.policies["net"].storage.buckets)
+    return buckets, sum(name == "_allgather_base_" for name, _ in strategy.traces[-1][2].collectives)
+
+
+def test_a_block_in_two_buckets_is_not_gathered_to_and_fro(ranks):
+    """In backward a block's weights are read in another order than in forward."""
+    buckets, gathers = ranks(2).run(gathers_of, Straddling, KEPT)[0]
+    assert buckets > 3
+    assert gathers == 2 * buckets - 2  # for forward and for backward, which begins with the last two
+    assert ranks(2).run(gathers_of, Straddling, 1)[0][1] > 2 * buckets
 
 
 class Failing(Deep):
