@@ -82,15 +82,20 @@ class Weight(FSDPParam):
         self.whole = None
 
     def keep_writes(self) -> None:
-        """See [Note: written weights] in bucket.py."""
+        """See [Note: written weights] in bucket.py.
+
+        One more case differs. FSDP2 gathers from the shard on other streams of a GPU, which must wait for a write. So
+        in a phase on a GPU only writes that autograd counts are kept.
+        """
         if self.whole is None:
             return
         moved = self.author.numel() > 0 and self.author.data_ptr() != self.whole.data_ptr()
         if moved:  # after `weight.data = ...`
             self.whole.copy_(self.author.detach().reshape(-1))
             show(self.author, self.whole)
-        own = self.whole[self.start : self.start + self.shard.numel()]
-        if own.device != self.shard.device:
+        own = self.whole[self.start : self.start + self.elements]
+        of_fsdp2 = self.whole.device.type != "cpu" and self.whole.data_ptr() == self.all_gather_outputs[0].data_ptr()
+        if of_fsdp2 or own.device != self.shard.device:
             if not moved and self.seen == version_of(self.author):
                 return
             own = own.to(self.shard.device)
@@ -98,6 +103,10 @@ class Weight(FSDPParam):
             own = torch.where(own == self.shard.to(own.dtype), self.shard, own.to(self.shard.dtype))
         self.shard.copy_(own)
         self.seen = version_of(self.author)
+        if of_fsdp2:
+            context, stream = self.unit.group.comm_ctx, torch.accelerator.current_stream()
+            context.all_gather_copy_in_stream.wait_stream(stream)
+            context.all_gather_stream.wait_stream(stream)
 
     def share(self) -> Share | None:
         """This rank's share of the weight, if it has any."""
