@@ -1,4 +1,4 @@
-"""Where the option recompute divides a network into blocks."""
+"""Where the option recompute and the policy fsdp divide a network into blocks."""
 
 import math
 from itertools import groupby, pairwise
@@ -48,8 +48,8 @@ def _named(player: Player) -> list[Block]:
     for name in player.blocks:
         if not _has_forward(modules[name]):
             raise UserError(
-                f"player '{player.name}': block '{name}' is a {type(modules[name]).__name__}, which has no forward to "
-                f"recompute; name its elements"
+                f"player '{player.name}': block '{name}' is a {type(modules[name]).__name__}, which has no forward; "
+                f"name its elements"
             )
         if id(modules[name]) in inside:
             raise UserError(f"player '{player.name}': block '{name}' is inside block '{inside[id(modules[name])]}'")

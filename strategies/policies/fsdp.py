@@ -25,15 +25,15 @@ class Fsdp(Sharded):
     The units that are gathered together are the blocks that `Player(blocks=...)` names or that are found, and one more
     for all weights outside of them.
 
-    Communication, in order: one all-gather of a unit before the forward of its module, and one before its backward,
-    each while the one before still computes (the unit outside of blocks stays from its first use to the end of the
-    phase); one reduce-scatter of each unit when it has all of its gradients, in the phase's last backward; after it 16
-    bytes to check that all ranks used the same order, and norms and zero gradients as in zero2; nothing in the update.
-    A player that no phase reads moves nothing. `averaged` gathers once.
+    Communication, in order: one all-gather of a block before its forward, and another one before its backward, which
+    FSDP2 starts while the block before still computes; one all-gather of the weights outside of blocks, when the first
+    is read; in the phase's last backward one reduce-scatter of each unit, when it has all of its gradients; after it 16
+    bytes to check that all ranks gathered in the same order, and norms and zero gradients as in zero2; nothing in the
+    update. A player that no phase reads moves nothing. `averaged` gathers once.
 
     Held on each rank between phases: everything / ranks, in whole rows. During a phase that reads the player: the
-    weights of the units that run, and of the one that is gathered ahead; and whole gradients of the units that backward
-    is working on.
+    weights outside of blocks, those of the blocks that run or are gathered ahead, and those of blocks that were read
+    outside of a call; and whole gradients of the units that backward is working on.
 
     Options: `whole` frees nothing before the phase ends, as torch's `reshard_after_forward=False`: one all-gather, more
     memory. `hybrid` is a mesh of copies and shards, `offload` FSDP2's CPUOffloadPolicy, and `bf16` its
@@ -99,8 +99,8 @@ class Fsdp(Sharded):
         if not isinstance(self.storage, FullyShard):
             return super().hold(phase)
         whole = phase.second_order or "whole" in self.options
-        now = phase.second_order and self.learning and bool(self.weights)
-        return self.storage.during(phase.name, whole, phase.second_order, now)
+        at_start = phase.second_order and self.learning and bool(self.weights)
+        return self.storage.during(phase.name, whole=whole, second_order=phase.second_order, at_start=at_start)
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         return kept_as_places() if isinstance(self.storage, FullyShard) else super().for_several_phases()
@@ -116,7 +116,7 @@ class Fsdp(Sharded):
 
 
 def _root(network: nn.Module) -> nn.Module:
-    """FSDP2 wants a module with a forward; a list of modules gets one around it."""
+    """FSDP2 refuses a ModuleList and a ModuleDict, so they are put into a plain module."""
     if type(network).forward is not nn.Module.forward:
         return network
     around = nn.Module()

@@ -20,14 +20,14 @@ from strategies.sharding.resharded_parameter import hide, show
 from strategies.sharding.versions import forget_ended, version_of
 
 
-class Weight(FSDPParam):
+class FsdpWeight(FSDPParam):
     """What FSDP2 knows of one parameter, and the author's parameter beside it.
 
     [Note: the author's parameter stays]
-    FSDP2 puts a DTensor in the place of a parameter, and a second parameter in its place while that is gathered. Then
-    other players' modules, hooks and variables would still have the author's one, with old values. So the module keeps
-    the author's parameter. While FSDP2 has gathered it, it uses FSDP2's memory; otherwise reading it is an error (see
-    resharded_parameter.py). Its gradients are given to FSDP2's parameter when they are reduced.
+    FSDP2 replaces a parameter by a DTensor, and by another parameter while it is gathered. Other modules, hooks and
+    variables would keep the old object, with old values. So the module keeps the author's parameter. While FSDP2 has
+    gathered it, it uses FSDP2's memory; otherwise reading it is an error (see resharded_parameter.py). Its gradients
+    are given to FSDP2's parameter when they are reduced.
 
     FSDP2 makes its objects itself, so `Unit` changes their class to this one.
     """
@@ -52,7 +52,7 @@ class Weight(FSDPParam):
         self.version = self.seen = 0
 
     def reset_sharded_param(self) -> None:
-        """FSDP2 would take what the module has, which is the author's parameter."""
+        """Do nothing: FSDP2 would take over the module's parameter, which is the author's."""
 
     def _setattr_on_modules(self, param: nn.Parameter) -> None:
         """FSDP2 calls it when it has gathered the parameter, and before it frees what it has gathered."""
@@ -61,7 +61,11 @@ class Weight(FSDPParam):
                 self.drop(keep=True)
             else:
                 self.use(self.all_gather_outputs[0][: self.author.numel()])
-                self.unit.gathered(self)
+                self.unit.weight_gathered(self)
+
+    def dtype(self, exact: bool) -> torch.dtype:
+        """Its own dtype, or (not `exact`) the one that phases compute in."""
+        return self.orig_dtype if exact else self.param_dtype or self.orig_dtype
 
     def use(self, whole: Tensor) -> None:
         """Let the author's parameter use this memory."""
@@ -144,34 +148,42 @@ class Unit:
     """Some parameters of a player that FSDP2 gathers together: those of a block, or those outside of all blocks.
 
     In a phase FSDP2's own hooks gather it before the module's forward, free it after that, gather it again before its
-    backward, and look ahead. `hold` lets it stay whole until the phase ends. It is reduced when `reduce_scatter` is
-    called, and not by FSDP2's hooks: see `FullyShard`.
+    backward, and look ahead. With `keep_whole` it stays whole until the phase ends. It is reduced when `reduce_scatter`
+    is called, and not by FSDP2's hooks: see `FullyShard`.
     """
 
     def __init__(
-        self, state: Any, group: Any, names: Mapping[int, str], authors: Mapping[nn.Module, Mapping[str, nn.Parameter]]
+        self,
+        state: Any,
+        group: Any,
+        names: Mapping[int, str],
+        authors: Mapping[nn.Module, Mapping[str, nn.Parameter]],
+        learning: Collection[str],
     ) -> None:
-        """`names` are those of the author's parameters, by id; `authors` are they, by module and name in it."""
+        """`state` and `group` are FSDP2's. `authors` are the author's parameters, by module and name in the module.
+
+        `names` are those of the author's parameters in the player, by their ids; `learning` the names of those that
+        learn.
+        """
         self.state, self.group = state, group
-        self.parts: dict[str, Weight] = {}
-        self.of_root = bool(state._is_root)  # whether it has the weights outside of blocks
-        self.number = 0  # among the player's units
-        self.learning: Collection[str] = ()
-        self.fetch: Callable[[], None] = self.unshard
-        self.told: Callable[[], None] = lambda: None  # called when it is gathered in a phase
-        for part in group.fsdp_params:
-            author = authors[part._module_info.module][part._module_info.param_name]
-            part._post_load_hook_handle.remove()
-            part.__class__ = Weight
-            part.adopt(self, author)
-            self.parts[names[id(author)]] = part
+        self.everything: dict[str, FsdpWeight] = {}
+        self.is_root = bool(state._is_root)  # whether it has the weights outside of blocks
+        self.fetch: Callable[[], None] | None = None  # called when autograd needs a weight
+        self.on_gathered: Callable[[], None] = lambda: None  # called when FSDP2 has gathered it
+        for weight in group.fsdp_params:
+            author = authors[weight._module_info.module][weight._module_info.param_name]
+            weight._post_load_hook_handle.remove()
+            weight.__class__ = FsdpWeight
+            weight.adopt(self, author)
+            self.everything[names[id(author)]] = weight
+        self.learning = [name for name in self.everything if name in learning]
         for hooks in (
             group._module_to_pre_save_state_dict_hook_handle,
             group._module_to_pre_load_state_dict_hook_handle,
         ):
             while hooks:
                 hooks.popitem()[1].remove()
-        self.reshards = group.post_forward_mesh_info  # None: not after a forward
+        self.mesh_after_forward = group.post_forward_mesh_info  # None: not after a forward
         group.reduce_grads = False
         # FSDP2 makes its own parameter when it first gathers one. All ranks need it, also one that never reads it.
         self.unshard()
@@ -180,7 +192,7 @@ class Unit:
     @property
     def weights(self) -> dict[str, nn.Parameter]:
         """The author's parameters in it that learn."""
-        return {name: self.parts[name].author for name in self.learning}
+        return {name: self.everything[name].author for name in self.learning}
 
     @property
     def running(self) -> bool:
@@ -189,16 +201,17 @@ class Unit:
 
     @property
     def unsharded(self) -> bool:
-        return all(part.whole is not None for part in self.parts.values())
+        return all(part.whole is not None for part in self.everything.values())
 
     def whole_in(self, exact: bool) -> bool:
         """Whether it is whole in its own dtype, or (not `exact`) in the one that phases compute in."""
-        kinds = ((p.whole, p.orig_dtype if exact else p.param_dtype or p.orig_dtype) for p in self.parts.values())
-        return all(whole is not None and whole.dtype == kind for whole, kind in kinds)
+        weights = self.everything.values()
+        return self.unsharded and all(weight.whole.dtype == weight.dtype(exact) for weight in weights)
 
-    def gathered(self, part: Weight) -> None:
-        if part is self.group.fsdp_params[-1]:
-            self.told()
+    def weight_gathered(self, weight: FsdpWeight) -> None:
+        """FSDP2 has gathered one of its weights; the last one comes when all are there."""
+        if weight is self.group.fsdp_params[-1]:
+            self.on_gathered()
 
     def start_unshard(self) -> None:
         """Start to gather the weights. Who reads them first waits."""
@@ -210,25 +223,29 @@ class Unit:
         self.group.wait_for_unshard()
 
     def copy_whole(self, exact: bool) -> None:
-        """Gather the weights into memory of their own, by one all-gather. FSDP2 has to resize its memory, and cannot
-        once code has a numpy view of it. `exact`: in their own dtype, also where phases compute in another one.
+        """Gather the weights by one all-gather into other memory than FSDP2's.
+
+        FSDP2 resizes its memory, and cannot once code has a numpy view of it. `exact`: in their own dtype, also where
+        phases compute in another one.
         """
         self.reshard()
-        parts = list(self.parts.values())
-        kind = parts[0].orig_dtype if exact else parts[0].param_dtype or parts[0].orig_dtype
-        own = torch.cat([part._sharded_param_data for part in parts]).to(parts[0].device, kind)
-        group = parts[0].mesh_info.shard_process_group
-        rows = own.new_empty(group.size(), own.numel())
-        dist.all_gather_into_tensor(rows.view(-1), own, group=group)
-        for part, each in zip(parts, rows.split([part._sharded_param_data.numel() for part in parts], 1), strict=True):
-            part.use(each.reshape(-1)[: part.author.numel()].clone(memory_format=torch.contiguous_format))
+        weights = list(self.everything.values())
+        own = torch.cat([weight._sharded_param_data for weight in weights])
+        own = own.to(weights[0].device, weights[0].dtype(exact))
+        group = weights[0].mesh_info.shard_process_group
+        of_ranks = own.new_empty(group.size(), own.numel())
+        dist.all_gather_into_tensor(of_ranks.view(-1), own, group=group)
+        sizes = [weight._sharded_param_data.numel() for weight in weights]
+        for weight, rows in zip(weights, of_ranks.split(sizes, 1), strict=True):
+            whole = rows.reshape(-1)[: weight.author.numel()]
+            weight.use(whole.clone(memory_format=torch.contiguous_format))
 
-    def hold(self) -> None:
+    def keep_whole(self) -> None:
         """Let FSDP2 free nothing of it until `end_phase`."""
         self.group.post_forward_mesh_info, self.group.reshard_after_backward = None, False
 
     def end_phase(self) -> None:
-        """Free it, and end what FSDP2 itself ends after a backward only: not every phase has one of this player."""
+        """Reshard it, and clear the bookkeeping that FSDP2 clears after a backward. A phase may have none."""
         self.reshard()
         context = self.group.comm_ctx
         self.group.finalize_backward()
@@ -237,33 +254,36 @@ class Unit:
             context.reduce_scatter_states.clear()
         else:  # torch 2.11
             context.reduce_scatter_state = None
-        self.group.post_forward_mesh_info, self.group.reshard_after_backward = self.reshards, True
+        self.group.post_forward_mesh_info, self.group.reshard_after_backward = self.mesh_after_forward, True
 
     def reshard(self) -> None:
-        """Keep only what this rank owns. Reading a weight is an error from now on."""
-        self.group.wait_for_unshard()  # of what FSDP2 has begun to gather ahead
+        """Keep only the shard. Reading a weight is an error from now on."""
+        self.group.wait_for_unshard()  # of what is on its way
         self.group._training_state = self.state._training_state = TrainingState.IDLE
         self.group.reshard()
-        for part in self.parts.values():
-            part.drop(keep=True)  # what `copy_whole` has gathered
+        for weight in self.everything.values():
+            weight.drop(keep=True)  # what `copy_whole` has gathered
 
     def shards_changed(self, names: Collection[str]) -> None:
-        """Drop the whole weights, because the shards are newer."""
-        for name, part in self.parts.items():
-            part.drop(keep=name not in names)
-            part.version += name in names
+        """Drop the whole weights of these names, because their shards are newer."""
+        self.group.wait_for_unshard()  # what is on its way is old too
+        for name, weight in self.everything.items():
+            weight.drop(keep=name not in names)
+            weight.version += name in names
         self.reshard()
 
     def reduce_scatter(self) -> "UnitReduction":
         """Start to average the gradients of the weights that learn over the ranks, and drop them."""
         group = self.group
         for name in self.learning:
-            part = self.parts[name]
-            mine, gradient = part.unsharded_param, part.author.grad
-            dtype = getattr(mine, "grad_dtype", mine.dtype) or part.orig_dtype
-            zeros = torch.zeros(mine.shape, dtype=dtype, device=mine.device)
-            mine.grad = zeros if gradient is None else gradient.to(dtype).reshape(mine.shape).contiguous()
-            part.author.grad = None
+            weight = self.everything[name]
+            mine, gradient = weight.unsharded_param, weight.author.grad
+            dtype = getattr(mine, "grad_dtype", mine.dtype) or weight.orig_dtype
+            if gradient is None:
+                mine.grad = torch.zeros(mine.shape, dtype=dtype, device=mine.device)
+            else:
+                mine.grad = gradient.to(dtype).reshape(mine.shape).contiguous()
+            weight.author.grad = None
         before = group._training_state, group.reshard_after_backward
         group.reduce_grads, group.reshard_after_backward = True, False
         group.post_backward()
@@ -272,11 +292,14 @@ class Unit:
         return UnitReduction(self)
 
     def release(self) -> None:
-        """Give every parameter its own memory. Communicates nothing, so a sharded one becomes NaN."""
-        for part in self.parts.values():
-            part.release()
-        self.group.mesh_info = self.group.post_forward_mesh_info = self.reshards = None  # it is in circles
-        self.state = self.group = self.fetch = self.told = None
+        """Give every parameter its own memory. Communicates nothing, so a sharded one becomes NaN.
+
+        Units and torch's objects refer to each other, so what leads to a process group is cleared.
+        """
+        for weight in self.everything.values():
+            weight.release()
+        self.group.mesh_info = self.group.post_forward_mesh_info = self.mesh_after_forward = None
+        self.state = self.group = self.fetch = self.on_gathered = None
 
 
 class UnitReduction:
@@ -291,23 +314,26 @@ class UnitReduction:
     def give(self, scale: float) -> None:
         """Give each piece its part of the mean, divided by the scale."""
         for name in self.unit.learning:
-            part = self.unit.parts[name]
-            own = part.sharded_param.grad.to_local().view(-1)
-            part.piece.grad = own if scale == 1 else own.mul_(1 / scale)
-            part.sharded_param.grad = None
+            weight = self.unit.everything[name]
+            own = weight.sharded_param.grad.to_local().view(-1)
+            weight.piece.grad = own if scale == 1 else own.mul_(1 / scale)
+            weight.sharded_param.grad = None
 
 
 def wrap(
     root: nn.Module,
     blocks: Sequence[nn.Module],
     parameters: Mapping[str, nn.Parameter],
-    playing: Callable[[], bool],
-    **settings: Any,
+    learning: Collection[str],
+    before_call: Callable[[], None],
+    hooks_on: Callable[[], bool],
+    settings: Mapping[str, Any],
 ) -> tuple[list[Unit], list[Any]]:
     """Let FSDP2 shard these parameters of a network. Returns the units, that of the root first, and hooks to remove.
 
-    Each block is a unit of its own; the root's has what is left. FSDP2's hooks work while `playing()`. When this
-    returns, the modules are as they were, but for hooks: they have the author's parameters and their own classes.
+    Each block is a unit of its own; the root's has what is left. FSDP2's hooks work while `hooks_on()`, and
+    `before_call` comes before them. When this returns, the modules are as they were, but for hooks: they have the
+    author's parameters and their own classes. `settings` are those of torch's `fully_shard`.
     """
     classes = {module: type(module) for module in (*blocks, root)}
     with _stand_ins(root, blocks, parameters) as (authors, ignored, tied):
@@ -320,12 +346,13 @@ def wrap(
     for module, state in states.items():
         module.__class__ = classes[module]
         _module_state_mapping.pop(module, None)
-        hooks += _hooks(module, state, playing)
+        hooks += _hooks(module, state, before_call, hooks_on)
     for module in root.modules():
         for key in (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params"):
             vars(module).pop(key, None)
     names = {id(parameter): name for name, parameter in parameters.items()}
-    return [Unit(state, group, names, authors) for state in states.values() for group in _groups(state)], hooks
+    groups = [(state, group) for state in states.values() for group in _groups(state)]
+    return [Unit(state, group, names, authors, learning) for state, group in groups], hooks
 
 
 @contextmanager
@@ -334,9 +361,10 @@ def _stand_ins(
 ) -> Iterator[tuple[dict[nn.Module, dict[str, nn.Parameter]], set[nn.Parameter], set[nn.Parameter]]]:
     """Inside the `with`, other objects stand in the author's places, which FSDP2 may replace.
 
-    They have at least one dimension, and are contiguous: FSDP2 asks for it. Those of several blocks stand in the root
-    too, because FSDP2 does not look for the root's in blocks. The values are the author's parameters by module and
-    name, the parameters that are not to be sharded, and those of several blocks.
+    They have at least one dimension, and are contiguous: FSDP2 asks for it. A parameter of several blocks is also put
+    into the root, under a made-up name, because FSDP2 looks for the root's parameters outside of blocks only. The
+    values are the author's parameters by module and name, the parameters that are not to be sharded, and those of
+    several blocks.
     """
     own = {id(parameter): parameter for parameter in parameters.values()}
     authors = {
@@ -380,16 +408,17 @@ def _groups(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
-def _hooks(module: nn.Module, state: Any, playing: Callable[[], bool]) -> list[Any]:
-    """FSDP2's hooks of a module, but only while `playing()`: between phases it must gather nothing."""
+def _hooks(module: nn.Module, state: Any, before_call: Callable[[], None], hooks_on: Callable[[], bool]) -> list[Any]:
+    """FSDP2's hooks of a module, but only while `hooks_on()`: between phases it must gather nothing."""
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return state._pre_forward(module, args, kwargs) if playing() else None
+        before_call()
+        return state._pre_forward(module, args, kwargs) if hooks_on() else None
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return state._post_forward(module, args, output) if playing() else None
+        return state._post_forward(module, args, output) if hooks_on() else None
 
     return [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from strategies import private
-from strategies.sharding.fsdp_units import wrap
+from strategies.sharding.fsdp_units import Unit, wrap
 from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.saved_tensors import places_in
@@ -23,21 +24,21 @@ from strategies.sharding.versions import end_graphs
 
 
 class FullyShard(Storage):
-    """The weights are rows of FSDP2's, of which this rank owns its part; whole in the phases that read them.
+    """FSDP2 shards each weight by rows, and a phase gathers a unit when it needs it.
 
     [Note: what FSDP2 does not see]
-    FSDP2 gathers a unit when its module is called, and frees it when the call or its backward has ended. Four things it
-    would not notice, so they are done here:
+    FSDP2 gathers a unit when its module is called, and frees it when the call, or its backward, has ended. Four things
+    it would not notice, so they are done here:
 
-    - A weight that is read outside of a call of its module: by a method of the network, by another module, after the
+    - A weight may be read outside of a call of its module: by a method of the network, by another module, after the
       call. Then its unit is gathered at that moment, and stays whole until the phase ends.
-    - A graph that needs a weight when FSDP2 has freed it, or that is older than the weight: autograd saves places of
-      weights, and not weights (see saved_tensors.py).
-    - Gradients. FSDP2 reduces a unit as often as its module was called, and in the order of this rank's backward. A
-      weight that one rank's loss does not reach would end it. So each unit is reduced once in a phase, with zeros for
-      such weights, in the same order on all ranks.
-    - A phase of second order: FSDP2 frees weights that the second backward needs. There its hooks rest, and every unit
-      stays whole until the phase ends.
+    - Backward may need a weight that FSDP2 has freed, or that has changed since the forward. So autograd saves the
+      weight's place (see saved_tensors.py): it is gathered again, or the error is torch's.
+    - If one rank has no gradient for a weight, the ranks' reductions do not match, and the run fails. FSDP2 also
+      reduces a unit as often as its module was called. So each unit is reduced once in a phase, with zeros for such
+      weights, in the same order on all ranks.
+    - In a phase of second order FSDP2 frees weights that the second backward needs. There its hooks do nothing: a
+      learner is gathered before the phase, another player when it is first read, and both stay whole until it ends.
     """
 
     def __init__(
@@ -47,26 +48,35 @@ class FullyShard(Storage):
         root: nn.Module,
         blocks: Sequence[nn.Module],
         readers: Sequence[nn.Module],
-        group: Any,
+        group: dist.ProcessGroup,
         **settings: Any,
     ) -> None:
         """`group` has the ranks that together own the player once. `settings` are those of torch's `fully_shard`."""
         super().__init__(weights)
-        self.group, self.readers, self.released = group, readers, False
-        self.playing = self.calling = False  # in a phase; and FSDP2's hooks work in it
-        self.at_once = False  # in a phase whose first read gathers everything
-        self.order: list[int] | None = []  # the units that this phase has gathered, in order; None if nobody asks
-        parameters = {**weights, **others}
-        self.units, self.hooks = wrap(root, blocks, parameters, self._called, **settings)
-        self.of: dict[int, int] = {}  # the number of a parameter's unit, by its id
+        self.group, self.readers = group, readers
+        self.playing = False  # in a phase
+        self.hooks_on = False  # FSDP2's hooks work, in a phase of first order
+        self.gather_all_next = False  # the next read or call gathers everything
+        self.order: list[int] | None = []  # the units that this phase has gathered; None if the order does not matter
+        self.released = False
+        self.units, self.hooks = wrap(
+            root,
+            blocks,
+            {**weights, **others},
+            learning=weights.keys(),
+            before_call=self._before_call,
+            hooks_on=lambda: self.hooks_on,
+            settings=settings,
+        )
+        self.unit_of: dict[int, Unit] = {}  # by a parameter's id
         for number, unit in enumerate(self.units):
-            unit.number, unit.learning = number, [name for name in unit.parts if name in weights]
-            unit.fetch = partial(self._fetch, number)
-            unit.told = partial(self._gathered, number)
-            self.of.update({id(part.author): number for part in unit.parts.values()})
-        self.parts = {name: part for unit in self.units for name, part in unit.parts.items()}
+            unit.fetch = partial(self._fetch, unit)
+            unit.on_gathered = partial(self._note, number)
+            self.unit_of.update({id(weight.author): unit for weight in unit.everything.values()})
+        self.everything = {name: weight for unit in self.units for name, weight in unit.everything.items()}
         self.learning = [unit for unit in self.units if unit.learning]
-        self.owned = {name: self.parts[name].piece for name in weights if self.parts[name].piece.numel()}
+        pieces = {name: self.everything[name].piece for name in weights}
+        self.owned = {name: piece for name, piece in pieces.items() if piece.numel()}
         listen(readers, self._read)
 
     @property
@@ -80,17 +90,17 @@ class FullyShard(Storage):
     # ---- in a phase ----
 
     @contextmanager
-    def during(self, phase: str, whole: bool, second_order: bool, now: bool) -> Iterator[None]:
+    def during(self, phase: str, whole: bool, second_order: bool, at_start: bool) -> Iterator[None]:
         """A context around a phase. `whole`: the first read gathers everything, which stays until the phase ends.
 
-        `now`: it is gathered at the start. After an error it waits for no rank.
+        `at_start`: it is gathered at the start. After an error it waits for no rank.
         """
-        self.playing, self.calling, self.at_once = True, not second_order, whole
+        self.playing, self.hooks_on, self.gather_all_next = True, not second_order, whole
         self.order = None if whole else []
         for unit in self.units:
-            if unit.of_root:  # FSDP2 keeps it from forward to backward; here also from one micro-batch to the next
-                unit.hold()
-        if now:
+            if unit.is_root:  # FSDP2 keeps it from forward to backward; here also from one micro-batch to the next
+                unit.keep_whole()
+        if at_start:
             self._gather_all()
             for unit in self.units:
                 unit.unshard()
@@ -98,65 +108,61 @@ class FullyShard(Storage):
             with places_in(phase, saved=not second_order):
                 yield
         finally:
-            self.playing = self.calling = self.at_once = False
+            self.playing = self.hooks_on = self.gather_all_next = False
         for unit in self.units:
             unit.end_phase()
         if second_order:
-            end_graphs([part.author for part in self.parts.values()])
+            end_graphs([weight.author for weight in self.everything.values()])
 
     @contextmanager
     def resting(self) -> Iterator[None]:
         """Inside the `with`, also during a phase, neither reads nor calls gather or free anything."""
-        before = self.playing, self.calling
-        self.playing = self.calling = False
+        before = self.playing, self.hooks_on
+        self.playing = self.hooks_on = False
         try:
             yield
         finally:
-            self.playing, self.calling = before
+            self.playing, self.hooks_on = before
 
     def check_code(self) -> int | None:
         """A number made from the order of this phase's gathers, to compare between ranks; None if all stay whole."""
         return None if self.order is None else zlib.crc32(repr(self.order).encode())
 
+    def _before_call(self) -> None:
+        """A module is called for which FSDP2 would gather."""
+        if self.hooks_on and self.gather_all_next:
+            self._gather_all()
+
     def _read(self, weights: Iterable[nn.Parameter]) -> None:
         """See [Note: what FSDP2 does not see]."""
         if not self.playing or torch.compiler.is_compiling():
             return
-        for weight in weights:
-            number = self.of.get(id(weight))
-            if number is not None:
+        for unit in dict.fromkeys(unit for weight in weights if (unit := self.unit_of.get(id(weight))) is not None):
+            if self.gather_all_next:
                 self._gather_all()
-                if not (self.calling and self.units[number].running):
-                    self._hold(number)
-
-    def _called(self) -> bool:
-        """Whether FSDP2's hooks work now, of which one asks."""
-        if self.calling:
-            self._gather_all()
-        return self.calling
+            if not (self.hooks_on and unit.running):
+                self._gather_and_keep(unit)
 
     def _gather_all(self) -> None:
-        """If this is the first read in a phase for which all stay whole: gather all, in the same order on all ranks."""
-        if self.at_once:
-            self.at_once = False
-            with private.outside_transforms():
-                for unit in self.units:
-                    unit.hold()
-                    unit.start_unshard()
+        """Start to gather all units, in the same order on all ranks. They stay whole until the phase ends."""
+        self.gather_all_next = False
+        with private.outside_transforms():
+            for unit in self.units:
+                unit.keep_whole()
+                unit.start_unshard()
 
-    def _fetch(self, number: int) -> None:
-        """Autograd needs a weight: one that FSDP2 has gathered for this backward, or else until the phase ends."""
-        if not self.units[number].unsharded:
-            self._hold(number)
+    def _fetch(self, unit: Unit) -> None:
+        """Autograd needs a weight of it. FSDP2 has gathered it for this backward, or else it is gathered here."""
+        if not unit.unsharded:
+            self._gather_and_keep(unit)
 
-    def _hold(self, number: int) -> None:
-        unit = self.units[number]
-        unit.hold()
+    def _gather_and_keep(self, unit: Unit) -> None:
+        unit.keep_whole()
         if not unit.unsharded:
             with private.outside_transforms():
                 unit.unshard()
 
-    def _gathered(self, number: int) -> None:
+    def _note(self, number: int) -> None:
         if self.playing and self.order is not None:
             self.order.append(number)
 
@@ -173,14 +179,14 @@ class FullyShard(Storage):
 
     def shards_changed(self, others: bool = False) -> None:
         for unit in self.units:
-            unit.shards_changed(unit.parts if others else unit.learning)
+            unit.shards_changed(unit.everything if others else unit.learning)
 
     def keep_writes(self) -> None:
-        for part in self.parts.values():
-            part.keep_writes()
+        for weight in self.everything.values():
+            weight.keep_writes()
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
-        self.keep_writes()
+        self.reshard()  # also what is still on its way, with the old values
         optimizer.step()
         self.shards_changed()
 
@@ -190,14 +196,14 @@ class FullyShard(Storage):
             piece.grad = None
 
     def held(self) -> list[Tensor]:
-        return [*super().held(), *(self.parts[name].shard for name in self.weights)]
+        return [*super().held(), *(self.everything[name].shard for name in self.weights)]
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         self.keep_writes()
-        return {part.author: part.share() for part in self.parts.values()}
+        return {weight.author: weight.share() for weight in self.everything.values()}
 
     def share_of(self, name: str, tensor: Tensor) -> Share:
-        return replace(self.parts[name].share(), tensor=tensor)
+        return replace(self.everything[name].share(), tensor=tensor)
 
     def release(self) -> None:
         for hook in self.hooks:
@@ -218,19 +224,19 @@ class FullyShardReduction(ReduceScatter):
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         places = {number: place for place, number in enumerate(dict.fromkeys(self.storage.order or ()))}
-        # Units that the phase has not gathered come last: they wait for gradients until backward has ended.
-        late = {turn: -places.get(unit.number, -1) for turn, unit in enumerate(self.buckets)}
-        self.turns = sorted(reversed(late), key=late.__getitem__)
+        numbers = {id(unit): number for number, unit in enumerate(self.storage.units)}
+        # Units that were not gathered come last, so that they do not hold up the others.
+        latest = {index: -places.get(numbers[id(unit)], -1) for index, unit in enumerate(self.buckets)}
+        self.in_turn = sorted(reversed(latest), key=latest.__getitem__)
         return super().arm(loss, last)
 
     def finish(self, scale: float) -> Tensor:
-        while len(self._pending) < len(self.buckets):
-            self._start_next()
+        self._start_all()
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # FSDP2 reduces, and offloads, on streams of its own
         return super().finish(scale)
 
 
-def mesh_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+def mesh_of(group: dist.ProcessGroup, device: torch.device) -> DeviceMesh:
     """A row of the ranks of a group, as FSDP2 asks for it."""
-    return dist.device_mesh.DeviceMesh.from_group(group, device.type)
+    return DeviceMesh.from_group(group, device.type)

@@ -1,34 +1,63 @@
-"""The reduction of zero2 and zero3: a reduce-scatter of each bucket while backward still runs."""
+"""The reduction of zero2, zero3 and fsdp: a reduce-scatter of each bucket while backward still runs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.errors import UserError
-from strategies.sharding.bucket import PendingReduction
 from strategies.sharding.reduction import Reduction, unreached
-from strategies.sharding.storage import Buckets
+from strategies.sharding.storage import Storage
+
+
+class Reduced(Protocol):
+    """A bucket whose reduction is on its way."""
+
+    def wait(self) -> Any:
+        """Wait until it has ended."""
+
+    def give(self, scale: float) -> None:
+        """Give each piece its part of the mean, divided by the scale."""
+
+
+class Reducible(Protocol):
+    """A bucket: weights whose gradients are reduced together."""
+
+    weights: Mapping[str, nn.Parameter]
+
+    def reduce_scatter(self) -> Reduced:
+        """Start to average the gradients over the ranks, and drop them."""
+
+
+class ShardedStorage(Protocol):
+    """A storage of such buckets."""
+
+    learning: Sequence[Reducible]
+    group: Any  # the ranks that together own the weights once
 
 
 class ReduceScatter(Reduction):
     """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
     As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order
-    on all ranks, the last bucket first. A bucket that is not ready during the backward is reduced after it.
+    on all ranks, `in_turn`: the last bucket first, if a subclass does not say otherwise. A bucket that is not ready
+    during the backward is reduced after it.
     """
 
-    def __init__(self, storage: Buckets, device: torch.device, group: dist.ProcessGroup, what: str) -> None:
+    storage: ShardedStorage
+
+    def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup, what: str) -> None:
         """`what` names player and policy in an error; `group` has all ranks."""
         super().__init__(storage, device)
         self.buckets, self.group, self.what = storage.learning, group, what
-        self.turns = list(reversed(range(len(self.buckets))))  # the numbers of the buckets, in the order of reduction
+        self.in_turn = list(reversed(range(len(self.buckets))))  # the numbers of the buckets, in the order of reduction
         self.reached: set[str] = set()
         self._stepped: Sequence[nn.Parameter] = ()
         self._missing: list[set[str]] = []  # for each bucket, the weights that have no gradient yet
-        self._pending: list[PendingReduction] = []
+        self._pending: list[Reduced] = []
         self._reducing = False
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._saw_gradient, number, name))
@@ -64,18 +93,21 @@ class ReduceScatter(Reduction):
 
     @property
     def _next(self) -> int:
-        return self.turns[len(self._pending)]
+        return self.in_turn[len(self._pending)]
 
     def _start_next(self) -> None:
         if len(self._pending) > 1:
             self._pending[-2].wait()  # at most two at once: each holds a bucket of whole gradients
         self._pending.append(self.buckets[self._next].reduce_scatter())
 
-    def finish(self, scale: float) -> Tensor:
-        """Reduce the remaining buckets. One all-reduce makes the norms of whole weights from those of their pieces."""
+    def _start_all(self) -> None:
         self._reducing = False
         while len(self._pending) < len(self.buckets):
             self._start_next()
+
+    def finish(self, scale: float) -> Tensor:
+        """Reduce the remaining buckets. One all-reduce makes the norms of whole weights from those of their pieces."""
+        self._start_all()
         for reduction in self._pending:
             reduction.give(scale)
         self._pending = []
@@ -96,7 +128,7 @@ class ReduceScatter(Reduction):
         self.hooks, self.group = [], None
 
 
-def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+def norms_of_pieces(storage: Storage, group: dist.ProcessGroup, device: torch.device) -> Tensor:
     """The norm of each whole weight's gradient, by one all-reduce of 8 bytes a weight."""
     numbers = {name: number for number, name in enumerate(storage.weights)}
     squares = torch.zeros(len(numbers), dtype=torch.float64, device=device)
@@ -109,7 +141,7 @@ def norms_of_pieces(storage: Buckets, group: dist.ProcessGroup, device: torch.de
 
 
 def drop_unreached(
-    storage: Buckets, norms: Tensor, reached: set[str], group: dist.ProcessGroup
+    storage: Storage, norms: Tensor, reached: set[str], group: dist.ProcessGroup
 ) -> Sequence[nn.Parameter]:
     """Drop the zero gradients of weights that no rank's loss reached. Returns the weights that were reached."""
     names = unreached(list(storage.weights), norms, reached, group)

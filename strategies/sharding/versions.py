@@ -1,9 +1,9 @@
 """How often a tensor was written, as autograd counts it.
 
 [Note: ended graphs]
-Where weights must stay whole for a phase, autograd saves the weights themselves. When they are resharded, backward in
-such a graph must be an error from then on. So their versions are raised, as if they had been written. They were not:
-a graph that has saved places, or a block that recompute will run again, may go on. `version_of` leaves these out.
+In a phase of second order autograd saves sharded weights themselves, and not their places. After the phase, backward
+in such a graph must be an error. So each weight's version is raised, as if it was written. `version_of` leaves this
+out, because saved places and recompute may still use the weight.
 """
 
 from collections.abc import Sequence

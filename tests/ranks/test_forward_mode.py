@@ -108,9 +108,10 @@ def failure(game, policy):
     return None
 
 
-def test_another_graph_of_it_is_an_error_and_never_wrong(ranks):
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_another_graph_of_it_is_an_error_and_never_wrong(policy, ranks):
     assert ranks(2).run(failure, ByHand, "zero2") == [None, None]
-    for message in ranks(2).run(failure, ByHand, "zero3"):
+    for message in ranks(2).run(failure, ByHand, policy):
         assert "has been modified by an inplace operation" in message
 
 
@@ -121,6 +122,17 @@ def unended():
 
 def test_the_control_that_lets_graphs_live_does_not_notice(ranks):
     assert ranks(2).run(unended) == [None, None]
+
+
+def unended_under_fsdp():
+    with mock.patch("strategies.sharding.fully_shard.end_graphs"):
+        return failure(ByHand, "fsdp")
+
+
+def test_the_control_under_fsdp_fails_in_other_words(ranks):
+    """FSDP2 has freed the memory that the graph needs."""
+    for message in ranks(2).run(unended_under_fsdp):
+        assert "inplace" not in message and "storage" in message
 
 
 # ---- refusals ----

@@ -32,24 +32,25 @@ class Network(nn.Module):
 
 def wrapped(network, mesh, playing=lambda: False, leave=()):
     parameters = {name: each for name, each in network.named_parameters() if name not in leave}
-    return wrap(network, [network.one, network.two], parameters, playing, mesh=mesh)
+    blocks = [network.one, network.two]
+    return wrap(network, blocks, parameters, parameters, lambda: None, playing, {"mesh": mesh})
 
 
 def test_a_parameter_of_two_blocks_is_the_roots(mesh):
     units, _ = wrapped(Network(), mesh)
-    assert [sorted(unit.parts) for unit in units] == [
+    assert [sorted(unit.everything) for unit in units] == [
         ["alone.bias", "alone.weight", "one.bias", "scale"],
         ["one.weight"],
         ["two.weight"],
     ]
-    assert [unit.of_root for unit in units] == [True, False, False]
+    assert [unit.is_root for unit in units] == [True, False, False]
 
 
 def test_a_parameter_that_another_player_stores_is_left_alone(mesh):
     network = Network()
     weight = network.two.weight
     units, _ = wrapped(network, mesh, leave=["two.weight"])
-    assert "two.weight" not in {name for unit in units for name in unit.parts}
+    assert "two.weight" not in {name for unit in units for name in unit.everything}
     assert network.two.weight is weight
     assert torch.isfinite(weight).all()
 
@@ -79,7 +80,7 @@ def test_what_is_written_comes_back_and_what_shards_say_counts_more(mesh):
     root.reshard()
     root.unshard()
     assert network.scale == 7
-    root.parts["scale"].shard.fill_(9)
+    root.everything["scale"].shard.fill_(9)
     root.shards_changed(["scale"])
     root.unshard()
     assert network.scale == 9
