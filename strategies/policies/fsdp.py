@@ -45,22 +45,18 @@ class Fsdp(Sharded):
     takes = (Sharded.takes | {"bf16", "whole"}) - {"compile"}
 
     def make_storage(self) -> Storage:
-        # A player that follows another one is laid out like it.
-        like = self if self.followed is None else self.followed
-        own = self.belongings.parameters
-        everything = {name: own[name] for name in like.belongings.parameters if name in own}
-        if self.world.size == 1 or not everything:
+        weights, others = self.weights_and_others()
+        if self.world.size == 1 or not (weights or others):
             return super().make_storage()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
-        kinds = sorted(str(kind).removeprefix("torch.") for kind in {each.dtype for each in everything.values()})
+        dtypes = {each.dtype for each in (*weights.values(), *others.values())}
+        kinds = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
         if len(kinds) > 1:
             raise UserError(
                 f"player '{self.player.name}': its weights are {' and '.join(kinds)}, and FSDP2 gathers one kind of "
                 f"numbers; type --strategy {self.player.name}=zero3,*={self.name}"
             )
-        weights = {name: everything[name] for name in like.weights}
-        others = {name: parameter for name, parameter in everything.items() if name not in weights}
         gpu = self.world.device.type != "cpu"
         half = "bf16" in self.options
         return FullyShard(

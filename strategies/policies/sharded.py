@@ -1,9 +1,10 @@
-"""What zero1, zero2 and zero3 have in common: each rank owns an equal share of a player's elements."""
+"""What zero1, zero2, zero3 and fsdp have in common: each rank owns a part of a player's elements."""
 
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.errors import UserError
@@ -20,8 +21,8 @@ class Sharded(Policy):
     node, or among N neighbours, and each of these groups has a copy. Weights are gathered within the group; gradients
     are averaged over all ranks.
 
-    It is written by hand, because torch's ZeroRedundancyOptimizer gives each rank whole weights, so that some ranks
-    hold more than others.
+    The zero policies are written by hand, because torch's ZeroRedundancyOptimizer gives each rank whole weights, so
+    that some ranks hold more than others.
     """
 
     max_ranks = None
@@ -32,6 +33,16 @@ class Sharded(Policy):
         if self.world.size == 1 or not self.weights:
             return super().make_storage()
         return Buckets(self.weights, self.sharing)
+
+    def weights_and_others(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+        """All parameters that the player stores: those that learn, and the others.
+
+        A player that follows another one is laid out like it.
+        """
+        like, own = self if self.followed is None else self.followed, self.belongings.parameters
+        there = {name: own[name] for name in like.belongings.parameters if name in own}
+        others = {name: parameter for name, parameter in there.items() if name not in like.weights}
+        return {name: there[name] for name in like.weights}, others
 
     @cached_property
     def sharing(self) -> Sharing:

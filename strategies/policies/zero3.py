@@ -47,18 +47,13 @@ class Zero3(Zero2):
         self.on_read: UnshardOnRead | None = None
 
     def make_storage(self) -> Storage:
-        # A player that follows another one is laid out like it.
-        like = self if self.followed is None else self.followed
-        own = self.belongings.parameters
-        everything = {name: own[name] for name in like.belongings.parameters if name in own}
-        if self.world.size == 1 or not everything:
+        weights, others = self.weights_and_others()
+        if self.world.size == 1 or not (weights or others):
             return super().make_storage()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")
-        weights = {name: everything[name] for name in like.weights}
-        others = {name: parameter for name, parameter in everything.items() if name not in weights}
         storage = Buckets(weights, self.sharing, others)
-        self.on_read = UnshardOnRead(everything.values(), readers, storage)
+        self.on_read = UnshardOnRead([*weights.values(), *others.values()], readers, storage)
         return storage
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
