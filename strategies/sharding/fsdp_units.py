@@ -378,16 +378,22 @@ def _stand_ins(
     added = {f"of_several_blocks_{number}": own[key] for number, key in enumerate(_tied(authors, blocks))}
     authors[root] |= added
     for module, there in authors.items():
-        module._parameters.update({name: made[id(each)] for name, each in there.items()})
+        _set(module, {name: made[id(each)] for name, each in there.items()})
     stand_ins = set(made.values())
     try:
         tied = {made[id(each)] for each in added.values()}
         yield authors, {each for each in root.parameters() if each not in stand_ins}, tied
     finally:
         for module, there in authors.items():
-            module._parameters.update(there)
+            _set(module, there)
         for name in added:
             del root._parameters[name]
+
+
+def _set(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """By attributes, as FSDP2 does it: torch's RNNs keep a list of their parameters, which they change then."""
+    for name, parameter in parameters.items():
+        setattr(module, name, parameter)
 
 
 def _tied(authors: Mapping[nn.Module, Mapping[str, nn.Parameter]], blocks: Sequence[nn.Module]) -> list[int]:

@@ -112,3 +112,21 @@ def test_after_the_release_a_module_is_as_it_was(mesh):
         assert type(own) is type(other)
         assert vars(own).keys() == vars(other).keys()
     assert all(not vars(each) for each in network.parameters())
+
+
+class Recurrent(nn.Module):
+    """torch's GRU keeps a list of its parameters beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.GRU(3, 3), nn.GRU(3, 3)
+
+    def forward(self, x):
+        return self.two(self.one(x)[0])[0]
+
+
+def test_a_module_that_keeps_its_parameters_in_a_list_too(mesh):
+    network = Recurrent()
+    expected = network(torch.ones(2, 3)).detach()
+    wrapped(network, mesh, playing=lambda: True)
+    assert torch.equal(network(torch.ones(2, 3)), expected)
