@@ -21,6 +21,7 @@ from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows
 from strategies.ranks import Ranks
+from strategies.sharding.agreement import other_order
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,7 @@ def _check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> Non
     largest = torch.tensor([code, -code], device=next(iter(policies.values())).world.device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     if largest[0] != -largest[1]:
-        kinds = dict.fromkeys(f"{policies[name].name}+whole" for name in codes)
-        raise UserError(
-            f"phase '{phase.name}' read weights in another order on another rank; where layers are chosen by "
-            f"sample, type {' or '.join(kinds)}, which gathers a player once a phase"
-        )
+        raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
 
 
 def _is_finite(number: float) -> bool:

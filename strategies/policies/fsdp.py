@@ -66,6 +66,7 @@ class Fsdp(Sharded):
             self._blocks(),
             readers,
             self.sharing_group,
+            self.name,
             mesh=mesh_of(self.group, self.world.device) if self.mesh is None else self.mesh,
             mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
             if half

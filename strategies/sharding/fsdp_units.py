@@ -63,12 +63,14 @@ class FsdpWeight(FSDPParam):
                 self.use(self.all_gather_outputs[0][: self.author.numel()])
                 self.unit.weight_gathered(self)
 
-    def dtype(self, exact: bool) -> torch.dtype:
+    def dtype_in(self, exact: bool) -> torch.dtype:
         """Its own dtype, or (not `exact`) the one that phases compute in."""
         return self.orig_dtype if exact else self.param_dtype or self.orig_dtype
 
     def use(self, whole: Tensor) -> None:
         """Let the author's parameter use this memory."""
+        if self.whole is not None:
+            UNSHARDED.pop(self.whole.data_ptr(), None)
         show(self.author, whole)
         self.whole = whole
         if whole.numel():
@@ -203,11 +205,6 @@ class Unit:
     def unsharded(self) -> bool:
         return all(part.whole is not None for part in self.everything.values())
 
-    def whole_in(self, exact: bool) -> bool:
-        """Whether it is whole in its own dtype, or (not `exact`) in the one that phases compute in."""
-        weights = self.everything.values()
-        return self.unsharded and all(weight.whole.dtype == weight.dtype(exact) for weight in weights)
-
     def weight_gathered(self, weight: FsdpWeight) -> None:
         """FSDP2 has gathered one of its weights; the last one comes when all are there."""
         if weight is self.group.fsdp_params[-1]:
@@ -222,16 +219,18 @@ class Unit:
         self.group.unshard()
         self.group.wait_for_unshard()
 
-    def copy_whole(self, exact: bool) -> None:
-        """Gather the weights by one all-gather into other memory than FSDP2's.
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.everything.values())).device
 
-        FSDP2 resizes its memory, and cannot once code has a numpy view of it. `exact`: in their own dtype, also where
-        phases compute in another one.
+    def copy_whole(self, dtype: torch.dtype) -> None:
+        """Gather the weights by one all-gather into other memory than FSDP2's. The unit is resharded.
+
+        FSDP2 resizes its memory, and cannot once code has a numpy view of it.
         """
-        self.reshard()
         weights = list(self.everything.values())
         own = torch.cat([weight._sharded_param_data for weight in weights])
-        own = own.to(weights[0].device, weights[0].dtype(exact))
+        own = own.to(self.device, dtype)
         group = weights[0].mesh_info.shard_process_group
         of_ranks = own.new_empty(group.size(), own.numel())
         dist.all_gather_into_tensor(of_ranks.view(-1), own, group=group)
@@ -325,7 +324,7 @@ def wrap(
     blocks: Sequence[nn.Module],
     parameters: Mapping[str, nn.Parameter],
     learning: Collection[str],
-    before_call: Callable[[], None],
+    before_call: Callable[[nn.Module], None],
     hooks_on: Callable[[], bool],
     settings: Mapping[str, Any],
 ) -> tuple[list[Unit], list[Any]]:
@@ -414,13 +413,15 @@ def _groups(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
-def _hooks(module: nn.Module, state: Any, before_call: Callable[[], None], hooks_on: Callable[[], bool]) -> list[Any]:
+def _hooks(
+    module: nn.Module, state: Any, before_call: Callable[[nn.Module], None], hooks_on: Callable[[], bool]
+) -> list[Any]:
     """FSDP2's hooks of a module, but only while `hooks_on()`: between phases it must gather nothing."""
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before_call()
+        before_call(module)
         return state._pre_forward(module, args, kwargs) if hooks_on() else None
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from strategies import private
+from strategies.sharding.agreement import agree_on_gather
 from strategies.sharding.fsdp_units import Unit, wrap
 from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.reduce_scatter import ReduceScatter
@@ -49,14 +50,21 @@ class FullyShard(Storage):
         blocks: Sequence[nn.Module],
         readers: Sequence[nn.Module],
         group: dist.ProcessGroup,
+        policy: str,
         **settings: Any,
     ) -> None:
-        """`group` has the ranks that together own the player once. `settings` are those of torch's `fully_shard`."""
+        """`group` has the ranks that together own the player once; `policy` is a name, for errors.
+
+        `settings` are those of torch's `fully_shard`.
+        """
         super().__init__(weights)
-        self.group, self.readers = group, readers
+        self.group, self.readers, self.policy = group, readers, policy
         self.playing = False  # in a phase
         self.hooks_on = False  # FSDP2's hooks work, in a phase of first order
         self.gather_all_next = False  # the next read or call gathers everything
+        self.copied: torch.dtype | None = None  # the dtype of whole copies between `unshard` and `reshard`
+        self.phase = ""  # the one that is played
+        self.agreed: set[str] = set()  # the phases in which ranks have agreed on the order
         self.order: list[int] | None = []  # the units that this phase has gathered; None if the order does not matter
         self.released = False
         self.units, self.hooks = wrap(
@@ -85,7 +93,8 @@ class FullyShard(Storage):
 
     @property
     def unsharded(self) -> bool:
-        return self.released or all(unit.unsharded for unit in self.units)
+        """Whether there are whole copies. What FSDP2 has gathered does not count: it may differ between ranks."""
+        return self.released or self.copied is not None
 
     # ---- in a phase ----
 
@@ -96,7 +105,7 @@ class FullyShard(Storage):
         `at_start`: it is gathered at the start. After an error it waits for no rank.
         """
         self.playing, self.hooks_on, self.gather_all_next = True, not second_order, whole
-        self.order = None if whole else []
+        self.order, self.phase = None if whole else [], phase
         for unit in self.units:
             if unit.is_root:  # FSDP2 keeps it from forward to backward; here also from one micro-batch to the next
                 unit.keep_whole()
@@ -109,6 +118,8 @@ class FullyShard(Storage):
                 yield
         finally:
             self.playing = self.hooks_on = self.gather_all_next = False
+        self.agreed.add(phase)
+        self.copied = None
         for unit in self.units:
             unit.end_phase()
         if second_order:
@@ -128,10 +139,15 @@ class FullyShard(Storage):
         """A number made from the order of this phase's gathers, to compare between ranks; None if all stay whole."""
         return None if self.order is None else zlib.crc32(repr(self.order).encode())
 
-    def _before_call(self) -> None:
+    def _before_call(self, module: nn.Module) -> None:
         """A module is called for which FSDP2 would gather."""
-        if self.hooks_on and self.gather_all_next:
+        if not self.hooks_on:
+            return
+        if self.gather_all_next:
             self._gather_all()
+        for unit in self.units:
+            if module in unit.group.modules and not unit.unsharded:
+                self._agree(unit)
 
     def _read(self, weights: Iterable[nn.Parameter]) -> None:
         """See [Note: what FSDP2 does not see]."""
@@ -160,7 +176,13 @@ class FullyShard(Storage):
         unit.keep_whole()
         if not unit.unsharded:
             with private.outside_transforms():
+                self._agree(unit)
                 unit.unshard()
+
+    def _agree(self, unit: Unit) -> None:
+        """Before a gather, the first time that a phase is played, where ranks may go different ways."""
+        if self.order is not None and self.phase not in self.agreed:
+            agree_on_gather(self.units.index(unit), self.group, unit.device, self.phase, self.policy)
 
     def _note(self, number: int) -> None:
         if self.playing and self.order is not None:
@@ -169,15 +191,20 @@ class FullyShard(Storage):
     # ---- whole weights ----
 
     def unshard(self, exact: bool = False) -> None:
-        for unit in self.units:
-            if not self.released and not unit.whole_in(exact):
-                unit.copy_whole(exact)
+        dtype = next(iter(self.everything.values())).dtype_in(exact) if not self.released else None
+        if self.copied != dtype:
+            self.reshard()
+            for unit in self.units:
+                unit.copy_whole(dtype)
+            self.copied = dtype
 
     def reshard(self) -> None:
+        self.copied = None
         for unit in () if self.released else self.units:
             unit.reshard()
 
     def shards_changed(self, others: bool = False) -> None:
+        self.copied = None
         for unit in self.units:
             unit.shards_changed(unit.everything if others else unit.learning)
 

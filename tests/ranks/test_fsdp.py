@@ -282,7 +282,7 @@ class Chosen(Odd):
 
     def chosen(self, batch):
         x = self.judge.stem(batch["x"])
-        for number in (1, 2) if dist.get_rank() == 0 else (2, 1):
+        for number in (0, 1) if dist.get_rank() == 0 else (1, 0):  # of different sizes
             x = self.judge.blocks[number](x)
         return x.square().mean()
 
@@ -307,14 +307,35 @@ class SomeBlocks(Odd):
         return torch.where(first, through, x).square().mean()
 
 
+class Hooked(SomeBlocks):
+    """A hook that wants whole gradients, before all ranks have waited for all gathers."""
+
+    def on_before_optimizer_step(self, optimizer):
+        self.seen = [weight.grad.norm() for weight in self.judge.parameters() if weight.grad is not None]
+
+
+class FewerBlocks(Chosen):
+    def chosen(self, batch):
+        x = self.judge.stem(batch["x"])
+        for number in (1, 2, 3) if dist.get_rank() == 0 else (1, 3):
+            x = self.judge.blocks[number](x)
+        return x.square().mean()
+
+
 def numbered(step):
     return {**vectors(step), "number": torch.arange(len(vectors(step)["x"]))}
 
 
-def test_a_block_that_one_rank_alone_reads_keeps_its_update(ranks):
+@pytest.mark.parametrize("game", [SomeBlocks, Hooked])
+def test_a_block_that_one_rank_alone_reads_keeps_its_update(game, ranks):
     """With `whole` its gather is still on its way on the other rank when the shards are stepped."""
-    found = ranks(2).run(train, SomeBlocks, numbered, "fsdp+whole", 2)
-    equals(found, ranks(2).run(train, SomeBlocks, numbered, "ddp", 2)[0])
+    found = ranks(2).run(train, game, numbered, "fsdp+whole", 2)
+    equals(found, ranks(2).run(train, game, numbered, "ddp", 2)[0])
+
+
+def test_a_rank_that_reads_fewer_weights_is_told_before_anybody_waits(ranks):
+    for message in ranks(2).run(refused, FewerBlocks, policy="fsdp", world=2, steps=1):
+        assert "phase 'judge' read weights in another order on another rank" in message
 
 
 class Failing(Odd):

@@ -33,7 +33,7 @@ class Network(nn.Module):
 def wrapped(network, mesh, playing=lambda: False, leave=()):
     parameters = {name: each for name, each in network.named_parameters() if name not in leave}
     blocks = [network.one, network.two]
-    return wrap(network, blocks, parameters, parameters, lambda: None, playing, {"mesh": mesh})
+    return wrap(network, blocks, parameters, parameters, lambda _: None, playing, {"mesh": mesh})
 
 
 def test_a_parameter_of_two_blocks_is_the_roots(mesh):
