@@ -116,7 +116,9 @@ class DeepSpeed3(DeepSpeed2):
             refuse_compiled_by_author(self.player, self.belongings.readers, self.name, f"zero3+compile,*={self.name}")
         storage = super().make_storage()
         if isinstance(storage, Engine):
-            self.on_read = UnshardOnRead(self.belongings.parameters.values(), self.belongings.readers, storage)
+            self.on_read = UnshardOnRead(
+                self.belongings.parameters.values(), self.belongings.readers, storage, self.name
+            )
         return storage
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:

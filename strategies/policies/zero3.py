@@ -33,8 +33,9 @@ class Zero3(Zero2):
     the phase, and another player when it is first read. Both stay whole until the phase ends, so each weight moves
     once. (FSDP2 fails there, pytorch #172543.) The same is done for a compiled player, for a player of a few buckets,
     which would save no memory, and with the option `whole`. That option is for networks in which the sample decides
-    which layers run, so that ranks read different weights. Without `whole` that is an error. If one rank reads fewer
-    weights than another, they wait for each other until the process group's timeout, as under FSDP.
+    which layers run, so that ranks read different weights. Without `whole` that is an error: the first time that a
+    phase is played, ranks agree on each gather. If they go different ways only later, the error comes at the end of the
+    phase, or they wait for each other until the process group's timeout.
     """
 
     name = "zero3"
@@ -53,7 +54,7 @@ class Zero3(Zero2):
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")
         storage = Buckets(weights, self.sharing, others)
-        self.on_read = UnshardOnRead([*weights.values(), *others.values()], readers, storage)
+        self.on_read = UnshardOnRead([*weights.values(), *others.values()], readers, storage, self.name)
         return storage
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from strategies import private
+from strategies.sharding.agreement import agree_on_gather
 from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
@@ -40,8 +41,12 @@ class UnshardOnRead:
     that `GanModule.shared` makes can, because places are saved for it.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], modules: Sequence[nn.Module], storage: Storage) -> None:
-        self.modules, self.storage, self.buckets = modules, storage, storage.buckets
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], modules: Sequence[nn.Module], storage: Storage, policy: str
+    ) -> None:
+        """`policy` is a name, for errors."""
+        self.modules, self.storage, self.buckets, self.policy = modules, storage, storage.buckets, policy
+        self.phase = ""  # the one that is played
         self.own = set(map(id, parameters))
         self.number = {id(w): number for number, bucket in enumerate(self.buckets) for w in bucket.weights.values()}
         for number, bucket in enumerate(self.buckets):
@@ -64,7 +69,7 @@ class UnshardOnRead:
 
         `places`: autograd saves places. Without it, all must stay whole: see [Note: torch.func.grad].
         """
-        self.piecewise, self.playing = piecewise, True
+        self.piecewise, self.playing, self.phase = piecewise, True, phase
         self.order, self.expected = [], self.before.get(phase, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.buckets)
         if now:
@@ -151,6 +156,8 @@ class UnshardOnRead:
 
     def _start(self, number: int) -> None:
         if self.buckets[number].work is None:
+            if self.phase not in self.before:
+                agree_on_gather(number, self.storage.group, self.buckets[number].device, self.phase, self.policy)
             self.order.append(number)
             self.buckets[number].start_unshard()
 

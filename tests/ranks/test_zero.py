@@ -433,6 +433,26 @@ def test_a_block_in_two_buckets_is_not_gathered_to_and_fro(ranks):
     assert ranks(2).run(gathers_of, Straddling, 1)[0][1] > 2 * buckets
 
 
+class Fewer(Deep):
+    """One rank leaves a layer out."""
+
+    def loss(self, batch):
+        x = nn.functional.pad(batch["x"], (0, 356))
+        for number in (0, 1, 2) if dist.get_rank() == 0 else (0, 2):
+            x = torch.tanh(self.teacher[number](x))
+        return self.net(x).mean()
+
+
+def reads_fewer(policy):
+    with mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+        return refused(Fewer, policy=policy, world=2, steps=1)
+
+
+def test_a_rank_that_reads_fewer_weights_is_told_before_anybody_waits(ranks):
+    for message in ranks(2).run(reads_fewer, "zero3"):
+        assert "phase 'net' read weights in another order on another rank" in message
+
+
 class Failing(Deep):
     def loss(self, batch):
         super().loss(batch)
