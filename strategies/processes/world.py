@@ -11,6 +11,7 @@ import pickle
 import signal
 import socket
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -130,6 +131,7 @@ def _serve(folder: Path, rank: int, ranks: int, port: int, function: Callable[..
     os.environ.update(NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
     os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
@@ -162,6 +164,12 @@ def _failure(rank: int, error: BaseException) -> Failure:
         follows=isinstance(error, RankLost),
         at=time.time(),
     )
+
+
+def _end_with_parent() -> None:
+    """A rank that waits in a collective would wait on when the process that has started it is killed."""
+    mp.parent_process().join()
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _end(process: BaseProcess) -> None:

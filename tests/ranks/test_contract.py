@@ -28,7 +28,7 @@ from tests.support.composite import MIXES, Composite, Sized
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
-from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, equals, snapshot, trainer
+from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, equals, often, snapshot, trainer
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
@@ -88,11 +88,12 @@ POLICY = [
     pytest.param(name, marks=pytest.mark.skipif(missing(name), reason=f"needs {POLICIES[name].package}"))
     for name in NAMES
 ]
+RARELY = {"deepspeed1", "deepspeed2"}  # `make test` tries them in tests/ranks/test_deepspeed.py only
 WORLDS = [  # `make test` tries one policy on four ranks, `make matrix` all
     pytest.param(
         name,
         world,
-        marks=[*each.marks, *([pytest.mark.slow] if world == 4 and name != "zero3" else [])],
+        marks=[*each.marks, *([pytest.mark.slow] if name in RARELY or (world == 4 and name != "zero3") else [])],
         id=f"{name}-{world}",
     )
     for each, name in zip(POLICY, NAMES, strict=True)
@@ -210,7 +211,7 @@ def needing(policies: Iterable[Any]) -> list[Any]:
     return [pytest.param(each, marks=[deepspeed] * ("deepspeed" in str(each)), id=str(each)) for each in policies]
 
 
-@pytest.mark.parametrize("policy", needing(MORE))
+@pytest.mark.parametrize("policy", often(needing(MORE), [*MIXES, "zero3+offload", "fsdp+offload"]))
 def test_mixes_and_options_train_as_one_device(policy, play, alone):
     equals(play(trained, policy, MORE[policy]), alone)
 

@@ -106,7 +106,7 @@ def alone():
     often(
         [
             ("fsdp", 2),
-            ("fsdp", 4),
+            pytest.param("fsdp", 4, marks=pytest.mark.slow),
             ("fsdp+whole", 2),
             ("fsdp+offload", 2),
             ("fsdp+recompute", 2),

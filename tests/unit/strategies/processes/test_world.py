@@ -1,7 +1,10 @@
 """Worlds of ranks for commands: results in order, and what is said of a rank that fails, hangs or dies."""
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +43,39 @@ def hangs():
     if dist.get_rank() == 1:
         world.here("step 3, phase 'judge'")
     time.sleep(60)
+
+
+def waits_in_vain(folder):
+    """The second rank waits for a collective that the first one never joins."""
+    (Path(folder) / f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
+    if dist.get_rank() == 1:
+        dist.barrier()
+    time.sleep(120)
+
+
+def alive(pid):
+    """A process that has ended is a zombie until somebody asks for its status."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_ranks_end_when_the_program_is_killed_that_has_started_them(tmp_path):
+    code = f"from {__name__} import *; call(waits_in_vain, {str(tmp_path)!r}, ranks=2, limit=100)"
+    program = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4])
+    assert until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+    time.sleep(0.2)  # until they are written, and one waits
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+    assert all(map(alive, pids))
+    program.kill()
+    program.wait()
+    assert until(lambda: not any(map(alive, pids)))
 
 
 def test_every_rank_returns_its_result():
