@@ -59,6 +59,7 @@ def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
     assert ended.left == []
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_comes_after_what_all_are_saving(tmp_path):
     settings = "--max-steps", "9", "--save-every", "2", "--check", "false", "--strategy", "ddp"
     ended = train(tmp_path, 2, *settings, victim=1, itself="error while it writes", patient=False)

@@ -67,7 +67,6 @@ ON_TWO = {
         for each in by_hand(*OF_TWO, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     ],
 }
-OFTEN = ("torchrun",)
 
 
 def c10d(port):
@@ -75,10 +74,10 @@ def c10d(port):
 
 
 def marked(name):
-    """The launcher, with the marks of its test."""
+    """The launcher, with the marks of its test. Other tests of `make test` start ranks by torchrun too."""
     program = name.split()[0]
     missing = pytest.mark.skipif(not FOUND.get(program, True), reason=f"{program} is not installed")
-    return pytest.param(name, marks=[missing, *([] if name in OFTEN else [slow])])
+    return pytest.param(name, marks=[missing, slow])
 
 
 @pytest.fixture(scope="module")
