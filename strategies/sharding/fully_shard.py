@@ -145,9 +145,10 @@ class FullyShard(Storage):
             return
         if self.gather_all_next:
             self._gather_all()
-        for unit in self.units:
-            if module in unit.group.modules and not unit.unsharded:
-                self._agree(unit)
+        if self.phase not in self.agreed:
+            for unit in self.units:
+                if module in unit.group.modules and not unit.unsharded:
+                    self._agree(unit)
 
     def _read(self, weights: Iterable[nn.Parameter]) -> None:
         """See [Note: what FSDP2 does not see]."""
