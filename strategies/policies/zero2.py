@@ -15,8 +15,8 @@ class Zero2(Sharded):
 
     Held on each rank: weights whole; gradients (whole while backward makes them), optimizer state and average / ranks.
 
-    It is written by hand, because torch has no reduction of gradients into shards without FSDP2, which shards the
-    weights too.
+    It is written by hand, because torch reduces gradients into shards in FSDP2 only, which shards the weights between
+    phases too.
     """
 
     name = "zero2"

@@ -269,11 +269,6 @@ class Engine(Storage):
         for piece in self.owned.values():
             piece.grad = None
 
-    def drop_gradients(self) -> None:
-        super().drop_gradients()
-        for piece in self.owned.values():
-            piece.grad = None
-
     def drop_reduced(self) -> None:
         """Remove the gradients of a skipped update from the engine, by a step without gradients."""
         if self._reduced:

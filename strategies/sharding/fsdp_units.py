@@ -203,7 +203,7 @@ class Unit:
 
     @property
     def unsharded(self) -> bool:
-        return all(part.whole is not None for part in self.everything.values())
+        return all(weight.whole is not None for weight in self.everything.values())
 
     def weight_gathered(self, weight: FsdpWeight) -> None:
         """FSDP2 has gathered one of its weights; the last one comes when all are there."""
@@ -390,7 +390,7 @@ def _stand_ins(
 
 
 def _set(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """By attributes, as FSDP2 does it: torch's RNNs keep a list of their parameters, which they change then."""
+    """Set them as attributes, as FSDP2 does, because torch's RNNs then change the list that they keep too."""
     for name, parameter in parameters.items():
         setattr(module, name, parameter)
 

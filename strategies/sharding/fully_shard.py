@@ -218,11 +218,6 @@ class FullyShard(Storage):
         optimizer.step()
         self.shards_changed()
 
-    def drop_gradients(self) -> None:
-        super().drop_gradients()
-        for piece in self.owned.values():
-            piece.grad = None
-
     def held(self) -> list[Tensor]:
         return [*super().held(), *(self.everything[name].shard for name in self.weights)]
 

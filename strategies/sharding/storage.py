@@ -62,6 +62,9 @@ class Storage:
         """No gradient stays from one phase to the next."""
         for weight in self.weights.values():
             weight.grad = None
+        if self.owned is not self.weights:
+            for piece in self.owned.values():
+                piece.grad = None
 
     def held(self) -> list[Tensor]:
         """The tensors that hold the learning weights between phases."""
@@ -161,11 +164,6 @@ class Buckets(Storage):
             autograd.graph.increment_version(stepped)
             for bucket in self.buckets:
                 bucket.up_to_date()
-
-    def drop_gradients(self) -> None:
-        super().drop_gradients()
-        for piece in self.owned.values():
-            piece.grad = None
 
     def held(self) -> list[Tensor]:
         return [*super().held(), *(bucket.shard for bucket in self.learning)]
