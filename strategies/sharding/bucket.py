@@ -283,13 +283,13 @@ class PendingReduction:
         self.bucket, self.copies = bucket, bucket.sharing.copies
         self.flat: Tensor | None = flat  # kept, because the collective reads it until it ends
         self.shard = torch.empty(bucket.length, dtype=flat.dtype, device=flat.device)
-        self.work = dist.reduce_scatter_tensor(self.shard, flat, group=bucket.sharing.group, async_op=True)
+        self.work: Any = dist.reduce_scatter_tensor(self.shard, flat, group=bucket.sharing.group, async_op=True)
 
     def wait(self) -> Tensor:
         """This rank's shard of the mean."""
         if self.flat is not None:
             self.work.wait()
-            self.flat = None
+            self.flat = self.work = None  # what waits for gloo's collective keeps its tensors too
             if self.copies is not None:
                 dist.all_reduce(self.shard.div_(dist.get_world_size(self.copies)), group=self.copies)
         return self.shard
@@ -302,10 +302,11 @@ class PendingReduction:
 
 def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:
     """Put weights into buckets, in their order. All weights of a bucket have the same dtype."""
-    return [Bucket(part, sharing) for part in _parts(weights)]
+    return [Bucket(part, sharing) for part in parts(weights)]
 
 
-def _parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
+def parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
+    """The weights of each bucket."""
     for dtype in dict.fromkeys(weight.dtype for weight in weights.values()):
         part: dict[str, nn.Parameter] = {}
         size = 0
