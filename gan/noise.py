@@ -147,7 +147,7 @@ def _draw(
     dtype: torch.dtype,
 ) -> Tensor:
     place = here()
-    if place is None:
+    if place is None or device.type == "meta":
         return plain(tuple(shape), device=device, dtype=dtype)
     if common:
         start, step = place.common_stream(device)

@@ -89,9 +89,12 @@ def gather(rows: Tensor) -> Tensor:
     if not more_than_one():
         return rows
     world = _world()
-    counts = torch.zeros(world.size, dtype=torch.long, device=rows.device)
-    counts[world.number] = len(rows)
-    starts = list(accumulate(world.add(counts).tolist(), initial=0))
+    counts = torch.full((world.size,), 0 if not rows.is_meta else len(rows))  # without values all have as many
+    if not rows.is_meta:
+        counts = counts.to(rows.device)
+        counts[world.number] = len(rows)
+        counts = world.add(counts)
+    starts = list(accumulate(counts.tolist(), initial=0))
     before, after = starts[world.number], starts[-1] - starts[world.number + 1]
     padded = torch.cat([rows.new_zeros(before, *rows.shape[1:]), rows, rows.new_zeros(after, *rows.shape[1:])])
     return sum(padded).bool() if rows.dtype == torch.bool else sum(padded)

@@ -1,7 +1,7 @@
 """Gives each player of a game its policy: the one that was typed, or one that `auto` chooses."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
@@ -12,6 +12,7 @@ from gan.module import GanModule
 from gan.phase import Player
 from strategies import auto
 from strategies.choice import Choice
+from strategies.cost.amounts import Held
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.dp import Dp
@@ -53,7 +54,7 @@ def assign(
     """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers."""
     players = game.players
     belongings = belongings_of(players, game)
-    chosen = _decide(_choose(choice, players), players, belongings, world, smallest)
+    chosen = _decide(choose(choice, players), players, belongings, world, smallest)
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
         name: POLICIES[chosen[name].policy](player, world, chosen[name].options, belongings[name])
@@ -88,7 +89,7 @@ def _lend(policies: Mapping[str, Policy]) -> None:
                 )
 
 
-def _choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
+def choose(choice: Mapping[str, Choice], players: Mapping[str, Player]) -> dict[str, Choice]:
     """What was typed for each player that follows no other one; a follower has the policy of the followed."""
     unknown = [name for name in choice if name not in (*players, "*")]
     leaders = [name for name, player in players.items() if player.follows is None]
@@ -118,17 +119,40 @@ def _decide(
     undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
     if not undecided:
         return chosen
-    sizes = {name: auto.size_of(player, belongings[name].parameters.values()) for name, player in players.items()}
-    for player in players.values():
-        if player.follows is not None:
-            size = sizes[player.follows]
-            sizes[player.follows] = replace(size, weights=size.weights + sizes[player.name].weights)
     free = torch.tensor(auto.memory(world.device, world.local), dtype=torch.float64)
     free = smallest(free.to(world.device)).item()
-    taken = sum(
-        sizes[name].on_a_rank(str(choice), world.size) for name, choice in chosen.items() if name not in undecided
-    )
-    decisions = auto.decide({name: sizes[name] for name in undecided}, taken, free, world.size)
+    decisions = decide(chosen, players, belongings, world, free)
     if world.rank == 0:
         print(auto.told(decisions, free), flush=True)
     return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in decisions}}
+
+
+def decide(
+    chosen: Mapping[str, Choice],
+    players: Mapping[str, Player],
+    belongings: Mapping[str, Belongings],
+    world: World,
+    free: float,
+) -> list[auto.Decision]:
+    """What `auto` takes for each player that has it, if so many bytes are free on a rank."""
+
+    def need(name: str, text: str, options: Mapping[str, Any]) -> Held:
+        """Of a player and of those that follow it, under a policy."""
+        kind, *more = text.split("+")
+        made: dict[str, Policy] = {}
+        for key in sorted(players, key=lambda key: key != name):
+            if name in (key, players[key].follows):
+                taken = {option: each for option, each in options.items() if option in POLICIES[kind].takes}
+                made[key] = POLICIES[kind](players[key], world, {**dict.fromkeys(more), **taken}, belongings[key])
+                made[key].followed = None if key == name else made[name]
+        return sum((policy.at_most() for policy in made.values()), Held())
+
+    undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
+    taken = sum(
+        need(name, choice.policy, choice.options).bytes for name, choice in chosen.items() if name not in undecided
+    )
+    needs = {}
+    for name in undecided:
+        levels = auto.levels_of(POLICIES["ddp"](players[name], world, {}, belongings[name]))
+        needs[name] = {level: need(name, level, chosen[name].options) for level in levels}
+    return auto.decide(needs, taken, free)

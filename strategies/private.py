@@ -5,10 +5,12 @@ tests/unit/strategies/test_private.py says which.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning import Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
@@ -96,3 +98,52 @@ def stop_looking_for_gpus() -> None:
 def leave_samplers(trainer: Trainer) -> None:
     """Let loaders keep their own order. Lightning would shuffle them for any DDPStrategy, also on one device."""
     trainer._accelerator_connector.use_distributed_sampler = False
+
+
+@contextmanager
+def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside the `with`, torch runs every backward in a context that `make` returns."""
+    before = torch.autograd._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with make():
+            return before(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = before
+
+
+@contextmanager
+def fake_world(ranks: int) -> Iterator[None]:
+    """Inside the `with`, this process is the first of so many ranks, and its collectives communicate nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@contextmanager
+def no_autocast_on(kind: str) -> Iterator[None]:
+    """Inside the `with`, `torch.autocast` for devices of a kind that knows none does nothing, as where it is off."""
+    before, enabled = torch.autocast, torch.is_autocast_enabled
+
+    def autocast(device_type: str, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+        return nullcontext() if device_type == kind else before(device_type, *args, **kwargs)
+
+    torch.autocast = autocast
+    torch.is_autocast_enabled = lambda *kinds: kind not in kinds and enabled(*kinds)
+    try:
+        yield
+    finally:
+        torch.autocast, torch.is_autocast_enabled = before, enabled

@@ -1,6 +1,7 @@
 """ddp: the whole player on every rank."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,6 +10,8 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from strategies.cost.amounts import Group, Held
+from strategies.cost.paper import Paper, Replicated, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.reduction import Reduction, unreached
@@ -26,6 +29,17 @@ class Ddp(Policy):
     name = "ddp"
     max_ranks = None
     communicates_only_in_its_turn = True
+
+    def holds(self) -> Held:
+        """The reducer's buckets of gradients stay."""
+        held = super().holds()
+        return held if self.world.size == 1 else replace(held, gradients=size(self.weights.values()))
+
+    def paper(self) -> Paper:
+        if self.world.size == 1 or not self.weights:
+            return super().paper()
+        step = self.step_bytes(size(self.weights.values()))
+        return Replicated(self.player.name, self.weights, step, self.everyone, 0, Group(1))
 
     def make_reduction(self) -> Reduction:
         if self.world.size == 1 or not self.weights:

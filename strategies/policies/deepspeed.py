@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from gan.errors import UserError
 from gan.phase import Phase
+from strategies.cost.amounts import Group, Held
+from strategies.cost.paper import Paper, size
+from strategies.cost.paper_engine import Engine as PaperEngine
+from strategies.cost.paper_engine import PartitionedEngine
+from strategies.cost.paper_sharded import paper_buckets
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy
@@ -16,6 +22,8 @@ from strategies.sharding.deepspeed_engine import Engine, EngineReduction
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
+
+OWN_BUCKET = 4 * 6 * 2**20  # bytes that an engine of stage 3 keeps for reductions
 
 
 class DeepSpeed2(Policy):
@@ -58,6 +66,46 @@ class DeepSpeed2(Policy):
     def _sharded(self) -> dict[str, nn.Parameter]:
         """The parameters that the engine takes."""
         return self.weights
+
+    @property
+    def divided(self) -> bool:
+        """Whether there is an engine."""
+        return self.world.size > 1 and bool(self._sharded())
+
+    def holds(self) -> Held:
+        """A copy of this rank's shard beside the whole weights."""
+        held, ranks = super().holds(), self.world.size
+        if not self.divided:
+            return held
+        shard = size(self.weights.values()) / ranks
+        if "offload" in self.options:
+            return replace(held, optimizer=0, average=0)
+        return replace(
+            held, weights=held.weights + shard, optimizer=held.optimizer / ranks, average=held.average / ranks
+        )
+
+    def at_most(self) -> Held:
+        """The gradients are whole until they are reduced."""
+        return replace(super().at_most(), flying=size(self.weights.values()) if self.divided else 0)
+
+    def on_host(self) -> Held:
+        if not self.divided or "offload" not in self.options:
+            return Held()
+        mine = size(self._sharded().values()) / self.world.size
+        learning = size(self.weights.values()) / self.world.size
+        return Held(mine, learning, self.optimizer_cost.state * learning, self.averaged_part * learning)
+
+    def on_paper(self) -> tuple[Any, ...]:
+        """What its papers begin with."""
+        share, home = size(self.weights.values()) / self.world.size, "offload" in self.options
+        step, buckets = 0 if home else self.step_bytes(share), paper_buckets(self.weights, self.world.size)
+        return self.player.name, self.weights, step, buckets, self.everyone, self.everyone, Group(1)
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return super().paper()
+        home = "offload" in self.options
+        return PaperEngine(*self.on_paper(), gathered=size(self.weights.values()), home=home)
 
     def make_storage(self) -> Storage:
         everything = self._sharded()
@@ -120,6 +168,27 @@ class DeepSpeed3(DeepSpeed2):
                 self.belongings.parameters.values(), self.belongings.readers, storage, self.name
             )
         return storage
+
+    def holds(self) -> Held:
+        """The weights twice by shards, and a bucket of the engine's own."""
+        held, ranks = super().holds(), self.world.size
+        if not self.divided:
+            return held
+        learning, everything = size(self.weights.values()), size(self.belongings.parameters.values())
+        twice = 0 if "offload" in self.options else (learning + everything) / ranks
+        kept = learning / ranks if "offload" not in self.options else 0
+        return replace(held, weights=twice + self.buffers, gradients=kept, flying=OWN_BUCKET if learning else 0)
+
+    def at_most(self) -> Held:
+        held = super().at_most()
+        return replace(held, flying=held.flying + OWN_BUCKET + size(self.belongings.parameters.values()))
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return Policy.paper(self)
+        others = {name: each for name, each in self._sharded().items() if name not in self.weights}
+        buckets = paper_buckets(others, self.world.size)
+        return PartitionedEngine(*self.on_paper(), others=buckets, home="offload" in self.options)
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
         """The player is whole for the phase, if the phase reads it."""

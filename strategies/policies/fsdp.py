@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from gan.errors import UserError
 from gan.phase import Phase
+from strategies.cost.amounts import Group, Held
+from strategies.cost.paper import Paper
+from strategies.cost.paper_units import PaperUnit, Units
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.sharded import Sharded
@@ -42,7 +46,74 @@ class Fsdp(Sharded):
     """
 
     name = "fsdp"
+    keep = False
     takes = (Sharded.takes | {"bf16", "whole"}) - {"compile"}
+
+    @cached_property
+    def paper_units(self) -> list[PaperUnit]:
+        """What is outside of blocks, and the blocks."""
+        weights, others = self.weights_and_others()
+        names = {id(each): name for name, each in {**weights, **others}.items()}
+        own = {id(each): each for each in {**weights, **others}.values()}
+        inside: dict[int, nn.Module | None] = {}
+        for block in self._blocks():
+            for each in block.parameters():
+                if id(each) in own:  # a weight of several blocks belongs to none
+                    inside[id(each)] = block if id(each) not in inside else None
+        found: dict[nn.Module | None, dict[str, nn.Parameter]] = {}
+        for key, each in own.items():
+            found.setdefault(inside.get(key), {})[names[key]] = each
+        modules = [None, *self._blocks()]
+        return [
+            PaperUnit(module, found[module], weights.keys(), self.shards, self.half)
+            for module in modules
+            if module in found
+        ]
+
+    @property
+    def divided(self) -> bool:
+        return self.world.size > 1 and bool(self.belongings.parameters)
+
+    def owned_bytes(self) -> float:
+        return sum(unit.shard for unit in self.paper_units)
+
+    def holds(self) -> Held:
+        """Everything by rows."""
+        if not self.divided:
+            return super().holds()
+        mine = self.owned_bytes()
+        state, average = self.optimizer_cost.state * mine, self.averaged_part * mine
+        return self.at_home(Held(self.shard_bytes + self.buffers, 0, state, average))
+
+    @property
+    def shard_bytes(self) -> float:
+        return sum(unit.owned for unit in self.paper_units)
+
+    def flying_at_most(self) -> float:
+        """What is outside of blocks; and two blocks, of which one is in two places; and gradients of two."""
+        used = sorted((unit.used for unit in self.paper_units if unit.module is not None), reverse=True)
+        outside = sum(unit.used for unit in self.paper_units if unit.module is None)
+        return sum(unit.used for unit in self.paper_units) * 2 if self.always_whole else outside + 5 * sum(used[:1])
+
+    @property
+    def always_whole(self) -> bool:
+        return "whole" in self.options
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return super().paper()
+        return Units(
+            self.player.name,
+            self.weights,
+            self.owned_step(),
+            world=self.everyone,
+            share=Group(self.shards),
+            copies=self.copies,
+            home="offload" in self.options,
+            root=self.player.module,
+            units=self.paper_units,
+            whole=self.always_whole,
+        )
 
     def make_storage(self) -> Storage:
         weights, others = self.weights_and_others()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
+from strategies.cost.amounts import Group, Held
+from strategies.cost.optimizer import OptimizerCost, optimizer_cost
+from strategies.cost.paper import Paper, size
 from strategies.loss_scale import LossScale
 from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements
 from strategies.options.compile import Compiled, compiled_by_author
@@ -87,6 +90,50 @@ class Policy:
         self.skipped = 0
         self.released = False  # after training
         self.switch = PlayerSwitch(player, self.requiring_grad)
+
+    # ---- what it costs: before `adopt`, and without any other rank ----
+
+    def holds(self) -> Held:
+        """What a rank holds of the player between phases, on its device. Buffers count as weights."""
+        learning = size(self.weights.values())
+        state = self.optimizer_cost.state * learning
+        return Held(size(self.belongings.parameters.values()) + self.buffers, 0, state, self.averaged_part * learning)
+
+    def at_most(self) -> Held:
+        """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
+        return replace(self.holds(), gradients=size(self.weights.values()))
+
+    def on_host(self) -> Held:
+        """What a rank holds of the player in the CPU's memory, between phases and in its update."""
+        return Held()
+
+    def paper(self) -> Paper:
+        """What it does in a phase, on paper."""
+        return Paper(self.player.name, self.weights, self.step_bytes(size(self.weights.values())))
+
+    @cached_property
+    def optimizer_cost(self) -> OptimizerCost:
+        return optimizer_cost(self.player)
+
+    @property
+    def averaged_part(self) -> int:
+        """How many averages are kept of each weight that learns."""
+        return int(self.player.ema is not None and self.player.follows is None)
+
+    @property
+    def buffers(self) -> int:
+        return sum(each.numel() * each.element_size() for each in self.player.module.buffers())
+
+    def step_bytes(self, owned: float) -> float:
+        """What the optimizer needs for a while, to step so many bytes of weights."""
+        if self.world.device.type != "cpu":
+            return self.optimizer_cost.all * owned
+        return self.optimizer_cost.one * min(owned, max((size([each]) for each in self.weights.values()), default=0))
+
+    @property
+    def everyone(self) -> Group:
+        """All ranks, on paper."""
+        return Group(self.world.size)
 
     # ---- once ----
 

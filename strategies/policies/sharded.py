@@ -1,6 +1,8 @@
 """What zero1, zero2, zero3 and fsdp have in common: each rank owns a part of a player's elements."""
 
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,9 +11,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.errors import UserError
 from strategies import private
+from strategies.cost.amounts import Group, Held
+from strategies.cost.paper import Paper, size
+from strategies.cost.paper_sharded import PaperBucket, Reduced, paper_buckets
 from strategies.policies.policy import Policy
+from strategies.sharding import bucket
 from strategies.sharding.bucket import Sharing
 from strategies.sharding.storage import Buckets, Storage
+
+WHOLE_BUCKETS = 7  # how many whole buckets zero2 (of gradients) or zero3 (of weights) holds at the same time
 
 
 class Sharded(Policy):
@@ -28,6 +36,101 @@ class Sharded(Policy):
     max_ranks = None
     takes = Policy.takes | {"offload", "hybrid"}
     keep = True  # whole weights between phases
+
+    # ---- what it costs ----
+
+    @property
+    def shards(self) -> int:
+        """How many ranks own the player together: all, or (hybrid) the ranks of a node, or N."""
+        ranks = self.world.size
+        size = (self.options["hybrid"] or self.world.local) if "hybrid" in self.options else ranks
+        if ranks % size:
+            raise UserError(
+                f"player '{self.player.name}': {ranks} ranks cannot be parted into groups of {size}, as "
+                f"'{self.name}+hybrid:{size}' asks; type {self.name}+hybrid:N with an N that divides {ranks}"
+            )
+        return size
+
+    @property
+    def copies(self) -> Group:
+        """The ranks that own the same shard, on paper."""
+        return Group(self.world.size // self.shards, self.shards)
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The dtype in which weights are gathered, if it is not their own."""
+        return torch.bfloat16 if "bf16" in self.options else None
+
+    @cached_property
+    def paper_buckets(self) -> list[PaperBucket]:
+        """Those of the weights that learn."""
+        return paper_buckets(self.weights, self.shards, self.half)
+
+    @property
+    def divided(self) -> bool:
+        """Whether there is something to share out, and somebody to share with."""
+        return self.world.size > 1 and bool(self.weights)
+
+    def holds(self) -> Held:
+        """Weights whole; optimizer state and average by shards."""
+        held = super().holds()
+        if not self.divided:
+            return held
+        mine = self.owned_bytes()
+        weights = held.weights
+        if self.half is not None:
+            weights += sum(each.gathered for each in self.paper_buckets) - size(self.weights.values()) + mine
+        return self.at_home(Held(weights, 0, self.optimizer_cost.state * mine, self.averaged_part * mine))
+
+    def at_most(self) -> Held:
+        held = self.holds()
+        if not self.divided:
+            return super().at_most()
+        gradients = 0.0 if "offload" in self.options else self.owned_bytes()
+        return replace(held, gradients=gradients, flying=self.flying_at_most())
+
+    def flying_at_most(self) -> float:
+        """A few buckets of whole gradients, or of whole weights too."""
+        own = size(self.belongings.parameters.values()) if not self.keep else 0
+        return min(WHOLE_BUCKETS * bucket.SIZE, own + size(self.weights.values()))
+
+    def owned_bytes(self) -> float:
+        """What this rank owns of the weights that learn."""
+        return sum(each.shard for each in self.paper_buckets)
+
+    def at_home(self, held: Held) -> Held:
+        """The same without what is in the CPU's memory."""
+        if "offload" not in self.options:
+            return held
+        shard = self.shard_bytes if self.half is not None or not self.keep else 0
+        return replace(held, weights=held.weights - shard, optimizer=0, average=0)
+
+    @property
+    def shard_bytes(self) -> float:
+        """What this rank owns of all weights that are sharded."""
+        return self.owned_bytes()
+
+    def on_host(self) -> Held:
+        if not self.divided or "offload" not in self.options:
+            return Held()
+        mine = self.owned_bytes()
+        return Held(self.shard_bytes, mine, self.optimizer_cost.state * mine, self.averaged_part * mine)
+
+    def owned_step(self) -> float:
+        return 0 if "offload" in self.options else self.step_bytes(self.owned_bytes())
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return super().paper()
+        gathered = sum(each.gathered for each in self.paper_buckets)
+        return Reduced(*self.on_paper(), gathered=gathered, home="offload" in self.options)
+
+    def on_paper(self) -> tuple[Any, ...]:
+        """What all papers of sharded players begin with."""
+        groups = self.everyone, Group(self.shards), self.copies
+        return self.player.name, self.weights, self.owned_step(), self.paper_buckets, *groups
+
+    # ---- its storage ----
 
     def make_storage(self) -> Storage:
         if self.world.size == 1 or not self.weights:
@@ -64,12 +167,7 @@ class Sharded(Policy):
         """A row of ranks shares one copy; a column of ranks owns the same shard. None if all ranks share one copy."""
         if "hybrid" not in self.options:
             return None
-        size, ranks = self.options["hybrid"] or self.world.local, self.world.size
-        if ranks % size:
-            raise UserError(
-                f"player '{self.player.name}': {ranks} ranks cannot be parted into groups of {size}, as "
-                f"'{self.name}+hybrid:{size}' asks; type {self.name}+hybrid:N with an N that divides {ranks}"
-            )
+        size, ranks = self.shards, self.world.size
         if size == ranks:
             return None
         mesh = init_device_mesh(self.world.device.type, (ranks // size, size), mesh_dim_names=("copies", "shards"))

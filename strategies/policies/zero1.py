@@ -1,8 +1,12 @@
 """zero1: the whole player on every rank, its optimizer state and average sharded."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from gan.errors import UserError
+from strategies.cost.amounts import Group, Held
+from strategies.cost.paper import Paper, Replicated, size
 from strategies.optimizer_trial import why_not_apart
 from strategies.optimizers import treats_elements
 from strategies.policies.ddp import DdpReduction
@@ -10,7 +14,7 @@ from strategies.policies.sharded import Sharded
 from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
-from strategies.sharding.whole_weights import WholeWeights
+from strategies.sharding.whole_weights import WholeWeights, deal
 
 
 class Zero1(Sharded):
@@ -30,6 +34,29 @@ class Zero1(Sharded):
 
     name = "zero1"
     communicates_only_in_its_turn = True
+
+    def holds(self) -> Held:
+        """The reducer's buckets of gradients stay."""
+        held = super().holds()
+        return held if not self.divided else replace(held, gradients=size(self.weights.values()))
+
+    def at_most(self) -> Held:
+        return self.holds() if self.divided else super().at_most()
+
+    def owned_bytes(self) -> float:
+        """An equal share, or the largest share of whole weights. See [Note: whole weights]."""
+        if self.optimizer_cost.elementwise:
+            return super().owned_bytes()
+        dealt = deal({name: weight.numel() for name, weight in self.weights.items()}, self.shards)
+        return max(size(self.weights[name] for name in names) for names in dealt)
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return super().paper()
+        gathered = sum(each.gathered for each in self.paper_buckets)
+        return Replicated(
+            self.player.name, self.weights, self.owned_step(), self.everyone, gathered, Group(self.shards)
+        )
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""

@@ -2,11 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 from gan.phase import Phase
+from strategies.cost.amounts import Held
+from strategies.cost.paper import Paper, size
+from strategies.cost.paper_sharded import Gathered, PaperBucket, paper_buckets
 from strategies.options.compile import refuse_compiled_by_author
+from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero2 import Zero2
+from strategies.sharding import bucket
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
@@ -47,6 +53,45 @@ class Zero3(Zero2):
         super().__init__(*args, **kwargs)
         self.on_read: UnshardOnRead | None = None
 
+    @cached_property
+    def other_buckets(self) -> list[PaperBucket]:
+        """Those of parameters that do not learn."""
+        return paper_buckets(self.weights_and_others()[1], self.shards, self.half)
+
+    @property
+    def divided(self) -> bool:
+        return self.world.size > 1 and bool(self.belongings.parameters)
+
+    def holds(self) -> Held:
+        """Everything by shards."""
+        if not self.divided:
+            return super().holds()
+        mine = self.owned_bytes()
+        state, average = self.optimizer_cost.state * mine, self.averaged_part * mine
+        return self.at_home(Held(self.shard_bytes + self.buffers, 0, state, average))
+
+    @property
+    def shard_bytes(self) -> float:
+        return self.owned_bytes() + sum(each.shard for each in self.other_buckets)
+
+    def flying_at_most(self) -> float:
+        if self.always_whole:
+            whole = size(self.belongings.parameters.values())
+            return whole + min(WHOLE_BUCKETS * bucket.SIZE, size(self.weights.values()))
+        return super().flying_at_most()
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return super().paper()
+        home = "offload" in self.options
+        return Gathered(*self.on_paper(), others=self.other_buckets, whole=self.always_whole, home=home)
+
+    @property
+    def always_whole(self) -> bool:
+        """Whether the player is whole in every phase that reads it. See [Note: whole for the phase]."""
+        few = len(self.paper_buckets) + len(self.other_buckets) <= FEW
+        return few or bool(self.options.keys() & {"whole", "compile"})
+
     def make_storage(self) -> Storage:
         weights, others = self.weights_and_others()
         if self.world.size == 1 or not (weights or others):
@@ -61,8 +106,7 @@ class Zero3(Zero2):
         """See [Note: whole for the phase] and [Note: who reads]."""
         if self.on_read is None:
             return super().hold(phase)
-        few = len(self.storage.buckets) <= FEW
-        whole = few or phase.second_order or bool(self.options.keys() & {"whole", "compile"})
+        whole = self.always_whole or phase.second_order
         now = whole and self.learning and bool(self.weights)
         return self.on_read.during(phase.name, piecewise=not whole, now=now, places=not phase.second_order)
 

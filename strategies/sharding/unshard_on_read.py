@@ -50,7 +50,7 @@ class UnshardOnRead:
         self.own = set(map(id, parameters))
         self.number = {id(w): number for number, bucket in enumerate(self.buckets) for w in bucket.weights.values()}
         for number, bucket in enumerate(self.buckets):
-            bucket.fetch = partial(self._fetch, number)
+            bucket.fetch = partial(self.fetch, number)
         self.playing = False
         self.piecewise = False
         self.frames: list[set[int]] = []  # the buckets that each running forward has read; the first frame is the phase
@@ -59,7 +59,7 @@ class UnshardOnRead:
         self.order: list[int] = []  # the buckets that this phase has gathered, in order
         self.expected: list[int] = []  # the order when this phase was last played
         self.before: dict[str, list[int]] = {}  # the last order of each phase
-        listen(modules, self._read)
+        listen(modules, self.read)
         self.hooks = [each.register_forward_pre_hook(self._enter, prepend=True) for each in modules]
         self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
 
@@ -103,23 +103,32 @@ class UnshardOnRead:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-        unlisten(self.modules, self._read)
+        unlisten(self.modules, self.read)
 
-    # ---- what is read ----
+    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/cost/paper_sharded.py ----
+
+    def enter(self, weights: Iterable[nn.Parameter]) -> None:
+        """A forward begins, of a module that has these weights itself."""
+        self.frames.append(set())
+        self.read(weights)
+
+    def leave(self) -> None:
+        """The innermost forward ends."""
+        for number in self.frames.pop():
+            self.readers[number] -= 1
+            if not self.readers[number]:
+                self.idle.append(number)
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
         if self.playing and not torch.compiler.is_compiling():
-            self.frames.append(set())
-            self._read(module._parameters.quietly())
+            self.enter(module._parameters.quietly())
 
     def _leave(self, *_: Any) -> None:
         if len(self.frames) > 1 and not torch.compiler.is_compiling():
-            for number in self.frames.pop():
-                self.readers[number] -= 1
-                if not self.readers[number]:
-                    self.idle.append(number)
+            self.leave()
 
-    def _read(self, weights: Iterable[nn.Parameter]) -> None:
+    def read(self, weights: Iterable[nn.Parameter]) -> None:
+        """Weights are read, of this player or of others."""
         if not self.playing or torch.compiler.is_compiling():
             return
         if not self.piecewise:
@@ -131,9 +140,9 @@ class UnshardOnRead:
             if number not in self.frames[-1]:
                 self.frames[-1].add(number)
                 self.readers[number] += 1
-            self._fetch(number)
+            self.fetch(number)
 
-    def _fetch(self, number: int) -> None:
+    def fetch(self, number: int) -> None:
         """Unshard a bucket, and reshard those that have no reader any more. Backward calls it too."""
         bucket = self.buckets[number]
         if number in self.idle:

@@ -11,21 +11,55 @@ from torch.optim import SGD, Adafactor, Adam
 
 from gan import Player
 from strategies import PhaseStrategy
-from strategies.auto import LEVELS, Size, decide, memory, size_of, told
-from strategies.choice import Choice
+from strategies.auto import LEVELS, decide, levels_of, memory, told
+from strategies.choice import Choice, choices
+from strategies.cost.amounts import Held
+from strategies.policies import POLICIES
+from strategies.policies.belongings import Belongings
+from strategies.policies.policy import World
+from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.sharding import bucket
 from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train
 
 GB = 10**9
-LARGE = Size(10 * GB, 10 * GB, 30 * GB, shardable=True)
-SMALL = Size(GB, GB, 2 * GB, shardable=True)
-TEACHER = Size(20 * GB, 0, 0, shardable=True)
-WHOLE = Size(10 * GB, 10 * GB, GB, shardable=False)
 
 
-def chosen(players, free, ranks=8, taken=0):
-    return {each.player: each.level for each in decide(players, taken, free, ranks)}
+def flat(net, optimizer=None, **kwargs):
+    """A policy of a player, by its name, on some ranks."""
+    player = Player("net", net, optimizer, **kwargs)
+    parameters = dict(net.named_parameters())
+
+    def policy(text, ranks=8):
+        choice = choices(text, POLICIES)["*"]
+        world = World(ranks, 0, torch.device("cpu"), ranks)
+        return POLICIES[choice.policy](player, world, choice.options, Belongings(parameters, tuple(net.modules())))
+
+    return policy
+
+
+def needs(weights, state, ranks=8, frozen=False):
+    """What a player of so many bytes needs under each level, without what is gathered or reduced for a while."""
+    n = ranks
+    if frozen:
+        return {"ddp": Held(weights), "zero3": Held(weights / n), "zero3+offload": Held()}
+    return {
+        "ddp": Held(weights, weights, state),
+        "zero1": Held(weights, weights, state / n),
+        "zero2": Held(weights, weights / n, state / n),
+        "zero3": Held(weights / n, weights / n, state / n),
+        "zero3+offload": Held(),
+    }
+
+
+LARGE = needs(10 * GB, 30 * GB)
+SMALL = needs(GB, 2 * GB)
+TEACHER = needs(20 * GB, 0, frozen=True)
+WHOLE = {"ddp": Held(10 * GB, 10 * GB, GB)}
+
+
+def chosen(players, free, taken=0):
+    return {each.player: each.level for each in decide(players, taken, free)}
 
 
 # ---- what a player needs ----
@@ -43,30 +77,35 @@ def chosen(players, free, ranks=8, taken=0):
 def test_an_optimizer_is_asked_what_it_keeps(optimizer, ema, kept):
     net = nn.Sequential(nn.Linear(30, 50), nn.Linear(50, 10))
     net[1].requires_grad_(False)
-    size = size_of(Player("net", net, optimizer, ema=ema), net.parameters())
-    assert size == Size(4 * 2060, 4 * 1550, kept * 4 * 1550, shardable=True)
+    held = flat(net, optimizer, ema=ema)("ddp").at_most()
+    assert (held.weights, held.gradients) == (4 * 2060, 4 * 1550)
+    assert held.optimizer + held.average == kept * 4 * 1550
 
 
 def test_a_frozen_player_has_weights_alone():
-    net = nn.Linear(10, 10)
-    assert size_of(Player("teacher", net), net.parameters()) == Size(440, 0, 0, shardable=True)
+    policy = flat(nn.Linear(10, 10))
+    assert policy("ddp").at_most() == policy("zero2").at_most() == Held(440)
+    assert levels_of(policy("ddp")) == ("ddp", "zero3", "zero3+offload")
 
 
 def test_an_optimizer_that_cannot_be_sharded_leaves_ddp_alone():
-    net = nn.Linear(10, 10)
-    size = size_of(Player("net", net, partial(Adafactor, lr=0.1)), net.parameters())
-    assert not size.shardable
-    assert size.levels == ["ddp"]
+    assert levels_of(flat(nn.Linear(10, 10), partial(Adafactor, lr=0.1))("ddp")) == ("ddp",)
+
+
+def test_one_rank_has_nobody_to_share_with():
+    assert levels_of(flat(nn.Linear(10, 10), partial(Adam, lr=0.1))("ddp", ranks=1)) == ("ddp",)
 
 
 def test_each_level_needs_less_than_the_one_before():
-    needs = [LARGE.on_a_rank(level, 8) for level in LEVELS]
-    assert needs[0] == 50 * GB
-    assert needs[1] == 20 * GB + 30 * GB // 8
-    assert needs[3] == 50 * GB // 8 + 7 * bucket.SIZE
-    assert needs[4] == 10 * GB // 8 + 7 * bucket.SIZE
-    assert all(more > less for more, less in pairwise(needs))
-    assert TEACHER.on_a_rank("ddp", 8) == TEACHER.on_a_rank("zero2", 8) == 20 * GB
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(32)))
+    policy, whole = flat(net, partial(Adam, lr=0.1), ema=0.9), 32 * 4096**2 * 4
+    found = [policy(level).at_most().bytes for level in LEVELS]
+    assert found[0] == 5 * whole
+    assert found[1] == 2 * whole + 3 * whole / 8
+    assert found[3] == 5 * whole / 8 + WHOLE_BUCKETS * bucket.SIZE
+    assert found[4] == WHOLE_BUCKETS * bucket.SIZE
+    assert all(more > less for more, less in pairwise(found))
 
 
 def test_memory_is_what_there_is():
@@ -89,7 +128,7 @@ def test_memory_is_what_there_is():
         (19 * GB, ["zero3", "zero1"]),
         (5 * GB, ["zero3+offload", "zero3"]),
         (15 * GB, ["zero3", "zero3"]),
-        (1 * GB, ["zero3+offload", "zero3+offload"]),
+        (GB // 2, ["zero3+offload", "zero3+offload"]),
     ],
 )
 def test_the_least_communication_that_fits(free, levels):
@@ -120,19 +159,13 @@ def test_what_the_user_has_chosen_counts():
     assert chosen({"small": SMALL}, 40 * GB, taken=17 * GB) == {"small": "zero1"}
 
 
-def test_one_rank_has_nobody_to_share_with():
-    assert chosen({"large": LARGE}, GB, ranks=1) == {"large": "ddp"}
-
-
 def test_the_table_says_what_and_why():
-    lines = told(decide({"large": LARGE, "small": SMALL}, 0, 50 * GB, 8), 50 * GB).splitlines()
-    assert lines[0].startswith(
-        "auto: ddp would need 54 GB a rank; sharded as below it is 19.2 GB, of 25 GB (50 GB free"
-    )
+    lines = told(decide({"large": LARGE, "small": SMALL}, 0, 50 * GB), 50 * GB).splitlines()
+    assert lines[0].startswith("auto: ddp would need 54 GB a rank; sharded as below it is 19 GB, of 25 GB (50 GB free")
     assert " ".join(lines[1].split()) == "player chosen weights gradients optimizer, average on a rank as ddp"
-    assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15.2 GB 50 GB"
-    assert told(decide({"small": SMALL}, 0, 50 * GB, 8), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
-    assert "it may not fit: 21 GB a rank; use more ranks" in told(decide({"whole": WHOLE}, 0, GB, 8), GB)
+    assert " ".join(lines[2].split()) == "large zero2 10 GB 10 GB 30 GB 15 GB 50 GB"
+    assert told(decide({"small": SMALL}, 0, 50 * GB), 50 * GB).startswith("auto: ddp fits: 4 GB a rank")
+    assert "it may not fit: 21 GB a rank; use more ranks" in told(decide({"whole": WHOLE}, 0, GB), GB)
 
 
 # ---- and it trains ----
@@ -162,7 +195,7 @@ def test_what_it_chooses_trains_as_one_device(policy, free, levels, ranks):
 
 
 def test_options_that_all_policies_take_are_handed_on():
-    (decision,) = decide({"large": LARGE}, 0, GB, 8)
+    (decision,) = decide({"large": LARGE}, 0, GB)
     assert decision.choice(Choice("auto", {"more": 3})) == Choice("zero3", {"offload": None, "more": 3})
 
 

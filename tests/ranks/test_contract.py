@@ -29,6 +29,7 @@ from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
 from tests.support.parity import BROKEN, EXACT, Deaf, Whole, distance, equals, often, snapshot, trainer
+from tests.support.planned import payload, planned
 from tests.support.saved import without_optimizers
 from tests.support.watch import WatchedStrategy
 
@@ -328,6 +329,34 @@ def check_memory(play: Play, policy: str, world: int) -> None:
 @pytest.mark.parametrize(("policy", "world"), WORLDS)
 def test_a_rank_keeps_what_it_promises_between_phases(policy, world, play):
     check_memory(play, policy, world)
+
+
+# ---- what `gan.plan` says ----
+
+
+PLANNED = {"allreduce_": "all-reduce", GATHER: "all-gather", REDUCE: "reduce-scatter"}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", [name for name in NAMES if POLICIES[name].max_ranks is None])
+def test_it_is_planned_as_it_promises(name, world):
+    """So a new policy cannot forget to say what it costs. No engine is made, so DeepSpeed need not be there."""
+    said, cost = promise(name), planned(Sized, name, world, single_batch())
+    kept = sum(held.bytes for held in cost.held.values()) / P
+    assert kept == pytest.approx(2 * (said.keeps(world) + said.fixed / P) + said.keeps_frozen(world), abs=0.05)
+    for phase, moves in payload(cost).items():
+        counted = {kind: size / P for kind, size in moves.items() if size / P > 0.01}
+        assert counted == pytest.approx({PLANNED[kind]: times for kind, times in said.moves.items()}, rel=0.01), phase
+
+
+@pytest.mark.parametrize(("name", "other"), [("zero3", "zero2"), ("zero2", "ddp")])
+def test_the_control_that_is_planned_as_another_policy_does_not_pass(name, other):
+    with mock.patch.dict(POLICIES, {name: POLICIES[other]}), pytest.raises(AssertionError):
+        test_it_is_planned_as_it_promises(name, 2)
+
+
+def single_batch() -> dict[str, torch.Tensor]:
+    return next(iter(single("single", 1, 1)))
 
 
 # ---- refusals ----

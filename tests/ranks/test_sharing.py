@@ -10,9 +10,10 @@ from torch import nn
 
 from gan.errors import UserError
 from strategies import PhaseStrategy
-from strategies.auto import size_of
 from strategies.options import compile
 from strategies.policies.belongings import Belongings, belongings_of
+from strategies.policies.ddp import Ddp
+from strategies.policies.policy import World
 from tests.support.duel import SMALL, fit, of, played
 from tests.support.parity import BROKEN, EXACT, Deaf, distance, in_buckets, often, parts, train, trainer, vectors
 from tests.support.saved import read_checkpoint
@@ -164,7 +165,8 @@ def test_a_frozen_player_is_in_evaluation_mode_but_for_what_a_learner_has():
 def test_auto_counts_the_base_once():
     players = {player.name: player for player in SharedBase().configure_players()}
     own = belongings_of(players, nn.Identity())
-    total = sum(size_of(player, own[name].parameters.values()).weights for name, player in players.items())
+    world = World(2, 0, torch.device("cpu"), 2)
+    total = sum(Ddp(player, world, {}, own[name]).at_most().weights for name, player in players.items())
     assert total == 4 * sum(weight.numel() for weight in SharedBase().parameters())
     assert fit(SharedBase, "auto", 1, steps=1)
 

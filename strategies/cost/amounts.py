@@ -1,0 +1,89 @@
+"""Bytes: what a rank holds of a player, and what a collective moves."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank holds of a player on its device, in bytes.
+
+    `flying` is what is there for a while only: whole weights that were gathered, and gradients that are being reduced.
+    """
+
+    weights: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    average: float = 0
+    flying: float = 0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def bytes(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks of a collective: `size` of them, every `stride`-th one of all."""
+
+    size: int
+    stride: int = 1
+
+    def per_node(self, local: int) -> int:
+        """How many of them are on one node of `local` ranks."""
+        return min(self.size, max(1, local // self.stride))
+
+    def sides(self, local: int) -> tuple[bool, int]:
+        """Whether it has several ranks on a node; and how many groups like it have a rank on a node and leave it."""
+        there = self.per_node(local)
+        return there > 1, 0 if there == self.size else max(1, local // there)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective, or several of a kind: `payload` is the larger of input and output on a rank, in bytes."""
+
+    kind: str  # "all-reduce", "all-gather" or "reduce-scatter"
+    payload: float
+    group: Group
+
+    @property
+    def sent(self) -> float:
+        """What a rank sends, if the ranks stand in a ring: an all-reduce is a reduce-scatter and an all-gather."""
+        return self.payload * (self.group.size - 1) / self.group.size * (2 if self.kind == "all-reduce" else 1)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes by link: what a rank sends to others of its node, and what a node sends to other nodes."""
+
+    within: float = 0
+    between: float = 0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.within + other.within, self.between + other.between)
+
+    def __mul__(self, times: float) -> Self:
+        return type(self)(self.within * times, self.between * times)
+
+
+def moved(collectives: Iterable[Collective], local: int) -> Moved:
+    """What these collectives move, on nodes of `local` ranks. A ring leaves each of its nodes once."""
+    total = Moved()
+    for each in collectives:
+        inside, leaving = each.group.sides(local)
+        total += Moved(each.sent if inside else 0, each.sent * leaving)
+    return total
+
+
+def readable(amount: float) -> str:
+    """Bytes as a person reads them."""
+    for name in ("B", "kB", "MB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {name}"
+        amount /= 1000
+    return f"{amount:,.0f} GB" if amount >= 99.95 else f"{amount:.3g} GB"

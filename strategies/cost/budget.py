@@ -1,0 +1,170 @@
+"""What a game costs under the policies of its players: memory at the peak of each phase, and bytes on each link."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gan.module import GanModule
+from strategies.choice import Choice
+from strategies.cost.amounts import Collective, Group, Held, Moved, moved
+from strategies.cost.trace import Trace
+from strategies.policies import POLICIES
+from strategies.policies.belongings import belongings_of
+from strategies.policies.policy import Policy, World
+
+LOSSES = "losses"  # what moves for no player: sums over ranks in losses, and in batch norms
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """A phase on one rank, at the moment at which it holds most. `moved`: what it moves each time it is played."""
+
+    phase: str
+    every: int
+    players: Mapping[str, Held]
+    activations: float
+    collectives: Mapping[str, Sequence[Collective]]
+    moved: Moved
+
+    @property
+    def bytes(self) -> float:
+        return self.activations + sum(each.bytes for each in self.players.values())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A game on one rank. `held` is what stays between phases. `host` is in the CPU's memory, if all players update."""
+
+    held: Mapping[str, Held]
+    host: Held
+    phases: Sequence[PhaseCost]
+
+    @property
+    def peak(self) -> PhaseCost:
+        """The phase that holds most."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    @property
+    def moved(self) -> Moved:
+        """Bytes a step, in the mean over many steps."""
+        total = Moved()
+        for phase in self.phases:
+            total += phase.moved * (1 / phase.every)
+        return total
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
+
+    Both are one array, first all during and then all after.
+    """
+
+    gradients: np.ndarray
+    flying: np.ndarray
+    collectives: Sequence[Collective]
+
+
+@dataclass
+class Budget:
+    """The costs of a game in a world of ranks. `trace` traces its phases, for the players that recompute."""
+
+    game: GanModule
+    world: World
+    trace: Callable[[frozenset[str]], Sequence[Trace]]
+    _traces: dict[frozenset[str], Sequence[Trace]] = field(default_factory=dict)
+    _policies: dict[tuple[str, str], Policy] = field(default_factory=dict)
+    _curves: dict[tuple[str, str, frozenset[str]], list[Curve]] = field(default_factory=dict)
+    _memory: dict[frozenset[str], list[np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.belongings = belongings_of(self.game.players, self.game)
+        whole = {
+            id(p) for player in self.game.players.values() for p in player.module.state_dict(keep_vars=True).values()
+        }
+        others = [t for t in self.game.state_dict(keep_vars=True).values() if id(t) not in whole]
+        self.others = sum(each.numel() * each.element_size() for each in others)  # of no player
+
+    def policy(self, player: str, choice: Choice) -> Policy:
+        """A policy that is not adopted. A player that follows another one has that one's choice."""
+        key = player, str(choice)
+        if key not in self._policies:
+            made = self.game.players[player]
+            kind = POLICIES[choice.policy]
+            self._policies[key] = policy = kind(made, self.world, choice.options, self.belongings[player])
+            if made.follows is not None:
+                policy.followed = self.policy(made.follows, choice)
+        return self._policies[key]
+
+    def traces(self, recompute: frozenset[str]) -> Sequence[Trace]:
+        if recompute not in self._traces:
+            self._traces[recompute] = self.trace(recompute)
+        return self._traces[recompute]
+
+    def everybody(self, chosen: Mapping[str, Choice]) -> dict[str, Choice]:
+        """The choices, with those of players that follow others."""
+        return {name: chosen[player.follows or name] for name, player in self.game.players.items()}
+
+    def cost(self, chosen: Mapping[str, Choice]) -> Cost:
+        """Under these choices, for each player that follows no other one."""
+        choices = self.everybody(chosen)
+        held = {name: self.policy(name, choice).holds() for name, choice in choices.items()}
+        recompute = self.recomputing(choices)
+        curves = {name: self.curves(name, choice, recompute) for name, choice in choices.items()}
+        phases = []
+        for number, trace in enumerate(self.traces(recompute)):
+            mine = {name: each[number] for name, each in curves.items()}
+            activations = self.activations(recompute)[number]
+            total = activations + sum(each.gradients + each.flying for each in mine.values())
+            at = int(total.argmax())
+            players = {
+                name: replace(
+                    held[name],
+                    gradients=float(curve.gradients[at]),
+                    flying=held[name].flying + float(curve.flying[at]),
+                )
+                for name, curve in mine.items()
+            }
+            collectives = {name: curve.collectives for name, curve in mine.items()}
+            own = [Collective("all-reduce", trace.reduced, Group(self.world.size))] if self.world.size > 1 else []
+            collectives[LOSSES] = own
+            links = moved([one for each in collectives.values() for one in each], self.world.local)
+            activated = float(activations[at]) + self.others
+            phases.append(PhaseCost(trace.phase, trace.every, players, activated, collectives, links))
+        host = sum((self.policy(name, choice).on_host() for name, choice in choices.items()), Held())
+        return Cost(held, host, phases)
+
+    def moved(self, player: str, choice: Choice, recompute: frozenset[str]) -> Moved:
+        """What one player moves in a step, in the mean over many steps; and those that follow it."""
+        total = Moved()
+        for name, other in self.game.players.items():
+            if player in (name, other.follows):
+                for trace, curve in zip(self.traces(recompute), self.curves(name, choice, recompute), strict=True):
+                    total += moved(curve.collectives, self.world.local) * (1 / trace.every)
+        return total
+
+    def recomputing(self, choices: Mapping[str, Choice]) -> frozenset[str]:
+        """The players whose choice says `recompute`."""
+        return frozenset(name for name, choice in choices.items() if "recompute" in choice.options)
+
+    def curves(self, player: str, choice: Choice, recompute: frozenset[str]) -> list[Curve]:
+        key = player, str(choice), recompute
+        if key not in self._curves:
+            paper = self.policy(player, choice).paper()
+            self._curves[key] = []
+            for trace in self.traces(recompute):
+                account = paper.play(trace)
+                levels = [*account.during, *account.after]
+                gradients = np.array([level.gradients for level in levels], dtype=float)
+                flying = np.array([level.flying for level in levels], dtype=float)
+                self._curves[key].append(Curve(gradients, flying, account.moved))
+        return self._curves[key]
+
+    def activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
+        if recompute not in self._memory:
+            self._memory[recompute] = [
+                np.array([*(e.alive for e in trace.events), *(e.highest for e in trace.events)], dtype=float)
+                for trace in self.traces(recompute)
+            ]
+        return self._memory[recompute]

@@ -1,0 +1,262 @@
+"""Plays a game's phases once, on one device and without values, and records what happens in them."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from gan.module import GanModule
+from gan.phase import Phase, Player
+from strategies import private
+from strategies.cost import trace as kinds
+from strategies.cost.living import Living
+from strategies.cost.trace import Trace
+from strategies.guard import Guard
+from strategies.micro_batches import tensors
+from strategies.options.recompute import Recompute
+from strategies.policies.belongings import belongings_of
+from strategies.policies.policy import Policy, World
+from strategies.ranks import Ranks
+from strategies.sharding.parameters import listen, unlisten
+from strategies.turn import PhaseContext, gradients
+
+
+def traces(game: GanModule, batch: Any, recompute: Collection[str] = (), device: str = "meta") -> list[Trace]:
+    """What happens in each phase of an assembled game, with a rank's batch.
+
+    The game and the batch are on the meta device, or on a CPU, where the phases are really computed. The players in
+    `recompute` compute their blocks again in backward. `turn.gradients` plays a phase, as in training.
+    """
+    world = World(1, 0, torch.device(device))
+    belongings = belongings_of(game.players, game)
+    recorder = Recorder(game, tensors(batch))
+    policies = {name: Recorded(player, world, {}, belongings[name], recorder) for name, player in game.players.items()}
+    undo = [Again(game.players[name], recorder) for name in sorted(recompute)]
+    before, game._trainer = game._trainer, PaperTrainer(policies)
+    try:
+        for policy in policies.values():
+            policy.quiet()
+        with recorder.listening(), without_values(device):
+            return [_trace(game, phase, batch, policies, recorder) for phase in game.phases]
+    finally:
+        game.forget_shared()
+        game._trainer = before
+        for each in undo:
+            each.release()
+        for policy in policies.values():
+            policy.learn(True)
+
+
+def _trace(
+    game: GanModule, phase: Phase, batch: Any, policies: Mapping[str, "Recorded"], recorder: "Recorder"
+) -> Trace:
+    step = game._trainer.global_step = phase.start
+    recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
+    for policy in policies.values():
+        policy.begin_step(step)
+    context = PhaseContext(policies, game._trainer.strategy.ranks, Precision(), Guard(lambda _: []), 0, 1, 0, step)
+    with recorder.saved(phase), gradients(phase, batch, context):
+        for name in phase.learners:
+            recorder.add(kinds.FINISH, name)
+            recorder.add(kinds.UPDATE, name)
+            policies[name].drop_gradients()
+            recorder.add(kinds.DROP, name)
+    recorder.add(kinds.END)
+    recorder.trace.reduced = recorder.living.reduced
+    for policy in policies.values():
+        policy.end_step(False)
+    return recorder.trace
+
+
+class Again(Recompute):
+    """Says when backward runs the forward of a block again."""
+
+    def __init__(self, player: Player, recorder: "Recorder") -> None:
+        self.recorder = recorder
+        super().__init__(player)
+
+    def run(self, name: str, parts: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if private.in_backward():
+                self.recorder.add(kinds.AGAIN)
+            return forward(*args, **kwargs)
+
+        return super().run(name, parts, noted, *args, **kwargs)
+
+
+class Recorded(Policy):
+    """One player on one device, that says when its backward begins."""
+
+    def __init__(self, *args: Any) -> None:
+        *args, self.recorder = args
+        super().__init__(*args)
+
+    def quiet(self) -> None:
+        """A frozen player is in evaluation mode, as in training."""
+        if self.player.frozen:
+            self.player.module.eval()
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        self.recorder.backward(last)
+        return super().arm(loss, last)
+
+
+@dataclass
+class PaperTrainer:
+    """What a game may ask its trainer in a phase."""
+
+    policies: Mapping[str, Policy]
+    global_step: int = 0
+
+    @property
+    def strategy(self) -> "PaperTrainer":
+        return self
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks()
+
+    @contextmanager
+    def all_learning(self) -> Iterator[None]:
+        with self.ranks.all_learning(self.policies, False):
+            yield
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        return tensor
+
+
+class Recorder:
+    """Writes events into a trace, with the memory that lives meanwhile."""
+
+    def __init__(self, game: GanModule, batch: list[Tensor]) -> None:
+        self.modules = dict.fromkeys([*game.modules(), *(m for p in game.players.values() for m in p.module.modules())])
+        parameters = dict.fromkeys(p for module in self.modules for p in module.parameters(recurse=False))
+        buffers = [b for module in self.modules for b in module.buffers(recurse=False)]
+        self.batch = sum(each.untyped_storage().nbytes() for each in batch)
+        self.living = Living([*parameters, *buffers, *batch])
+        self.id_of = {each.untyped_storage()._cdata: id(each) for each in parameters}
+        self.parameters = list(parameters)
+        self.trace: Trace | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside the `with`, reads, calls and gradients are recorded."""
+        hooks: list[Any] = []
+        for module in self.modules:
+            hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
+            hooks.append(module.register_forward_hook(self._leave, always_call=True))
+        for parameter in self.parameters:
+            if parameter.requires_grad:
+                hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient))
+        listen(self.modules, self._read)
+        try:
+            with self.living:
+                yield
+        finally:
+            unlisten(self.modules, self._read)
+            for hook in hooks:
+                hook.remove()
+
+    def saved(self, phase: Phase) -> Any:
+        """Around a phase: record what backward needs. See [Note: torch.func.grad] in unshard_on_read.py."""
+        return nullcontext() if phase.second_order else saved_tensors_hooks(self._pack, self._unpack)
+
+    def begin(self, trace: Trace) -> None:
+        self.trace, self.living.reduced = trace, 0
+        self.add(kinds.BEGIN)
+
+    def add(self, kind: str, what: Any = None) -> None:
+        if self.trace.events:
+            self.trace.events[-1].highest = self.living.highest + self.batch
+        self.living.reset()
+        self.trace.add(kind, what, self.living.alive + self.batch)
+
+    def backward(self, last: bool) -> None:
+        """A learner is armed for a backward; several learners are armed for the same one."""
+        if self.trace.events[-1].kind != kinds.BACKWARD:
+            self.add(kinds.BACKWARD, last)
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        self.add(kinds.ENTER, module)
+
+    def _leave(self, *_: Any) -> None:
+        self.add(kinds.LEAVE)
+
+    def _read(self, weights: list[nn.Parameter]) -> None:
+        if self.trace is not None:
+            self.add(kinds.READ, tuple(map(id, weights)))
+
+    def _gradient(self, weight: nn.Parameter) -> None:
+        if weight.grad is not None:
+            self.living.forget(weight.grad)  # the papers count it
+            self.add(kinds.GRADIENT, id(weight))
+
+    def _pack(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+        of = None
+        if tensor.layout == torch.strided and not tensor._is_zerotensor():
+            of = self.id_of.get(tensor.untyped_storage()._cdata)
+        return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor, of
+
+    def _unpack(self, packed: tuple[Tensor, int | None]) -> Tensor:
+        tensor, of = packed
+        if of is not None:
+            self.add(kinds.NEED, of)
+        return tensor
+
+
+@contextmanager
+def without_values(device: str) -> Iterator[None]:
+    """Inside the `with`, new tensors are on this device, and attention is counted as fused.
+
+    torch leaves such modes while it runs a backward, in which blocks may be computed again. So they are entered there.
+    """
+
+    @contextmanager
+    def modes() -> Iterator[None]:
+        with FusedAttention(), torch.device(device):
+            yield
+
+    with private.in_backwards(modes), private.no_autocast_on("meta"), modes():
+        yield
+
+
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p")  # of torch's attention
+
+
+class FusedAttention(TorchFunctionMode):
+    """Counts attention as the fused kernels of GPUs and CPUs compute it, which keep no matrix of queries and keys.
+
+    The meta device has no such kernel, and would count the matrix.
+    """
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not nn.functional.scaled_dot_product_attention:
+            return function(*args, **kwargs)
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        mask = given.get("attn_mask")
+        fused = not given.get("dropout_p") and (mask is None or not mask.requires_grad)
+        if not fused or not given["query"].is_meta:
+            return function(*args, **kwargs)
+        return _Attention.apply(given["query"], given["key"], given["value"])
+
+
+class _Attention(torch.autograd.Function):
+    """The shapes of an attention, and what its backward needs."""
+
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # noqa: ANN001
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

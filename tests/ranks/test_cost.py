@@ -1,0 +1,65 @@
+"""The model of cost says what a rank really holds and moves, within 5 %."""
+
+import pytest
+
+from tests.support.parity import often
+from tests.support.planned import BUCKET, ROWS, STEPS, payload, pictures, planned, small
+from tests.support.scales import weighed
+
+WITHIN = 0.05
+MIX = "student=zero3,teacher=fsdp,*=zero1"
+EIGHT = ["ddp", "zero1", "zero2", "zero3", "fsdp", "zero3+whole", "zero3+offload", MIX]
+MORE = ["ddp+recompute", "zero2+recompute", "zero3+recompute", "fsdp+recompute", "fsdp+whole", "fsdp+offload"]
+BATCH = sum(tensor.nbytes for tensor in pictures(0).values())
+
+
+def differences(ranks, policy, world, plan=None):
+    """By what part planned and measured figures differ, by phase and kind. `plan` is the policy that is planned."""
+    if world == 1:
+        found = [weighed(small, policy, 1, pictures, BUCKET, STEPS)]
+    else:
+        found = ranks(world).run(weighed, small, policy, world, pictures, BUCKET, STEPS)
+    cost = planned(small, plan or policy, world, pictures(0), BUCKET)
+    moved, differs = payload(cost), {}
+    # The ranks' loaders hold the global batches of all steps. On a CPU, what is offloaded is in the same memory; its
+    # gradients are there in the update only, when the phase has passed its peak.
+    beside = STEPS * BATCH + cost.host.bytes - cost.host.gradients
+    between = sum(held.bytes for held in cost.held.values()) + beside
+    for number, phase in enumerate(cost.phases):
+        phases = [each[number] for each in found]
+        assert {each.phase for each in phases} == {phase.phase}
+        highest, before = max(each.highest for each in phases), max(each.before for each in phases)
+        differs[phase.phase, "peak"] = (phase.bytes + beside - BATCH * (ROWS // world) / ROWS) / highest - 1
+        differs[phase.phase, "between phases"] = (between / before) - 1
+        all_moved = sum(max(each.payload.get(kind, 0) for each in phases) for kind in KINDS)
+        for kind in KINDS:
+            real = max(each.payload.get(kind, 0) for each in phases)
+            if real > 0.01 * all_moved or moved[phase.phase].get(kind, 0) > 0.01 * all_moved:
+                differs[phase.phase, kind] = moved[phase.phase].get(kind, 0) / max(1, real) - 1
+    return differs
+
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter")
+WORLDS = [(policy, world) for world in (2, 4) for policy in EIGHT] + [(policy, 2) for policy in MORE]
+
+
+@pytest.mark.parametrize(("policy", "world"), often(WORLDS, [("zero3", 2), ("fsdp", 2), (MIX, 4)]))
+def test_memory_and_bytes_are_as_planned(policy, world, ranks):
+    found = differences(ranks, policy, world)
+    print(f"\n{world} {policy:36}", *(f"{' '.join(key)} {100 * by:+.1f} %" for key, by in found.items()), sep=" | ")
+    assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
+
+
+@pytest.mark.parametrize("policy", ["single", *EIGHT])
+def test_so_they_are_on_one_rank_where_all_policies_do_the_same(policy, ranks):
+    if policy not in ("single", "zero3+offload", MIX):
+        assert planned(small, policy, 1, pictures(0), BUCKET) == planned(small, "single", 1, pictures(0), BUCKET)
+        return
+    found = differences(ranks, policy, 1)
+    assert {key: by for key, by in found.items() if abs(by) > WITHIN} == {}
+
+
+@pytest.mark.parametrize(("policy", "other"), [("zero2", "zero3"), ("zero3", "fsdp")])
+def test_the_control_another_policys_plan_is_wrong(policy, other, ranks):
+    found = differences(ranks, policy, 2, plan=other)
+    assert any(abs(by) > WITHIN for by in found.values())
