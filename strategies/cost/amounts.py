@@ -80,6 +80,17 @@ def moved(collectives: Iterable[Collective], local: int) -> Moved:
     return total
 
 
+def bubble(stages: int, chunks: int, interleaved: int = 1) -> float:
+    """The part of a phase's time in which a rank of a pipeline waits for the others.
+
+    The batch is cut into chunks, and each rank has so many (`interleaved`) stages of the player.
+    """
+    # GPipe, Huang et al. 2019, section 2.3; interleaved as in Narayanan et al. 2021, section 2.2. It is the same part
+    # of the forward and of the backward.
+    waiting = (stages - 1) / interleaved
+    return waiting / (chunks + waiting)
+
+
 def readable(amount: float) -> str:
     """Bytes as a person reads them."""
     for name in ("B", "kB", "MB"):

@@ -26,6 +26,7 @@ class PhaseCost:
     activations: float
     collectives: Mapping[str, Sequence[Collective]]
     moved: Moved
+    idle: float = 0.0  # the part of the phase in which a rank waits for others: the bubble of a pipeline
 
     @property
     def bytes(self) -> float:
@@ -131,7 +132,9 @@ class Budget:
             collectives[LOSSES] = own
             links = moved([one for each in collectives.values() for one in each], self.world.local)
             activated = float(activations[at]) + self.others
-            phases.append(PhaseCost(trace.phase, trace.every, players, activated, collectives, links))
+            phase = next(each for each in self.game.phases if each.name == trace.phase)
+            idle = max(self.policy(name, choice).idle(phase) for name, choice in choices.items())
+            phases.append(PhaseCost(trace.phase, trace.every, players, activated, collectives, links, idle))
         host = sum((self.policy(name, choice).on_host() for name, choice in choices.items()), Held())
         return Cost(held, host, phases)
 

@@ -56,6 +56,7 @@ class Paper:
         self.moved: list[Collective] = []
         self.reached: set[int] = set()
         self.last = True  # whether the phase's last backward runs
+        self.event: Event | None = None  # which happens now, with the activations of one device
 
     def play(self, trace: Trace) -> Account:
         """Go through a phase twice, because the first time a policy does not know the order of reads."""
@@ -63,6 +64,7 @@ class Paper:
             account = Account()
             self.now, self.moved = Level(self.kept), account.moved
             for event in trace.events:
+                self.event = event
                 self.highest = Level(self.now.gradients, self.now.flying)
                 self._call(event, trace)
                 account.during.append(self.highest)

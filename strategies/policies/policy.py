@@ -111,6 +111,10 @@ class Policy:
         """What it does in a phase, on paper."""
         return Paper(self.player.name, self.weights, self.step_bytes(size(self.weights.values())))
 
+    def idle(self, phase: Phase) -> float:
+        """The part of a phase in which this rank waits for others that compute: the bubble of a pipeline."""
+        return 0.0
+
     @cached_property
     def optimizer_cost(self) -> OptimizerCost:
         return optimizer_cost(self.player)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gan.fit import options
+from gan.plan import options as planning
 from gan.runs import RUNS, build
 from gan.verify import options as verifying
 
@@ -58,6 +59,12 @@ def test_its_own_run_is_one(my_gan):
     settings = verifying.parse(line.split())
     assert (settings.strategy, settings.devices) == (["ddp", "zero3"], [2, 4])
     assert build(settings.run, batch_size=8).max_steps == 1000
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    python -m gan\.plan (.*)$", README, re.MULTILINE))
+def test_the_plans_it_shows_can_be_made(line, my_gan):
+    settings = planning.parse([f"{ROOT}/{word}" if word.startswith("samples/") else word for word in line.split()])
+    assert settings.memory == 80e9
 
 
 def test_pictures_and_pages_it_links_to_are_there():

@@ -1,0 +1,133 @@
+"""`python -m gan.plan`: what a run would need and move on many devices, found out without them."""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+
+import torch
+from jsonargparse import Namespace
+
+from gan.errors import UserError, refuse
+from gan.fit.command import quiet
+from gan.fit.options import run_settings
+from gan.plan import options, table
+from gan.plan.opening import Opened, opened
+from gan.plan.search import search
+from gan.runs import build, short_name
+from strategies import assignment, private
+from strategies.auto import Auto
+from strategies.choice import Choice, choices
+from strategies.cost.amounts import readable
+from strategies.cost.budget import Budget
+from strategies.policies import POLICIES
+from strategies.policies.policy import World
+
+SPARE = 0.1  # of a device's memory, for what is not a tensor
+OWN = ("run", "strategy", "nodes", "devices", "memory", "json")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command. Returns the exit status: 0 where the strategy fits, else 1; 2 if it could not be planned."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        quiet()
+        settings = options.parse(argv)
+        ranks = settings.nodes * settings.devices
+        choice = _choice(settings.strategy, ranks)
+        with private.fake_world(ranks):
+            game = opened(lambda: build(settings.run, **run_settings(settings)), ranks)
+            return _plan(argv, settings, choice, game)
+    except UserError as error:
+        return refuse(error)
+
+
+def _choice(strategy: str, ranks: int) -> dict[str, Choice]:
+    """What was typed for --strategy. Refuses what has no plan."""
+    choice = choices(strategy, {**POLICIES, "auto": Auto})
+    if assignment.in_threads(choice):
+        raise UserError("strategy dp is for a quick try of one process, and has no plan; type --strategy ddp")
+    assignment.check_ranks(choice, ranks)
+    for each in choice.values():
+        for option, why in (("bf16", "counts 32-bit numbers"), ("compile", "cannot know what torch.compile keeps")):
+            if option in each.options:
+                raise UserError(f"gan.plan {why}; leave {option} out of --strategy {strategy}")
+    return choice
+
+
+def _plan(argv: list[str], settings: Namespace, choice: Mapping[str, Choice], game: Opened) -> int:
+    ranks, usable = settings.nodes * settings.devices, settings.memory * (1 - SPARE)
+    # A GPU's: its index means nothing, and it need not be there.
+    world = World(ranks, 0, torch.device("cuda"), settings.devices)
+    budget = Budget(game.game, world, game.trace)
+    players, belongings = game.game.players, budget.belongings
+
+    def decided(typed: Mapping[str, Choice]) -> dict[str, Choice]:
+        chosen = assignment.choose(typed, players)
+        taken = assignment.decide(chosen, players, belongings, world, settings.memory)
+        return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in taken}}
+
+    chosen = decided(choice)
+    cost = budget.cost(chosen)
+    fits = cost.peak.bytes <= usable
+    auto = decided({"*": Choice("auto")})
+    best = search(budget, usable)
+    if settings.json:
+        plan = table.as_json(cost, table.typed(chosen), fits)
+        more = {
+            "auto": table.as_json(budget.cost(auto), table.typed(auto), budget.cost(auto).peak.bytes <= usable),
+            "cheapest": table.as_json(best.cost, table.typed(best.chosen), best.fits),
+        }
+        print(json.dumps({"ranks": ranks, "memory": settings.memory, **plan, **more}, indent=1))
+        return 0 if fits else 1
+
+    total = sum(p.numel() for each in belongings.values() for p in each.parameters.values())
+    where = f"{ranks} rank{'s' * (ranks > 1)}" + (
+        f", {settings.nodes} nodes of {settings.devices}" if settings.nodes > 1 else ""
+    )
+    print(f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on each rank\n")
+    if game.why:
+        print(f"measured on this CPU, because it cannot be played without values: {game.why}\n")
+    print(*table.memory(cost, budget.everybody(chosen)), "", sep="\n")
+    print(*table.traffic(cost), "", sep="\n")
+    print(f"{table.typed(chosen)}: {_verdict(cost.peak.bytes, settings.memory)}")
+    took = budget.cost(auto)
+    print(f"auto would take {table.typed(auto)}: {_verdict(took.peak.bytes, settings.memory)}")
+    if not best.fits:
+        least = f"{readable(best.cost.peak.bytes)} under {table.typed(best.chosen)}"
+        print(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
+        return 0 if fits else 1
+    moved = best.cost.moved
+    links = f"{readable(moved.within)} in a node and {readable(moved.between)} between nodes a step"
+    print(f"the cheapest that fits needs {readable(best.cost.peak.bytes)} and moves {links}:")
+    print(f"  {_command(argv, settings, table.typed(best.chosen))}")
+    return 0 if fits else 1
+
+
+def _verdict(needed: float, memory: float) -> str:
+    """Whether it fits, and by how much."""
+    usable = memory * (1 - SPARE)
+    of = f"of {readable(memory)} less a tenth"
+    if needed <= usable:
+        return f"fits, with {readable(usable - needed)} to spare {of}"
+    return f"does not fit: {readable(needed - usable)} too much {of}"
+
+
+def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
+    """What to type to train so: the same words for the run, and this strategy."""
+    words = ["python", "-m", "gan.fit", settings.run if ":" not in settings.run else _named(argv, settings.run)]
+    skip = False
+    for word in options.arguments(argv):
+        name = word.removeprefix("--").partition("=")[0]
+        if word.startswith("--"):
+            skip = name in OWN
+        if not skip and (word.startswith("--") or len(words) > 4):
+            words.append("--" + word[2:].replace("_", "-") if word.startswith("--") else word)
+    if settings.nodes > 1:
+        words += ["--nodes", str(settings.nodes), "--rendezvous", "HOST:PORT"]
+    return shlex.join([*words, "--devices", str(settings.devices), "--strategy", strategy])
+
+
+def _named(argv: list[str], run: str) -> str:
+    """The run as it was typed, because its full name has the path of the file."""
+    return next((word for word in argv if word.endswith(":" + short_name(run)) and not word.startswith("-")), run)

@@ -1,0 +1,110 @@
+"""Makes a run's game and a rank's batch without values, and traces the game's phases."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+
+from gan.errors import UserError
+from gan.module import GanModule
+from gan.runs import Run
+from nets.norm import convert_sync_batchnorm
+from strategies import auto
+from strategies.cost.amounts import readable
+from strategies.cost.paper import size
+from strategies.cost.trace import Trace
+from strategies.cost.tracing import traces
+from strategies.micro_batches import rows
+
+# What code raises that asks a tensor without values for them; by way of NumPy too.
+NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
+TIMES = 6  # how many times the bytes of its weights a game may need, to be tried on a CPU
+
+
+@dataclass
+class Opened:
+    """A game, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values."""
+
+    game: GanModule
+    batch: Any
+    samples: int
+    why: str = ""
+
+    def trace(self, recompute: frozenset[str]) -> Sequence[Trace]:
+        """What happens in its phases, if these players recompute."""
+        return traces(self.game, self.batch, recompute, "cpu" if self.why else "meta")
+
+
+def opened(make: Callable[[], Run], ranks: int) -> Opened:
+    """Open the run that `make` makes, in a world of so many ranks.
+
+    Weights, batch and activations are on the meta device, so they need no memory. Some games read values, as by
+    `.item()`, and so cannot be played there; they are played on the CPU, with a rank's batch.
+    """
+    game = None
+    try:
+        with torch.device("meta"):
+            run = make()
+        game = _assembled(run.game)
+        batch = _batch(run, ranks)
+        found = Opened(game, move_data_to_device(batch, torch.device("meta")), rows(batch))
+        found.trace(frozenset())
+        return found
+    except UserError:
+        raise
+    except NO_VALUES as error:
+        why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+    _check_that_it_can_be_tried(game, why)
+    run = make()
+    batch = _batch(run, ranks)
+    return Opened(_assembled(run.game), batch, rows(batch), why)
+
+
+def _assembled(game: GanModule) -> GanModule:
+    convert_sync_batchnorm(game)  # as gan.fit does
+    game.assemble()
+    return game
+
+
+def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:
+    """Refuse to compute a game on a CPU that has no memory for it."""
+    if game is None:
+        return
+    needs, free = TIMES * size(game.parameters()), auto.memory(torch.device("cpu"), 1)
+    if needs > free:
+        raise UserError(
+            f"the game cannot be played without values ({why}), and is too large to be played here with them: it may "
+            f"need {readable(needs)} of {readable(free)}; make it smaller, or let its losses read no values "
+            f"(.item(), .tolist(), shapes that depend on values)"
+        )
+
+
+@dataclass
+class _FirstRank:
+    """What data may ask a trainer."""
+
+    world_size: int
+    global_rank: int = 0
+    overfit_batches: float = 0
+    global_step: int = 0
+
+
+def _batch(run: Run, ranks: int) -> Any:
+    """The first rank's first batch."""
+    first = _FirstRank(ranks)
+    source = run.game if run.data is None else run.data
+    if run.data is None:
+        before, run.game._trainer = run.game._trainer, first
+    else:
+        run.data.trainer = first
+        run.data.prepare_data()
+        run.data.setup("fit")
+    try:
+        batch, *_ = next(iter(CombinedLoader(source.train_dataloader(), "min_size")))
+    finally:
+        if run.data is None:
+            run.game._trainer = before
+    return batch

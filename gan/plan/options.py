@@ -1,0 +1,70 @@
+"""The options of `python -m gan.plan`: its own, and the settings of the chosen run."""
+
+import argparse
+import re
+
+from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
+
+from gan.errors import UserError
+from gan.fit.options import DEFAULT_RUN, RUN, Help, add_run_options, arguments, run_first
+from gan.fit.parser import Parser
+from gan.runs import find, full_name
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+EXAMPLES = """examples:
+  python -m gan.plan r3gan-faces --strategy zero3 --devices 8
+  python -m gan.plan my_game.py:my_run --nodes 4 --devices 8 --memory 80G --batch-size 256
+  python -m gan.plan my_game.py:my_run --strategy generator=zero3+hybrid,*=ddp --nodes 4 --devices 8
+  python -m gan.plan samples/distillation.py:distillation --billions 14 --nodes 8 --devices 8
+  python -m gan.plan samples/distillation.py:distillation --json
+  python -m gan.plan r3gan-faces --help           the settings of that run
+
+It needs none of the devices: the game is played once without values, on torch's meta device, with the batch of one
+rank. Every policy says what it would hold and move meanwhile. Counted are the tensors, in 32-bit numbers. A tenth of
+the memory is left for what is not a tensor: libraries, buffers of collectives, and gaps. "activations" are all other
+tensors: the batch, what backward needs, and gradients before a weight has all of its own.
+
+exit status: 0 the strategy fits; 1 it does not; 2 it could not be planned
+"""
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    """The settings. `memory` is a number of bytes."""
+    argv = run_first(arguments(argv))
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--run", default=DEFAULT_RUN)
+    run = full_name(early.parse_known_args(argv)[0].run)
+    settings = _parser(run).parse_args(argv)
+    settings.run = run
+    settings.memory = _bytes(settings.memory)
+    return settings
+
+
+def _bytes(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.strip().upper())
+    if not found or not float(found[1]):
+        raise UserError(f"cannot read --memory '{text}'; type the memory of one device, such as 80G or 512M")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _parser(run: str) -> Parser:
+    find(run)  # refuse an unknown one first
+    parser = Parser(
+        prog="python -m gan.plan",
+        usage="python -m gan.plan [RUN] [--strategy POLICY] [--nodes N] [--devices N] [--memory 80G] [options]",
+        description="Plan a run on many devices without them: memory of a rank, bytes on each link, and what fits.",
+        epilog=EXAMPLES,
+        formatter_class=Help,
+        print_config=None,
+    )
+    add = parser.add_argument
+    add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
+    add("--strategy", type=str, default="ddp", help="as for gan.fit, also auto")
+    add("--nodes", type=PositiveInt, default=1, help="number of hosts")
+    add("--devices", type=PositiveInt, default=8, help="devices on each host")
+    add("--memory", type=str, default="80G", help="the memory of one device")
+    add("--json", action="store_true", help="print one JSON object, in bytes, for programs")
+    add_run_options(parser, run)
+    return parser

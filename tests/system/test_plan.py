@@ -1,0 +1,106 @@
+"""`python -m gan.plan` as a person types it, and the table in README.md."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gan.fit import options as fitting
+from gan.plan.command import main
+from strategies.cost.amounts import readable
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+RUN = f"{ROOT}/samples/distillation.py:distillation"
+TABLE = re.search(r"\n((?:    +[\d.]+ +\d+ GB .*\n)+)", README)
+ROWS = [line.split() for line in TABLE[1].splitlines()] if TABLE else []
+
+
+def planned(capsys, *words: str) -> dict:
+    """The plan for programs."""
+    main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def row(capsys, billions: str, memory: str, nodes: int) -> str:
+    """A row of the table: one sample on each rank, nodes of 8."""
+    words = ["--billions", billions, "--nodes", str(nodes), "--devices", "8", "--batch-size", str(8 * nodes)]
+    plan = planned(capsys, RUN, *words, "--memory", f"{memory}G")
+    best = plan["cheapest"]
+    found = f"{readable(best['bytes']):>8}  {best['strategy']}" if best["fits"] else f"{'-':>8}  nothing fits"
+    return f"    {billions:>10}  {memory:>5} GB  {8 * nodes:>6}  {readable(plan['bytes']):>9}  {found}"
+
+
+@pytest.mark.parametrize(
+    "cells", [pytest.param(each, marks=[pytest.mark.slow] if each[0] != "1.5" else []) for each in ROWS]
+)
+def test_the_table_in_the_readme_is_what_it_says(cells, capsys):
+    billions, memory, _, ranks, *_ = cells
+    assert row(capsys, billions, memory, int(ranks) // 8) in README.splitlines()
+
+
+def test_the_table_has_games_of_three_sizes_and_devices_of_two():
+    assert {(cells[0], cells[1]) for cells in ROWS} == {(b, m) for b in ("1.5", "14", "70") for m in ("32", "80")}
+
+
+def test_what_it_says_to_a_person(capsys):
+    words = [RUN, "--billions", "1.5", "--nodes", "2", "--devices", "4", "--batch-size", "8", "--strategy", "auto"]
+    assert main([*words, "--memory", "32G"]) == 0
+    said = capsys.readouterr().out
+    assert "distillation: 1,562,968,321 parameters, on 8 ranks, 2 nodes of 4; 1 samples on each rank" in said
+    assert re.search(r"^  student +\S+ +[\d.]+ [GM]B +", said, re.MULTILINE)
+    assert re.search(r"^auto would take .*: fits, with .* to spare of 32 GB less a tenth$", said, re.MULTILINE)
+    (command,) = re.findall(r"^  (python -m gan\.fit .*)$", said, re.MULTILINE)
+    typed = fitting.parse(command.replace("'", "").split()[3:])[0]
+    assert (typed.billions, typed.nodes, typed.devices, typed.batch_size) == (1.5, "2", 4, 8) or typed.nodes == 2
+
+
+def test_what_does_not_fit_is_told_by_how_much(capsys):
+    words = [RUN, "--billions", "1.5", "--devices", "2", "--batch-size", "2"]
+    assert main([*words, "--memory", "2G"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"^ddp: does not fit: .* GB too much of 2 GB less a tenth$", said, re.MULTILINE)
+    assert "nothing fits: the least is " in said
+
+
+def test_a_game_that_reads_values_is_measured(capsys):
+    assert main(["pix2pix-faces", "--devices", "2", "--batch-size", "2", "--size", "32", "--faces", "16"]) == 0
+    assert "measured on this CPU, because it cannot be played without values: NotImpl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--memory", "much"], "cannot read --memory 'much'; type the memory of one device, such as 80G or 512M"),
+        (["--strategy", "dp"], "strategy dp is for a quick try of one process, and has no plan; type --strategy ddp"),
+        (["--strategy", "zero2+bf16"], "gan.plan counts 32-bit numbers; leave bf16 out of --strategy zero2+bf16"),
+        (["--strategy", "single"], "policy 'single' of all players trains on one device and there are 3 ranks"),
+        (["--strategy", "zero2+hybrid:2"], "3 ranks cannot be parted into groups of 2"),
+        (["--strategy", "painter=ddp"], "--strategy names no player of this game: painter"),
+        (["--batch-size", "64"], "batch 64 is not divisible by 3 ranks"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(words, answer, capsys):
+    assert main(["r3gan-faces", "--devices", "3", "--faces", "100", "--batch-size", "3", *words]) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_it_starts_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "gan.plan", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert "--memory MEMORY" in done.stdout
+
+
+@pytest.mark.slow
+def test_seventy_billion_on_4096_ranks_take_less_than_a_minute():
+    words = ["--billions", "70", "--nodes", "512", "--devices", "8", "--batch-size", "4096", "--strategy", "zero3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gan.plan", RUN, *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on 4096 ranks, 512 nodes of 8" in done.stdout
