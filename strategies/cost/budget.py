@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor, nn
 
 from gan.module import GanModule
 from strategies.choice import Choice
 from strategies.cost.amounts import Collective, Group, Held, Moved, moved
+from strategies.cost.paper import size
 from strategies.cost.trace import Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
@@ -81,11 +83,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         self.belongings = belongings_of(self.game.players, self.game)
-        whole = {
-            id(p) for player in self.game.players.values() for p in player.module.state_dict(keep_vars=True).values()
-        }
-        others = [t for t in self.game.state_dict(keep_vars=True).values() if id(t) not in whole]
-        self.others = sum(each.numel() * each.element_size() for each in others)  # of no player
+        own = {id(each) for player in self.game.players.values() for each in _tensors(player.module)}
+        self.others = size(each for each in _tensors(self.game) if id(each) not in own)  # of no player
 
     def policy(self, player: str, choice: Choice) -> Policy:
         """A policy that is not adopted. A player that follows another one has that one's choice."""
@@ -171,3 +170,7 @@ class Budget:
                 for trace in self.traces(recompute)
             ]
         return self._memory[recompute]
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]

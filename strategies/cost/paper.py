@@ -9,15 +9,15 @@ gathered weights by the addresses of their memory, and meta tensors have none; t
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from strategies.cost.amounts import Collective, Group
 from strategies.cost.trace import Event, Trace
 
 
-def size(parameters: Iterable[nn.Parameter]) -> int:
+def size(tensors: Iterable[Tensor]) -> int:
     """Their bytes."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass

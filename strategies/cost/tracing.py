@@ -43,7 +43,12 @@ def traces(game: GanModule, batch: Any, recompute: Collection[str] = (), device:
         for policy in policies.values():
             policy.quiet()
         with recorder.listening(), without_values(device):
-            return [_trace(game, phase, batch, policies, recorder) for phase in game.phases]
+            found = {}
+            for step, phases in steps(game.phases).items():
+                game.forget_shared()
+                for phase in phases:
+                    found[phase.name] = _trace(game, phase, step, batch, policies, recorder)
+            return [found[phase.name] for phase in game.phases]
     finally:
         game.forget_shared()
         game._trainer = before
@@ -53,10 +58,24 @@ def traces(game: GanModule, batch: Any, recompute: Collection[str] = (), device:
             policy.learn(True)
 
 
+def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
+    """The steps in which phases are played for a trace, with these phases: those that come together in training.
+
+    A step in which a phase begins, and in it all that may be due then. `every` and `when` do not count.
+    """
+    begun = sorted({phase.start for phase in phases})
+    return {step: [each for each in phases if each.start <= step < (each.until or step + 1)] for step in begun}
+
+
 def _trace(
-    game: GanModule, phase: Phase, batch: Any, policies: Mapping[str, "Recorded"], recorder: "Recorder"
+    game: GanModule,
+    phase: Phase,
+    step: int,
+    batch: Any,
+    policies: Mapping[str, "Recorded"],
+    recorder: "Recorder",
 ) -> Trace:
-    step = game._trainer.global_step = phase.start
+    game._trainer.global_step = step
     recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
     for policy in policies.values():
         policy.begin_step(step)

@@ -132,7 +132,7 @@ class Policy:
         """What the optimizer needs for a while, to step so many bytes of weights."""
         if self.world.device.type != "cpu":
             return self.optimizer_cost.all * owned
-        return self.optimizer_cost.one * min(owned, max((size([each]) for each in self.weights.values()), default=0))
+        return self.optimizer_cost.on_cpu([size([each]) for each in self.weights.values()], owned)
 
     @property
     def everyone(self) -> Group:

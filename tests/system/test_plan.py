@@ -11,6 +11,7 @@ import pytest
 from gan.fit import options as fitting
 from gan.plan.command import main
 from strategies.cost.amounts import readable
+from tests.support.parity import often
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -69,6 +70,18 @@ def test_what_does_not_fit_is_told_by_how_much(capsys):
 def test_a_game_that_reads_values_is_measured(capsys):
     assert main(["pix2pix-faces", "--devices", "2", "--batch-size", "2", "--size", "32", "--faces", "16"]) == 0
     assert "measured on this CPU, because it cannot be played without values: NotImpl" in capsys.readouterr().out
+
+
+OF_ALL_KINDS = ["cyclegan-faces", "vqgan-faces", "dmd2-lora-faces", "byol-faces", "stylegan-faces", "hifigan-tones"]
+
+
+@pytest.mark.parametrize("run", often(OF_ALL_KINDS, ["cyclegan-faces", "dmd2-lora-faces"]))
+def test_games_of_all_kinds_have_a_plan(run, capsys):
+    """With image pools, phases that begin later, parameters that players share, players that follow others."""
+    for strategy in ("zero3", "fsdp"):
+        plan = planned(capsys, run, "--devices", "2", "--batch-size", "4", "--strategy", strategy)
+        assert plan["fits"]
+        assert plan["bytes"] > sum(sum(held.values()) for held in plan["between_phases"].values()) > 0
 
 
 @pytest.mark.parametrize(

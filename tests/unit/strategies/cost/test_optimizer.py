@@ -32,6 +32,9 @@ def test_the_state_is_counted(optimizer, state, elementwise):
 def test_adam_needs_memory_for_a_while():
     """On a CPU for one weight at a time, and on a GPU for all of them."""
     found = cost(partial(Adam, lr=0.1))
-    assert 2 <= found.one <= 3  # two of one weight, and what is left of the one before
+    assert (found.one, found.left) == (2, 1)  # two of one weight, and what is left of the one before
+    assert found.on_cpu([100, 10, 50, 50], 1000) == 200
+    assert found.on_cpu([100, 90], 1000) == 280
+    assert found.on_cpu([100, 90], 20) == 40  # a rank owns a part of one of them
     assert found.all == 1
     assert cost(partial(SGD, lr=0.1)).all == 0

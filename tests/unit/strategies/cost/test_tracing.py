@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gan import Phase
 from strategies.cost import trace as kinds
 from strategies.cost.living import Living
-from strategies.cost.tracing import FusedAttention, traces
+from strategies.cost.tracing import FusedAttention, steps, traces
 from tests.support.composite import Composite, Sized
 from tests.support.hard_games import HARD
 from tests.support.parity import single
@@ -57,6 +58,14 @@ def test_a_game_whose_shapes_depend_on_values_cannot_be_traced_without():
     with pytest.raises(RuntimeError):
         traced(Composite, single(0), "meta")
     assert list(traced(Composite, single(0), "cpu")) == ["critic", "discriminator", "generator", "rarely"]
+
+
+def test_phases_are_played_with_those_of_the_same_steps():
+    def phase(name, start=0, until=None):
+        return Phase(name, lambda batch: batch, "net", start=start, until=until, every=3)
+
+    first, later, both = phase("first", until=10), phase("later", start=10), phase("both")
+    assert steps([first, later, both]) == {0: [first, both], 10: [later, both]}
 
 
 def test_it_leaves_the_game_as_it_was():
