@@ -116,13 +116,12 @@ def _verdict(needed: float, memory: float) -> str:
 def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
     """What to type to train so: the same words for the run, and this strategy."""
     words = ["python", "-m", "gan.fit", settings.run if ":" not in settings.run else _named(argv, settings.run)]
-    skip = False
-    for word in options.arguments(argv):
-        name = word.removeprefix("--").partition("=")[0]
+    own = True  # whether a word belongs to an option of this command alone; the first one is the run
+    for word in argv:
         if word.startswith("--"):
-            skip = name in OWN
-        if not skip and (word.startswith("--") or len(words) > 4):
-            words.append("--" + word[2:].replace("_", "-") if word.startswith("--") else word)
+            own = options.arguments([word])[0][2:].partition("=")[0] in OWN
+        if not own:
+            words.append(word)
     if settings.nodes > 1:
         words += ["--nodes", str(settings.nodes), "--rendezvous", "HOST:PORT"]
     return shlex.join([*words, "--devices", str(settings.devices), "--strategy", strategy])
