@@ -289,7 +289,7 @@ class PendingReduction:
         """This rank's shard of the mean."""
         if self.flat is not None:
             self.work.wait()
-            self.flat = None
+            self.work = self.flat = None  # the work may keep the whole gradients, too
             if self.copies is not None:
                 dist.all_reduce(self.shard.div_(dist.get_world_size(self.copies)), group=self.copies)
         return self.shard
