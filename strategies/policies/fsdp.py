@@ -44,10 +44,14 @@ class Fsdp(Sharded):
     name = "fsdp"
     takes = (Sharded.takes | {"bf16", "whole"}) - {"compile"}
 
+    @property
+    def begins_sharded(self) -> bool:
+        return self.world.size > 1 and bool(self.belongings.parameters)
+
     def make_storage(self) -> Storage:
-        weights, others = self.weights_and_others()
-        if self.world.size == 1 or not (weights or others):
+        if not self.begins_sharded:
             return super().make_storage()
+        weights, others = self.weights_and_others()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
         dtypes = {each.dtype for each in (*weights.values(), *others.values())}
