@@ -9,6 +9,7 @@ from lightning import LightningModule
 from gan import noise
 from gan.checkpoint import check_left_out, load, load_module_state
 from gan.errors import UserError
+from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class GanModule(LightningModule):
         self.automatic_optimization = False
         self.players: dict[str, Player] = {}
         self.phases: tuple[Phase, ...] = ()
+        self.begun = False  # whether learners have left the files of Player(weights=...), which are read once
         self._shared: dict[Any, Any] = {}
 
     def configure_players(self) -> Iterable[Player]:
@@ -111,12 +113,17 @@ class GanModule(LightningModule):
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
         game.on_load_checkpoint(saved)
         left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict
+        in_files: set[str] = set()
+        if saved.get("files") or on_meta(game):
+            game.assemble()
+            in_files = reopened(game, game.players.values(), saved, strict)
         try:
-            load_module_state(game, saved["state_dict"], strict=strict, left_out=left_out)
+            load_module_state(game, saved["state_dict"], strict=strict, left_out=in_files.union(left_out))
         except RuntimeError as error:
             raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
         if strict:
             check_left_out(game, left_out)
+        game.begun = True
         return game if map_location is None else game.to(map_location)
 
     # ---- Lightning's manual optimization, in which nothing would be synchronised ----

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +39,15 @@ class Player:
       learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     - `saved`: False leaves the weights of a frozen player out of checkpoints. The game's constructor must make the same
       weights again, e.g. load them from a file; a resumed run checks that. Its buffers are saved.
+    - `weights`: a safetensors file from which the player begins, or an index of several (`*.safetensors.index.json`),
+      or a folder that has one of them. Its names are those of the module's `state_dict()`. Each rank reads only what it
+      keeps. A learner's file is read once: what it has learned stays, and a checkpoint's values come before it. The
+      weights of a frozen player are left out of checkpoints: these have the path, and a digest of the file, and a
+      resumed run checks that it has not changed.
+
+    A network that is too large for one device is made on `torch.device("meta")`, where weights need no memory. They
+    come from `weights`, or each module's `reset_parameters()` makes them (see gan/making.py). Under `zero3` and `fsdp`
+    no rank has all of them at once.
 
     The module may be a part of a network, or some parameters of one: `nn.ParameterList(adapters)`. A parameter learns
     in one player only. One that does not learn may belong to several players (see `parameters_of`).
@@ -56,6 +66,7 @@ class Player:
     after: Callable[[nn.Module], object] | None = None
     follows: str | None = None
     saved: bool = True
+    weights: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -75,6 +86,16 @@ class Player:
             raise UserError(
                 f"player '{self.name}' changes in training, so its weights must be in checkpoints; leave saved=False "
                 f"out, which is for frozen players"
+            )
+        if self.weights is not None and not isinstance(self.weights, str | PathLike):
+            raise UserError(
+                f"player '{self.name}': weights={type(self.weights).__name__} must be the path of a safetensors file; "
+                f"type weights='model.safetensors'"
+            )
+        if self.weights is not None and self.follows is not None:
+            raise UserError(
+                f"player '{self.name}' begins as a copy of '{self.follows}', which it follows; give the weights to "
+                f"that one: Player('{self.follows}', ..., weights='{self.weights}')"
             )
         if self.ema is not None and not callable(self.ema) and not 0 <= self.ema < 1:
             raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")

@@ -3,7 +3,9 @@
 What a player needs is what its policies say, `Policy.at_most`: the model of cost that `gan.plan` goes by too.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+import resource
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,13 +81,25 @@ def decide(players: Mapping[str, Needs], taken: float, free: float) -> list[Deci
 
 
 def memory(device: torch.device, local: int) -> float:
-    """Free bytes for a rank: on its GPU, with torch's unused cache, or on CPU its part of this machine's memory."""
+    """Free bytes for a rank: on its GPU, with torch's unused cache, or on CPU its part of this machine's memory.
+
+    On CPU a limit of the process counts too, such as that of `ulimit -v`.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     with open("/proc/meminfo") as file:
         available = next(line for line in file if line.startswith("MemAvailable"))
-    return int(available.split()[1]) * 1024 / local
+    return min(int(available.split()[1]) * 1024 / local, *_left())
+
+
+def _left() -> Iterator[float]:
+    """What the limits of this process leave."""
+    with open("/proc/self/status") as file:
+        used = dict(line.split(":", 1) for line in file)
+    for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(limit)
+        yield math.inf if soft == resource.RLIM_INFINITY else max(0, soft - int(used[name].split()[0]) * 1024)
 
 
 def told(decisions: Iterable[Decision], free: float) -> str:

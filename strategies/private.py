@@ -90,6 +90,25 @@ def limit(group: Any, timeout: timedelta | None) -> None:
         set_timeout(timeout, group)
 
 
+def note_checkpoint(function: Callable[..., Any], seen: Callable[[Any], None]) -> None:
+    """Tell `seen` from which checkpoint a run resumes, None if from none, before set-up. Lightning says it only after.
+
+    `function` is about to run in this process: a method of a Trainer's, that of `fit`, `validate`, `test` or `predict`.
+    """
+    trainer = getattr(function, "__self__", None)
+    if not isinstance(trainer, Trainer):
+        return
+    connector = trainer._checkpoint_connector
+    select = type(connector)._select_ckpt_path.__get__(connector)
+
+    def selected(*args: Any, **kwargs: Any) -> Any:
+        path = select(*args, **kwargs)
+        seen(path)
+        return path
+
+    connector._select_ckpt_path = selected
+
+
 def stop_looking_for_gpus() -> None:
     """Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step."""
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)

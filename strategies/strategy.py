@@ -22,24 +22,26 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
 from gan.errors import UserError
+from gan.making import aside
 from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import convert_sync_batchnorm, unsynchronised
 from strategies import private, threads
 from strategies.assignment import assign, in_threads
-from strategies.auto import Auto
+from strategies.auto import USABLE, Auto, memory
 from strategies.check.first_step import check_step
 from strategies.check.trial import Trial, Trials
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
 from strategies.choice import choices
+from strategies.first_weights import FirstWeights, resharded, without_values
 from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loss_scale import LossScale
 from strategies.policies import POLICIES
 from strategies.policies.groups import Groups
-from strategies.policies.policy import World
+from strategies.policies.policy import Policy, World
 from strategies.policies.replica import ADVICE
 from strategies.ranks import Ranks
 from strategies.replicas import compare_replicas, watching_writes
@@ -101,6 +103,7 @@ class PhaseStrategy(SavingStrategy):
         self.guard = Guard(self.gather_objects)
         self.groups = Groups()
         self.hooks = NO_HOOKS
+        self.first: FirstWeights  # made in set-up
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
     # ---- a step ----
@@ -265,14 +268,18 @@ class PhaseStrategy(SavingStrategy):
             private.stop_looking_for_gpus()
         if training and self._layer_sync is not None:
             convert_sync_batchnorm(game)
-        self.precision_plugin.convert_module(game)
-        self.model_to_device()
-        if self.world_size > 1:
-            private.broadcast_module(game)
+        with aside(game, resharded):
+            self.precision_plugin.convert_module(game)
+        with without_values(game):
+            self.model_to_device()
+            if self.world_size > 1:
+                private.broadcast_module(game)
         game.assemble()
         seed = int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32))
         self.seed = self.broadcast(seed)
         self.agree_on_ending(trainer if training else None)
+        resumed = self.resumes_from is not None and game.strict_loading
+        self.first = FirstWeights(game, self.root_device, self.seed, resumed, self._saving_ranks())
         self._adopt_players(game, training)
         self.setup_precision_plugin()
 
@@ -282,7 +289,10 @@ class PhaseStrategy(SavingStrategy):
         self.policies = assign(
             self.choice, game, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
         )
-        self.left_out = LeftOut(game, self.policies, self.is_global_zero)
+        self.left_out = LeftOut(game, self.policies, self.is_global_zero, self.first.frozen_files)
+        self.first.begin(self.policies.values() if training else ())
+        if training or self.resumes_from is not None:
+            self.left_out.note(self.first.digests(first_of_host=self.local_rank == 0))
         self.ranks, self.guard = Ranks(self.global_rank, self.world_size), Guard(self.gather_objects)
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
@@ -292,6 +302,7 @@ class PhaseStrategy(SavingStrategy):
             policy.adopt(training)
             if _needs_loss_scale(self.precision_plugin):
                 policy.loss_scale = LossScale()
+        self.first.fill_shards()
         for policy in self.policies.values():
             if training and policy.followed is not None:
                 policy.follow()
@@ -337,9 +348,27 @@ class PhaseStrategy(SavingStrategy):
         """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
         super().on_train_end()
         self.places.compare()
-        for policy in self.policies.values():
+        for policy in self._fitting():
             policy.storage.unshard(exact=True)
         self.guard.raise_if_hopeless()
+
+    def _fitting(self) -> list[Policy]:
+        """The policies whose players may be whole now. A network that never was may be too large for that."""
+        if not self.first.begin_sharded:
+            return list(self.policies.values())
+        free = torch.tensor(memory(self.root_device, self.num_processes), dtype=torch.float64).to(self.root_device)
+        free = self.reduce(free, reduce_op="min").item() * USABLE
+        fitting = []
+        for policy in self.policies.values():
+            if self.first.bytes_of(policy) > max(free, 0):
+                rank_zero_warn(
+                    f"player '{policy.player.name}' stays sharded after the training, for its weights do not fit into "
+                    f"half of the memory that is free; load a checkpoint to use it"
+                )
+            else:
+                fitting.append(policy)
+                free -= self.first.bytes_of(policy)
+        return fitting
 
     def teardown(self) -> None:
         """Restore the networks to what they were before training."""
@@ -349,7 +378,8 @@ class PhaseStrategy(SavingStrategy):
         for policy in self.policies.values():
             policy.release()
         self.groups.release()
-        super().teardown()
+        with without_values(self.lightning_module):
+            super().teardown()
 
     # ---- evaluation uses averaged weights, and disturbs no training ----
 

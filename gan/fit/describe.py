@@ -62,7 +62,7 @@ def _recipe(player: Player) -> str:
     if player.follows is not None:
         return f"follows {player.follows}, ema {_decay(player)}{_per(player.ema_per)}"
     if player.frozen:
-        return "frozen" if player.saved else "frozen, not in checkpoints"
+        return "frozen" if player.saved and player.weights is None else "frozen, not in checkpoints"
     optimizer = player.optimizer
     made = getattr(optimizer, "func", optimizer)
     settings = ", ".join(f"{key}={value}" for key, value in getattr(optimizer, "keywords", {}).items())

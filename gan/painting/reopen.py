@@ -12,6 +12,7 @@ from gan.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
+from gan.making import reopened
 from gan.runs import Run, build, full_name
 
 
@@ -127,12 +128,14 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
             f"players {', '.join(game.players)}"
         )
     left_out = saved.get("left_out", {})
+    in_files = reopened(game, game.players.values(), saved)
     try:
-        load_module_state(game, saved["state_dict"], left_out=left_out)
+        load_module_state(game, saved["state_dict"], left_out=in_files.union(left_out))
     except RuntimeError as error:
         first = " ".join(" ".join(str(error).splitlines()[:2]).split())
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
     check_left_out(game, left_out)
+    game.begun = True
     for name, player in game.players.items():
         averages = players[name]["ema"] or {}
         read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})

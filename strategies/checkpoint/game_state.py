@@ -39,6 +39,7 @@ def game_state(game: GanModule, policies: Policies, left_out: LeftOut) -> dict[s
     return {
         "game": type(game).__name__,
         "left_out": left_out.checksums,
+        "files": left_out.files,
         "players": {name: training_state(policy) for name, policy in policies.items()},
     }
 
@@ -59,8 +60,8 @@ def load_networks(
             f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(policies)}"
         )
 
-    if strict and left_out.parameters:
-        left_out.check(game, checkpoint, ranks)
+    if strict:
+        left_out.check(game, checkpoint, _shares(policies), ranks)
     state = {key: value for key, value in checkpoint["state_dict"].items() if key not in left_out.parameters}
 
     def load_weights() -> None:

@@ -115,10 +115,14 @@ class Fsdp(Sharded):
             whole=self.always_whole,
         )
 
+    @property
+    def begins_sharded(self) -> bool:
+        return self.divided
+
     def make_storage(self) -> Storage:
-        weights, others = self.weights_and_others()
-        if self.world.size == 1 or not (weights or others):
+        if not self.begins_sharded:
             return super().make_storage()
+        weights, others = self.weights_and_others()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
         dtypes = {each.dtype for each in (*weights.values(), *others.values())}

@@ -141,6 +141,11 @@ class Policy:
 
     # ---- once ----
 
+    @property
+    def begins_sharded(self) -> bool:
+        """Whether training begins with weights that may have no values yet. See first_weights.py."""
+        return False
+
     def adopt(self, training: bool) -> None:
         """Prepare the player. Its weights are already on the device, and equal on all ranks."""
         if {"compile", "recompute"} <= self.options.keys():

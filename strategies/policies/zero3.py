@@ -92,10 +92,14 @@ class Zero3(Zero2):
         few = len(self.paper_buckets) + len(self.other_buckets) <= FEW
         return few or bool(self.options.keys() & {"whole", "compile"})
 
+    @property
+    def begins_sharded(self) -> bool:
+        return self.divided
+
     def make_storage(self) -> Storage:
-        weights, others = self.weights_and_others()
-        if self.world.size == 1 or not (weights or others):
+        if not self.begins_sharded:
             return super().make_storage()
+        weights, others = self.weights_and_others()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")
         storage = Buckets(weights, self.sharing, others)

@@ -23,7 +23,7 @@ from strategies.processes.backends import check_backend, check_device, with_stor
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.interface import choose_interface, clear_errors, own_name
 from strategies.processes.launched import connect, environment, place_of
-from strategies.processes.launcher import launcher
+from strategies.processes.launcher import Here, launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.requeue import Requeue
@@ -52,6 +52,7 @@ class LaunchedStrategy(DDPStrategy):
         self.advice = ""  # the command to type after a rank was lost
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
+        self.resumes_from: Any = None  # the checkpoint from which the run resumes; the launcher finds it
         self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
 
     @property
@@ -74,7 +75,7 @@ class LaunchedStrategy(DDPStrategy):
         return self.parallel_devices[0] if self.threaded else super().root_device
 
     def _configure_launcher(self) -> None:
-        """Refuse impossible choices before any process is started. A single process needs no launcher."""
+        """Refuse impossible choices before any process is started."""
         place = place_of(self.cluster_environment)
         if self.threaded:
             others = max(self.num_nodes, place.world_size if place is not None else 1)
@@ -89,7 +90,7 @@ class LaunchedStrategy(DDPStrategy):
         check_ranks(self.choice, ranks)
         if ranks > 1:
             check_device(self._get_process_group_backend(), self.root_device)
-            self._launcher = launcher(self, self._start_method)
+        self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)
 
     def _get_process_group_backend(self) -> str:
         return with_store(super()._get_process_group_backend())

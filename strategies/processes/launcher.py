@@ -9,7 +9,14 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
-from strategies.private import FunctionLauncher, Launcher, ScriptLauncher, same_command, set_threads
+from strategies.private import (
+    FunctionLauncher,
+    Launcher,
+    ScriptLauncher,
+    note_checkpoint,
+    same_command,
+    set_threads,
+)
 from strategies.processes.launched import place_of
 from strategies.processes.lost_ranks import Survivor
 
@@ -44,6 +51,7 @@ class Scripts(ScriptLauncher):
         parent = int(_parent) if _parent and local else None
         self.strategy.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
         set_threads(num_processes=self.num_processes)
+        note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
         return self.strategy.survivor.run(function, *args, **kwargs)
 
     def _call_children_scripts(self) -> None:
@@ -65,6 +73,22 @@ class Scripts(ScriptLauncher):
         for local_rank in range(1, self.num_processes):
             variables = {**os.environ, "LOCAL_RANK": str(local_rank)}
             self.procs.append(subprocess.Popen(command, env=variables, cwd=_folder))
+
+
+class Here(Launcher):
+    """Starts nothing: the function is called in this process, the only one."""
+
+    is_interactive_compatible = True
+
+    def __init__(self, strategy: DDPStrategy) -> None:
+        self.strategy = strategy
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
+        return function(*args, **kwargs)
+
+    def kill(self, signum: Any) -> None:
+        """There is no other process."""
 
 
 class Functions(FunctionLauncher):
@@ -89,6 +113,7 @@ def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **
     first = environment.node_rank() * strategy.num_processes
     strategy.survivor = Survivor(first + environment.local_rank(), first)
     strategy.handing_over = False
+    note_checkpoint(function, partial(setattr, strategy, "resumes_from"))
     result = strategy.survivor.run(function, *args, **kwargs)
     strategy.handing_over = True
     return result

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.checkpoint import Share
-from strategies.sharding.resharded_parameter import hide, show
+from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.versions import end_graphs, forget_ended, version_of
 
 SIZE = 25 * 2**20  # bytes, as DDP's buckets
@@ -92,18 +92,24 @@ class Bucket:
         like = next(iter(self.weights.values()))
         self.device, self.dtype = like.device, like.dtype
         self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
-        whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
-        self.shard = whole[self.first : self.first + self.length]
-        self.whole: Tensor | None = whole
+        self.whole: Tensor | None = None
+        # Weights that are made or read shard by shard were never whole. See strategies/first_weights.py.
+        self.begun_sharded = any(isinstance(weight, ReshardedParameter) for weight in self.weights.values())
+        if not self.begun_sharded:
+            self.whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
         self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
-        if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
+        if self.begun_sharded:
+            self.shard = self._begin_shard()
+            self._hide_all()
+        elif sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
+            self.shard = self.whole[self.first : self.first + self.length]
             self._show()
         else:
-            self.shard = self._at_home(self.shard)
+            self.shard = self._at_home(self.whole[self.first : self.first + self.length])
             self._hide()
             if sharing.keep:
                 self.unshard()
@@ -117,8 +123,20 @@ class Bucket:
     def _at_home(self, shard: Tensor) -> Tensor:
         if self.sharing.home is None:
             return shard.clone()
-        shard = shard.to(self.sharing.home, copy=True)
+        return self._pinned(shard.to(self.sharing.home, copy=True))
+
+    def _pinned(self, shard: Tensor) -> Tensor:
         return shard.pin_memory() if self.device.type == "cuda" and shard.device.type == "cpu" else shard
+
+    def _begin_shard(self) -> Tensor:
+        """Memory for the shard, with this rank's part of the weights that have values."""
+        shard = self._pinned(torch.zeros(self.length, dtype=self.dtype, device=self.sharing.home or self.device))
+        for name, weight in self.weights.items():
+            low, high = self._range(name)
+            if low < high and not isinstance(weight, ReshardedParameter):
+                part = weight.detach().reshape(-1)[low - self.starts[name] : high - self.starts[name]]
+                shard[low - self.first : high - self.first].copy_(part)
+        return shard
 
     def _range(self, name: str) -> tuple[int, int]:
         """The range of the bucket in which this rank owns elements of a weight; empty if it owns none."""
@@ -240,13 +258,19 @@ class Bucket:
         if self.work is not None:
             self.work.wait()
         self._drop()
+        self._hide_all()
+
+    def _hide_all(self) -> None:
         nothing = torch.full((), torch.nan, dtype=self.compute_dtype, device=self.device)
         for weight in self.weights.values():
             hide(weight, nothing)
 
     def release(self) -> None:
-        """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN."""
-        for weight in self.weights.values():
+        """Give every weight its own memory again. Communicates nothing, so a resharded weight becomes NaN.
+
+        One that has never been whole may not fit, so it stays resharded.
+        """
+        for weight in () if self.begun_sharded and not self.unsharded else self.weights.values():
             forget_ended(weight)
             values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
             show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
@@ -289,7 +313,7 @@ class PendingReduction:
         """This rank's shard of the mean."""
         if self.flat is not None:
             self.work.wait()
-            self.flat = self.work = None  # what waits for gloo's collective keeps its tensors too
+            self.work = self.flat = None  # the work may keep the whole gradients, too
             if self.copies is not None:
                 dist.all_reduce(self.shard.div_(dist.get_world_size(self.copies)), group=self.copies)
         return self.shard

@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from gan.checkpoint import Share
 from strategies import private
 from strategies.sharding.bucket import UNSHARDED
-from strategies.sharding.resharded_parameter import hide, show
+from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.versions import forget_ended, version_of
 
 
@@ -41,9 +41,11 @@ class FsdpWeight(FSDPParam):
     start: int  # of the shard, in elements of the whole
     version: int  # how often the shards have changed
     seen: int  # the author's version when whole values and shard were equal
+    begun_sharded: bool  # it had no values when it was sharded
 
     def adopt(self, unit: "Unit", author: nn.Parameter) -> None:
         self.unit, self.author, self.whole = unit, author, None
+        self.begun_sharded = isinstance(author, ReshardedParameter)
         self.shard = self.sharded_param.to_local().detach().view(-1)
         self.piece = nn.Parameter(self.shard, requires_grad=author.requires_grad)
         rank = self.mesh_info.shard_mesh_rank
@@ -124,13 +126,17 @@ class FsdpWeight(FSDPParam):
         return Share(own, self.author.shape, self.start)
 
     def release(self) -> None:
-        """Give the author's parameter its own memory. Nothing of FSDP2's stays: it would keep process groups."""
+        """Give the author's parameter its own memory. Nothing of FSDP2's stays: it would keep process groups.
+
+        One that has never been whole may not fit, so it stays resharded.
+        """
         there = self.whole is not None
-        values = self.author.data if there else torch.full(self.author.shape, torch.nan, device=self.device)
         if there:
             UNSHARDED.pop(self.whole.data_ptr(), None)
         forget_ended(self.author)
-        show(self.author, values.to(self.shard.dtype, copy=True, memory_format=torch.contiguous_format))
+        if there or not self.begun_sharded:
+            values = self.author.data if there else torch.full(self.author.shape, torch.nan, device=self.device)
+            show(self.author, values.to(self.shard.dtype, copy=True, memory_format=torch.contiguous_format))
         kept = {"author": self.author, "start": self.start, "elements": self.elements, "whole": None, "shard": None}
         vars(self).clear()
         vars(self).update(kept)
@@ -340,6 +346,9 @@ def wrap(
             fully_shard(block, ignored_params=ignored | tied, **settings)
         fully_shard(root, ignored_params=ignored, **settings)
         states = {module: fully_shard.state(module) for module in (root, *blocks)}
+        for state in states.values():
+            for group in _groups(state):
+                _give_memory(group)
         states[root]._lazy_init()
     hooks = []
     for module, state in states.items():
@@ -370,10 +379,7 @@ def _stand_ins(
         module: {name: each for name, each in module._parameters.items() if id(each) in own}
         for module in root.modules()
     }
-    made = {
-        key: nn.Parameter(each.detach().contiguous().view(each.shape or (1,)), requires_grad=each.requires_grad)
-        for key, each in own.items()
-    }
+    made = {key: _stand_in(each) for key, each in own.items()}
     added = {f"of_several_blocks_{number}": own[key] for number, key in enumerate(_tied(authors, blocks))}
     authors[root] |= added
     for module, there in authors.items():
@@ -387,6 +393,23 @@ def _stand_ins(
             _set(module, there)
         for name in added:
             del root._parameters[name]
+
+
+def _stand_in(weight: nn.Parameter) -> nn.Parameter:
+    if isinstance(weight, ReshardedParameter):  # it has no values yet; FSDP2 knows that of the meta device only
+        values = torch.empty(weight.shape or (1,), dtype=weight.dtype, device="meta")
+    else:
+        values = weight.detach().contiguous().view(weight.shape or (1,))
+    return nn.Parameter(values, requires_grad=weight.requires_grad)
+
+
+def _give_memory(group: Any) -> None:
+    """Give memory to the shards of weights that have no values yet. FSDP2's guide does this by `to_empty`."""
+    for weight in group.fsdp_params:
+        if weight.sharded_param.is_meta:
+            device = "cpu" if weight.offload_to_cpu else weight.device
+            values = torch.zeros_like(weight.sharded_param.detach(), device=device)
+            weight._setattr_on_modules(nn.Parameter(values, requires_grad=weight.sharded_param.requires_grad))
 
 
 def _set(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

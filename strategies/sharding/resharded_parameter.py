@@ -51,7 +51,7 @@ class ReshardedParameter(nn.Parameter):
             f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
             f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; write them inside "
             f"gathered(write=True), the same on all ranks; save them with trainer.save_checkpoint(path), or on all "
-            f"ranks, inside gathered(), by torch.save"
+            f"ranks, inside gathered(), by torch.save. After a training, load a checkpoint"
         )
 
     def __repr__(self) -> str:

@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning import Callback
-from torch.distributed.tensor import DTensor
 from torch.optim import Adafactor
 
 from gan.errors import UserError
@@ -25,6 +24,7 @@ from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
 from strategies.strategy import POLICIES
 from tests.support.composite import MIXES, Composite, Sized
+from tests.support.counted import held
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
@@ -297,13 +297,7 @@ class Weighing(Callback):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == trainer.max_steps:
-            gc.collect()
-            tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-            # A DTensor has no memory of its own: it is about another tensor.
-            storages = [
-                each.untyped_storage() for each in tensors if not each.is_meta and not isinstance(each, DTensor)
-            ]
-            self.held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+            self.held = held()
 
 
 def kept(policy: str, world: int) -> float:

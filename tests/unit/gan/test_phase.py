@@ -58,6 +58,11 @@ def test_one_learner_or_several():
             r"'one' follows 'two', so it has a decay and no optimizer; type Player\(",
         ),
         (lambda: player(optimizer=None, follows="two"), "follows 'two', so it has a decay and no optimizer"),
+        (lambda: player(weights={}), "weights=dict must be the path of a safetensors file; type weights='model.safete"),
+        (
+            lambda: player(optimizer=None, follows="two", ema=0.9, weights="a.safetensors"),
+            r"'one' begins as a copy of 'two', which it follows; give the weights to that one: Player\('two', ...",
+        ),
         (lambda: player(optimizer=None, follows="two", ema=0.9, clip=1.0), "is frozen and takes no schedule"),
         (
             lambda: player(saved=False),

@@ -74,6 +74,7 @@ def test_what_a_trainer_keeps_is_still_there():
     assert hasattr(trainer._signal_connector, "_slurm_sigusr_handler_fn")
     assert hasattr(trainer._accelerator_connector, "cluster_environment")
     assert hasattr(trainer._checkpoint_connector, "hpc_save_path")
+    assert hasattr(trainer._checkpoint_connector, "_select_ckpt_path")
     assert hasattr(trainer.fit_loop.epoch_loop.manual_optimization, "optim_step_progress")
 
 
@@ -123,7 +124,7 @@ def test_fsdp2_keeps_what_a_unit_uses_where_it_did():
         part = group.fsdp_params[0]
         for name in ("_module_info", "_post_load_hook_handle", "_sharded_param_data", "padded_sharded_param_size"):
             assert hasattr(part, name), name
-        for name in ("all_gather_outputs", "device", "orig_dtype", "param_dtype", "sharded_param"):
+        for name in ("all_gather_outputs", "device", "offload_to_cpu", "orig_dtype", "param_dtype", "sharded_param"):
             assert hasattr(part, name), name
         assert part._module_info.module is network and part._module_info.param_name == "weight"
         assert hasattr(part.mesh_info, "shard_mesh_rank") and hasattr(part.mesh_info, "shard_process_group")

@@ -1,0 +1,161 @@
+"""The first values of weights that come from files, or that were on the meta device: each rank makes what it keeps.
+
+[Note: set-up without whole weights]
+A policy that shards weights (`Policy.begins_sharded`) adopts its player while these weights have no values: they are
+`ReshardedParameter`s from the start, with memory for one element. When its storage has memory for this rank's shares,
+the shares are filled, from files or by `reset_parameters()` (see [Note: first values] in gan/making.py). All other
+weights, and buffers, are filled before the policies adopt the players.
+
+So a rank never holds more than its shares, one module that is being made, and a few MB of a file.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from gan.checkpoint import Share
+from gan.ema import Ema
+from gan.errors import UserError
+from gan.making import Making, aside, give_memory
+from gan.module import GanModule
+from gan.weights import WeightFiles, open_files
+from strategies.checkpoint.ranks import SavingRanks
+from strategies.policies.policy import Policy
+from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
+
+
+class FirstWeights:
+    """`seed` is the run's. `resumed`: a checkpoint's values are loaded after set-up, so they are not made before."""
+
+    def __init__(self, game: GanModule, device: torch.device, seed: int, resumed: bool, ranks: SavingRanks) -> None:
+        """Find what has no values, and open the files. If one rank fails, all raise."""
+        players = game.players.values()
+        self.game, self.device, self.seed, self.ranks = game, device, seed, ranks
+        self.making = Making(game, players)
+        self.gone = {id(p): p for p in game.parameters() if resharded(p)}  # of an ended training
+        self.begin_sharded: list[Policy] = []
+        frozen = {player.name for player in players if player.frozen}
+        # What a learner has learned, or gets from a checkpoint, is not read again.
+        named = [each for each in players if each.weights is not None and (each.frozen or not (resumed or game.begun))]
+        self.files: dict[str, WeightFiles] = {}
+        self.tensors: dict[str, dict[str, Tensor]] = {}
+
+        def open_all() -> None:
+            self.files = open_files(named)
+            self.tensors = {name: each.tensors() for name, each in self.files.items()}
+
+        if named:
+            ranks.each(open_all)
+        self.frozen_files = {name: each for name, each in self.files.items() if name in frozen}
+        self.read = self._one_file_each()
+        self.given: set[int] = set()
+        if resumed:
+            self.given = {id(value) for value in game.state_dict(keep_vars=True).values() if isinstance(value, Tensor)}
+        self._refuse()
+
+    def _one_file_each(self) -> set[int]:
+        """The ids of what is read. Raise if two players would read the same tensor from different files."""
+        sources: dict[int, tuple[str, str]] = {}
+        for player, tensors in self.tensors.items():
+            for name, tensor in tensors.items():
+                other, other_name = sources.setdefault(id(tensor), (player, name))
+                paths = [self.files[each].path.resolve() for each in (player, other)]
+                if paths[0] != paths[1]:
+                    raise UserError(
+                        f"player '{player}' reads '{name}' from {paths[0]}, and player '{other}' reads the same tensor "
+                        f"('{other_name}') from {paths[1]}; leave weights out for one of them"
+                    )
+        return set(sources)
+
+    def _refuse(self) -> None:
+        for player in self.game.players.values():
+            for name, parameter in player.module.named_parameters():
+                if not player.saved and player.weights is None and parameter.is_meta:
+                    raise UserError(
+                        f"player '{player.name}': '{name}' is on torch.device('meta'), and with saved=False the game's "
+                        f"constructor must make it; type weights=PATH, or leave saved=False out"
+                    )
+        names = {id(parameter): name for name, parameter in self.game.named_parameters()}
+        for key in self.gone:
+            if key not in self.given | self.read:
+                raise UserError(
+                    f"'{names[key]}' has no values: they were sharded in a training that has ended, and did not fit on "
+                    f"one rank; type ckpt_path=..., or load a checkpoint with load_from_checkpoint(...)"
+                )
+
+    def begin(self, policies: Iterable[Policy]) -> None:
+        """Fill all that no policy shards, before the policies adopt their players."""
+        self.begin_sharded = [policy for policy in policies if policy.begins_sharded]
+        later = {id(each) for policy in self.begin_sharded for each in policy.belongings.parameters.values()}
+        files = {id(each): each for tensors in self.tensors.values() for each in tensors.values()}
+        now: dict[Tensor, Share | None] = {}
+        for key, tensor in (files | self.making.tensors | self.gone).items():
+            if key not in later:
+                self._give_memory(tensor)
+                now[tensor] = Share.whole(tensor)
+            elif tensor.is_meta:
+                nothing = torch.full((), torch.nan, dtype=tensor.dtype, device=self.device)
+                give_memory(tensor, nothing.expand(tensor.shape))
+                hide(tensor, nothing)
+        if now:
+            self.ranks.each(lambda: self._fill(now))
+
+    def _give_memory(self, tensor: Tensor) -> None:
+        if resharded(tensor):
+            show(tensor, torch.empty(tensor.shape.numel(), dtype=tensor.dtype, device=self.device))
+        elif tensor.is_meta:
+            give_memory(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device))
+
+    def fill_shards(self) -> None:
+        """Fill this rank's shares of what policies shard, after they have adopted their players."""
+        ours = self.read | self.making.tensors.keys()
+        policies = [p for p in self.begin_sharded if not ours.isdisjoint(map(id, p.belongings.parameters.values()))]
+        shares = {weight: share for policy in policies for weight, share in policy.storage.shares().items()}
+        if policies:
+            self.ranks.each(lambda: self._fill(shares))
+        self.game.begun = True
+        for policy in policies:
+            policy.storage.shards_changed(others=True)
+            if isinstance(policy.ema, Ema):
+                policy.ema.load_state_dict(None)
+
+    def _fill(self, shares: Mapping[Tensor, Share | None]) -> None:
+        for player, tensors in self.tensors.items():
+            for name, tensor in tensors.items():
+                share = shares.get(tensor)
+                if share is not None:
+                    self.files[player].read(name, share)
+        rest = {each: share for each, share in shares.items() if id(each) not in self.read | self.given}
+        self.making.make(rest, self.seed, self.device)
+
+    def digests(self, first_of_host: bool) -> dict[str, str]:
+        """The digests of frozen players' files. One rank of each host reads them, whole, as fast as its disk can."""
+
+        def own() -> dict[str, str]:
+            return {name: each.digest() for name, each in self.frozen_files.items()} if first_of_host else {}
+
+        if not self.frozen_files:
+            return {}
+        of_ranks = self.ranks.each(own)
+        for name, files in self.frozen_files.items():
+            if len({digests[name] for digests in of_ranks if digests}) > 1:
+                raise UserError(f"player '{name}': {files.path} is not the same file on all hosts; copy it again")
+        return next(digests for digests in of_ranks if digests)
+
+    def bytes_of(self, policy: Policy) -> int:
+        """The bytes of a player's weights that have never been whole on this rank."""
+        made = self.making.tensors.keys() | self.gone.keys()
+        weights = policy.belongings.parameters.values() if policy in self.begin_sharded else ()
+        return sum(weight.numel() * weight.element_size() for weight in weights if id(weight) in made)
+
+
+def resharded(tensor: Tensor) -> bool:
+    """Whether its values are not on this rank."""
+    return isinstance(tensor, ReshardedParameter)
+
+
+def without_values(game: nn.Module) -> AbstractContextManager[None]:
+    """Inside the `with`, a game is without the tensors that have no values here."""
+    return aside(game, lambda tensor: tensor.is_meta or resharded(tensor))

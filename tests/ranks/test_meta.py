@@ -1,0 +1,315 @@
+"""Networks on the meta device: made module by module, and every policy makes what one device would have made."""
+
+import gc
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from lightning import Callback
+from torch import nn
+
+from gan import Player, making
+from gan.errors import UserError
+from gan.noise import seed_for
+from strategies import PhaseStrategy
+from strategies.first_weights import FirstWeights
+from tests.support.counted import Counted, held
+from tests.support.doubled import doubled
+from tests.support.meta_games import OnMeta, Vectors, adam
+from tests.support.parity import BROKEN, Whole, distance, equals, in_buckets, often, parts, refused, train, trainer
+from tests.support.saved import tensors
+
+SMALL = 64  # bytes of a bucket, so that every weight has one of its own
+WORLDS = often(
+    [(policy, world) for world in (2, 4) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")], ("zero3", "fsdp")
+)
+
+
+def small(game: Any, policy: str, world: int, **settings: Any) -> dict[str, Any]:
+    with doubled() if "deepspeed" in policy else nullcontext():
+        return in_buckets(SMALL, train, game, policy=policy, world=world, **settings)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return train(OnMeta, policy="single")
+
+
+@pytest.mark.parametrize(("policy", "world"), WORLDS)
+def test_every_policy_trains_what_one_device_makes(policy, world, ranks, alone):
+    equals(ranks(world).run(small, OnMeta, policy, world), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["zero3+offload", "zero3+hybrid:2", "zero3+whole", "fsdp+offload", "fsdp+hybrid:2"])
+def test_so_do_options(policy, ranks, alone):
+    equals(ranks(4).run(small, OnMeta, policy, 4, check=True), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["deepspeed2", "deepspeed3", "generator=zero3,judge=fsdp,*=ddp"])
+def test_so_do_engines_and_mixes(policy, ranks, alone):
+    equals(ranks(2).run(small, OnMeta, policy, 2), alone)
+
+
+def test_the_first_step_is_checked(ranks, alone):
+    equals(ranks(2).run(small, OnMeta, "zero3", 2, check=True), alone)
+
+
+def by_rank(policy: str, world: int) -> dict[str, Any]:
+    """The control: each rank makes its shares from a seed of its own."""
+    seed = lambda *parts: seed_for(torch.distributed.get_rank(), *parts)  # noqa: E731
+    with mock.patch.object(making, "seed_for", seed):
+        return small(OnMeta, policy, world)
+
+
+def never_filled(policy: str, world: int) -> dict[str, Any]:
+    """The control: shares have memory, and nobody makes their values."""
+    with mock.patch.object(FirstWeights, "fill_shards", lambda self: None):
+        return small(OnMeta, policy, world, check=False)
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+@pytest.mark.parametrize("control", [by_rank, never_filled])
+def test_the_control_that_makes_other_values_differs(control, policy, ranks, alone):
+    assert distance(ranks(2).run(control, policy, 2)[0], alone) > BROKEN
+
+
+def start(policy: str, world: int) -> dict[str, Any]:
+    """The weights before the first step."""
+    game, strategy = OnMeta(), PhaseStrategy(policy)
+    found = {}
+
+    class Looks(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            with strategy.gathered():
+                found.update({name: value.detach().clone() for name, value in game.state_dict().items()})
+
+    with mock.patch.dict("os.environ", PL_GLOBAL_SEED="11"):
+        trainer(strategy, world, 1, callbacks=[Looks()], sync_batchnorm=True).fit(game, parts(1, world))
+    return found
+
+
+def test_a_module_is_made_as_its_constructor_makes_it_under_its_own_seed(ranks):
+    found = start("single", 1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for name, make in (("0", lambda: nn.Linear(4, 8)), ("2", lambda: nn.Linear(8, 6))):
+            torch.manual_seed(seed_for(11, "generator", name))
+            layer = make()
+            assert torch.equal(found[f"generator.{name}.weight"], layer.weight)
+            assert torch.equal(found[f"generator.{name}.bias"], layer.bias)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found["judge.attention.out_proj.bias"].abs().sum() == 0  # nn.MultiheadAttention makes it zero
+    assert found["judge.attention.out_proj.weight"].abs().sum() > 0
+    assert distance(ranks(2).run(start, "zero3", 2)[1], found) == 0
+
+
+def half(policy: str, world: int, path: str, resume: bool) -> dict[str, Any]:
+    game, strategy = OnMeta(), PhaseStrategy(policy)
+    made = in_buckets(SMALL, trainer, strategy, world, 6 if resume else 3, sync_batchnorm=True)
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    never = mock.patch.object(nn.Linear, "reset_parameters", side_effect=AssertionError("made before it was loaded"))
+    with mock.patch.dict("os.environ", PL_GLOBAL_SEED="4" if resume else "3"):
+        if resume:
+            with never:
+                made.fit(game, Whole(6, rank, world), ckpt_path=path)
+            return {name: value.clone() for name, value in game.state_dict().items()}
+        made.fit(game, Whole(6, rank, world))
+        made.save_checkpoint(path)
+    return {}
+
+
+@pytest.mark.parametrize(("policy", "world"), [("zero3", 2), ("fsdp", 2), ("single", 1)])
+def test_a_checkpoint_resumes_and_its_weights_are_not_made_before(policy, world, ranks, tmp_path):
+    path = str(tmp_path / "half.ckpt")
+    half("single", 1, path, False)
+    run = ranks(world).run if world > 1 else lambda function, *args: [function(*args)]
+    if world > 1:
+        run(half, policy, world, str(tmp_path / "other.ckpt"), False)
+        found, expected = tensors(tmp_path / "other.ckpt"), tensors(path)
+        assert distance(found, expected) < 1e-10
+    assert distance(run(half, policy, world, path, True)[0], half("single", 1, path, True)) < 1e-10
+
+
+def test_a_game_on_meta_is_loaded_from_a_checkpoint(tmp_path):
+    path = str(tmp_path / "half.ckpt")
+    half("single", 1, path, False)
+    game = OnMeta.load_from_checkpoint(path)
+    saved = tensors(path, ["state_dict"])
+    for name, value in game.state_dict().items():
+        if f"/state_dict/{name}" in saved:  # a weight with two names is saved under one
+            assert torch.equal(value, saved[f"/state_dict/{name}"].float() if value.dtype == torch.float32 else value)
+    assert torch.equal(game.judge.shifted.scale, 1 + torch.arange(6.0) / 6)
+
+
+# ---- memory ----
+
+LAYERS, WIDTH = 128, 24
+
+
+class Deep(Vectors):
+    """A frozen teacher of many layers has most of its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.device(self.device_of_networks):
+            layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+            self.teacher = nn.Sequential(nn.Linear(6, WIDTH), *layers, nn.Linear(WIDTH, 1))
+
+    def configure_players(self):
+        yield from (player for player in super().configure_players() if player.name != "teacher")
+        yield Player("teacher", self.teacher, blocks=[str(number + 1) for number in range(LAYERS)], **self.of_teacher)
+
+
+class DeepLearner(Deep):
+    """The same network learns."""
+
+    def configure_players(self):
+        yield from (player for player in super().configure_players() if player.name != "teacher")
+        blocks = [str(number + 1) for number in range(LAYERS)]
+        yield Player("teacher", self.teacher, adam, ema=0.9, blocks=blocks)
+
+    def configure_phases(self):
+        yield from super().configure_phases()
+        yield from [phase.__class__("teach", self.teaching, "teacher") for phase in super().configure_phases()][:1]
+
+    def teaching(self, batch):
+        return self.teacher(batch["x"]).square().mean()
+
+
+class RealDeep(Deep):
+    """The control: the constructor makes the networks whole."""
+
+    device_of_networks = "cpu"
+
+
+def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
+    """The most bytes of tensors while a game is made and set up, and those that training keeps between steps."""
+    counted, strategy = Counted(), PhaseStrategy(policy, check=False)
+
+    class Between(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 2:
+                self.held = held()
+
+    between, setup = Between(), strategy.setup
+
+    def set_up(*args: Any) -> None:
+        with counted:
+            setup(*args)
+
+    strategy.setup = set_up
+    gc.collect()
+    gc.freeze()
+    try:
+        with counted:
+            module = game()
+        trainer(strategy, world, 2, callbacks=[between]).fit(module, parts(2, world))
+        return counted.peak, between.held
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+@pytest.mark.parametrize("game", [Deep, DeepLearner])
+def test_set_up_needs_no_more_than_a_tenth_above_what_training_holds(game, policy, ranks):
+    bytes_ = sum(weight.numel() * 8 for weight in game().parameters())
+    for most, kept in ranks(4).run(in_small_buckets, peak, game, policy, 4):
+        assert kept > (4 if game is DeepLearner else 1) * bytes_ / 4
+        assert most < 1.1 * kept
+
+
+def test_the_control_that_makes_networks_whole_needs_more(ranks):
+    for most, kept in ranks(4).run(in_small_buckets, peak, RealDeep, "zero3", 4):
+        assert most > 1.5 * kept
+
+
+def in_small_buckets(function: Any, *args: Any) -> Any:
+    return in_buckets(WIDTH * WIDTH * 8, function, *args)
+
+
+# ---- after a training that sharded what does not fit ----
+
+
+def ended(policy: str, world: int) -> str | None:
+    """Train where little memory is free: then the network stays sharded."""
+    game, strategy = Vectors(), PhaseStrategy(policy)
+    made = trainer(strategy, world, 1)
+    with mock.patch("strategies.strategy.memory", return_value=64.0):
+        made.fit(game, parts(1, world))
+    with pytest.raises(UserError, match="its values are not on this rank"):
+        game.generator[0].weight.sum()
+    try:
+        trainer(PhaseStrategy(policy), world, 1).fit(game, parts(1, world))
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_what_does_not_fit_stays_sharded_and_is_not_made_anew(policy, ranks):
+    for told in ranks(2).run(ended, policy, 2):
+        assert told.startswith("'generator.0.weight' has no values: they were sharded in a training that has ended")
+        assert "ckpt_path=" in told
+
+
+# ---- what cannot be made ----
+
+
+class Unmade(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.gain = nn.Parameter(torch.empty(6))
+
+    def forward(self, x):
+        return self.inner(x * self.gain)
+
+
+class HalfMade(Unmade):
+    def reset_parameters(self):
+        self.gain[1:] = 1.0
+
+
+def with_teacher(kind):
+    def make():
+        game = Vectors()
+        with torch.device("meta"):
+            game.teacher = kind()
+        return game
+
+    return make
+
+
+class UnsavedOnMeta(Vectors):
+    of_teacher = {"saved": False}  # noqa: RUF012
+
+
+class NoReset(Vectors):
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.teacher = Unmade()
+
+
+class HalfReset(Vectors):
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.teacher = HalfMade()
+
+
+@pytest.mark.parametrize(
+    ("game", "words"),
+    [
+        (NoReset, "player 'teacher': 'gain' is on torch.device('meta'), and its module (Unmade) has no reset_param"),
+        (HalfReset, "player 'teacher': 'gain' is on torch.device('meta'), and reset_parameters() of its module (HalfM"),
+        (UnsavedOnMeta, "player 'teacher': '0.weight' is on torch.device('meta'), and with saved=False the game's co"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_by_name(game, words, ranks):
+    told = [refused(game, policy="single"), *ranks(2).run(refused, game, policy="zero3", world=2)]
+    assert all(words in each for each in told)

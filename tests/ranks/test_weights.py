@@ -1,0 +1,322 @@
+"""Player(weights=PATH): each rank reads what it keeps, and a frozen player's weights stay in their file."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+
+from gan import weights as files
+from gan.checkpoint import load
+from gan.errors import UserError
+from gan.export.command import networks
+from gan.games.dmd2 import Dmd2
+from gan.painting.reopen import open_run
+from strategies import PhaseStrategy
+from strategies.first_weights import FirstWeights
+from tests.support import opening
+from tests.support.meta_games import OnMeta, weights_of, write_file, write_index
+from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, in_buckets, often, refused, snapshot, trainer
+from tests.support.saved import read_checkpoint
+
+SMALL = 64  # bytes of a bucket, so that every weight has one of its own
+HALF = 3
+NETWORKS = ("generator", "judge", "teacher")
+
+
+class Filed(OnMeta):
+    """Players begin from these files."""
+
+    def __init__(self, device: str = "meta", **files: str) -> None:
+        self.device_of_networks = device
+        super().__init__()
+        self.files = files
+
+    def configure_players(self):
+        for player in super().configure_players():
+            yield replace(player, weights=self.files.get(player.name))
+
+
+class Loaded(OnMeta):
+    """What one device does by hand: its constructor makes the networks, and loads the same values."""
+
+    device_of_networks = "cpu"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+        for name in NETWORKS:
+            getattr(self, name).load_state_dict(weights_of(getattr(self, name)), strict=name != "judge")
+
+
+def fit(
+    game: Any,
+    policy: str,
+    world: int,
+    steps: int = 2 * HALF,
+    save: str | None = None,
+    resume: str | None = None,
+    strict: bool = True,
+) -> dict[str, Any]:
+    module, strategy = game(), PhaseStrategy(policy)
+    module.strict_loading = strict
+    made = trainer(strategy, world, steps, sync_batchnorm=True)
+    loader = Whole(40, dist.get_rank() if world > 1 else 0, world)
+    with mock.patch.dict("os.environ", PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", SMALL):
+        made.fit(module, loader, ckpt_path=resume)
+        if save is not None:
+            made.save_checkpoint(save)
+    return snapshot(module, strategy)
+
+
+def told(*args: Any, **kwargs: Any) -> str | None:
+    try:
+        fit(*args, **kwargs)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory) -> dict[str, str]:
+    """A file for the generator, a folder with an index for the judge, an index for the teacher."""
+    game, folder = OnMeta(), tmp_path_factory.mktemp("weights")
+    generator, judge, teacher = (weights_of(getattr(game, name)) for name in NETWORKS)
+    return {
+        "generator": str(write_file(folder / "generator.safetensors", generator)),
+        "judge": str(write_index(folder / "judge", judge, 3)),
+        "teacher": str(write_index(folder / "teacher", teacher) / "model.safetensors.index.json"),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return fit(Loaded, "single", 1)
+
+
+WORLDS = often(
+    [(policy, world) for world in (2, 4) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")], ("zero3", "fsdp")
+)
+
+
+@pytest.mark.parametrize(("policy", "world"), WORLDS)
+def test_every_policy_trains_from_the_files_as_one_device_does(policy, world, ranks, paths, alone):
+    equals(ranks(world).run(fit, partial(Filed, **paths), policy, world), alone)
+
+
+@pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2), ("fsdp", 2)])
+def test_networks_that_the_constructor_makes_read_them_too(policy, world, ranks, paths, alone):
+    game = partial(Filed, device="cpu", **paths)
+    found = [fit(game, policy, 1)] if world == 1 else ranks(world).run(fit, game, policy, world)
+    equals(found, alone)
+
+
+def one_reads(policy: str, paths: dict[str, str]) -> dict[str, Any]:
+    """The control: the second rank reads nothing."""
+    fill = FirstWeights._fill
+    with mock.patch.object(FirstWeights, "_fill", lambda self, shares: dist.get_rank() or fill(self, shares)):
+        return fit(partial(Filed, device="cpu", **paths), policy, 2)
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_the_control_where_one_rank_reads_differs(policy, ranks, paths, alone):
+    assert distance(ranks(2).run(one_reads, policy, paths)[0], alone) > BROKEN
+
+
+def bytes_read(policy: str, world: int, paths: dict[str, str]) -> int:
+    """The bytes of weights that this rank reads, without those of digests."""
+    found, fill = [], files._fill
+
+    def counted(file: Any, content: memoryview) -> None:
+        found.append(len(content))
+        fill(file, content)
+
+    with mock.patch.object(files, "_fill", counted):
+        fit(partial(Filed, generator=paths["generator"], teacher=paths["teacher"]), policy, world, 1)
+    return sum(found)
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_each_rank_reads_only_what_it_keeps(policy, ranks, paths):
+    game = OnMeta()
+    all_of_it = sum(
+        8 * weight.numel() for name in ("generator", "teacher") for weight in getattr(game, name).parameters()
+    )
+    found = ranks(4).run(bytes_read, policy, 4, paths)
+    assert sum(found) == all_of_it
+    assert max(found) < all_of_it / 2
+    assert ranks(2).run(bytes_read, "ddp", 2, paths) == [all_of_it, all_of_it]
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2), ("fsdp", 2)])
+def test_a_frozen_players_weights_are_left_out_and_it_resumes(policy, world, ranks, paths, alone, tmp_path):
+    half, game = str(tmp_path / "half.ckpt"), partial(Filed, **paths)
+    run = ranks(world).run if world > 1 else lambda function, *args, **more: [function(*args, **more)]
+    run(fit, game, policy, world, HALF, save=half)
+    saved = read_checkpoint(half)
+    names = [name for name, _ in game().named_parameters() if name.startswith("teacher.")]
+    assert not saved["state_dict"].keys() & set(names)
+    assert "generator.0.weight" in saved["state_dict"]
+    noted = saved["files"]
+    assert noted.keys() == {"teacher"}
+    assert noted["teacher"]["path"] == paths["teacher"] and noted["teacher"]["names"] == names
+    equals(run(fit, game, policy, world, resume=half), alone)
+    assert distance(fit(game, "single", 1, resume=half), alone) < EXACT
+
+
+@pytest.fixture
+def half(paths, tmp_path) -> tuple[str, dict[str, str]]:
+    """A checkpoint, and the files of its players, which may be changed."""
+    game, own = OnMeta(), dict(paths)
+    own["teacher"] = str(write_file(tmp_path / "teacher.safetensors", weights_of(game.teacher)))
+    own["generator"] = str(write_file(tmp_path / "generator.safetensors", weights_of(game.generator)))
+    path = str(tmp_path / "half.ckpt")
+    fit(partial(Filed, **own), "single", 1, HALF, save=path)
+    return path, own
+
+
+def test_a_changed_file_is_refused_at_resume(half, ranks, alone):
+    path, own = half
+    write_file(own["teacher"], weights_of(OnMeta().teacher, seed=6))
+    game = partial(Filed, **own)
+    for words in (told(game, "single", 1, resume=path), *ranks(2).run(told, game, "zero3", 2, resume=path)):
+        assert f"{own['teacher']} has other content now (sha256 " in words
+        assert "checkpoints leave the weights of player 'teacher' out" in words
+    found = fit(game, "single", 1, resume=path, strict=False)
+    assert distance(found, alone) > BROKEN
+    with pytest.raises(UserError, match="has other content now"):
+        Filed.load_from_checkpoint(path, **own)
+
+
+def test_a_file_may_move_and_a_learners_file_may_go(half, alone, tmp_path):
+    path, own = half
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    own["teacher"] = str(write_file(moved / "other.safetensors", weights_of(OnMeta().teacher)))
+    own["generator"] = str(moved / "gone.safetensors")
+    assert distance(fit(partial(Filed, **own), "single", 1, resume=path), alone) < EXACT
+
+
+def learned(policy: str, world: int, paths: dict[str, str], path: str) -> tuple[float, float]:
+    """How far the weights move while a trained game is tested, and while a loaded one begins to train."""
+    rank = dist.get_rank() if world > 1 else 0
+    game = Filed(device="cpu", **paths)
+    game.test_step = lambda batch, *_: None
+    made = trainer(PhaseStrategy(policy), world, HALF, sync_batchnorm=True)
+    made.fit(game, Whole(HALF, rank, world))
+    before = {name: value.clone() for name, value in game.state_dict().items()}
+    made.test(game, Whole(1, rank, world), verbose=False)
+    moved = distance(before, game.state_dict())
+
+    class Begins(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            with strategy.gathered():
+                self.weights = {name: value.clone() for name, value in loaded.state_dict().items()}
+
+    loaded, strategy, begins = Filed.load_from_checkpoint(path, device="cpu", **paths), PhaseStrategy(policy), Begins()
+    before = {name: value.clone() for name, value in loaded.state_dict().items() if not name.startswith("slow.")}
+    trainer(strategy, world, 1, callbacks=[begins], sync_batchnorm=True).fit(loaded, Whole(1, rank, world))
+    return moved, distance(before, {name: begins.weights[name] for name in before})  # a follower begins as a copy
+
+
+@pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2)])
+def test_what_a_learner_has_learned_is_not_read_again(policy, world, half, ranks):
+    path, own = half
+    run = ranks(world).run if world > 1 else lambda function, *args: [function(*args)]
+    for moved, begun in run(learned, policy, world, own, path):
+        assert moved == 0
+        assert begun < 1e-6  # the loaded ones were in float32
+
+
+def test_a_game_that_does_not_name_the_file_any_more_is_refused(half):
+    path, own = half
+    teacher = own.pop("teacher")
+    words = told(partial(Filed, **own), "single", 1, resume=path)
+    assert words.endswith(f"type Player('teacher', ..., weights='{teacher}')")
+
+
+def test_a_checkpoint_of_before_is_compared_with_the_file(paths, ranks, alone, tmp_path):
+    path, others = str(tmp_path / "half.ckpt"), {name: paths[name] for name in ("generator", "judge")}
+    game = partial(Filed, **paths)
+    fit(named_filed(Loaded), "single", 1, HALF, save=path)
+    equals(ranks(2).run(fit, game, "zero3", 2, resume=path), alone)
+    fit(partial(Filed, **others), "single", 1, HALF, save=path)
+    words = told(game, "single", 1, resume=path), *ranks(2).run(told, game, "zero3", 2, resume=path)
+    assert all("the checkpoint has other values of 'teacher.0.weight' than" in each for each in words[:2])
+
+
+def named_filed(game):
+    return type("Filed", (game,), {})
+
+
+def test_a_game_is_loaded_with_the_weights_of_its_file(half):
+    path, own = half
+    game, saved = Filed.load_from_checkpoint(path, **own), read_checkpoint(path)
+    for name, value in weights_of(OnMeta().teacher).items():
+        assert torch.equal(game.teacher.state_dict()[name], value.float())
+    assert torch.equal(game.generator[0].weight, saved["state_dict"]["generator.0.weight"].float())
+    game.assemble()
+    teacher = next(each for each in networks(game, load(path), "raw") if each.player == "teacher")
+    assert torch.equal(teacher.state["0.weight"], game.teacher[0].weight)
+
+
+def test_commands_open_a_run_whose_teacher_is_in_a_file(tmp_path, monkeypatch):
+    configured, file = Dmd2.configure_players, tmp_path / "teacher.safetensors"
+
+    def with_file(self: Dmd2) -> Any:
+        for player in configured(self):
+            if player.frozen and not file.exists():
+                write_file(file, player.module.state_dict())
+            yield replace(player, weights=file) if player.frozen else player
+
+    monkeypatch.setattr(Dmd2, "configure_players", with_file)
+    folder = opening.train(tmp_path, "dmd2-faces", size=16, width=4, faces=8, held_out=4)
+    opened = open_run(str(folder))
+    assert "teacher.pictures" in load(opened.checkpoint)["files"]["teacher"]["names"]
+    pictures = opened.run.game.teacher.pictures
+    assert torch.equal(open_run(str(folder), seed=1).run.game.teacher.pictures, pictures)  # whatever the seed makes
+    write_file(file, {name: value + 1 for name, value in opened.run.game.teacher.state_dict().items()})
+    with pytest.raises(UserError, match=r"teacher.safetensors has other content now"):
+        open_run(str(folder))
+
+
+# ---- what is refused on all ranks together ----
+
+
+def lacks_it(path: str) -> str | None:
+    """One rank does not have the file, as on another host."""
+    here = path if dist.get_rank() == 0 else path + ".not_here.safetensors"
+    return refused(partial(Filed, teacher=here), policy="zero3", world=2)
+
+
+def has_another(path: str) -> str | None:
+    digest = lambda self: f"{dist.get_rank()}"  # noqa: E731
+    first = mock.patch.object(PhaseStrategy, "local_rank", 0)
+    with mock.patch.object(files.WeightFiles, "digest", digest), first:
+        return refused(partial(Filed, teacher=path), policy="zero3", world=2)
+
+
+def test_what_one_host_lacks_is_an_error_on_all(ranks, paths):
+    words = ranks(2).run(lacks_it, paths["teacher"])
+    assert all(
+        "player 'teacher': cannot read weights from" in each and "there is no such file" in each for each in words
+    )
+    words = ranks(2).run(has_another, paths["teacher"])
+    assert all("is not the same file on all hosts" in each for each in words)
+
+
+def test_two_files_for_one_tensor_are_refused(paths, tmp_path):
+    class Twice(Filed):
+        def configure_players(self):
+            *others, teacher = super().configure_players()
+            yield from (*others, teacher, replace(teacher, name="critic", weights=str(other)))
+
+    other = write_file(tmp_path / "other.safetensors", weights_of(OnMeta().teacher))
+    words = in_buckets(SMALL, refused, partial(Twice, teacher=paths["teacher"]), policy="single")
+    assert "player 'critic' reads '0.weight' from" in words and "leave weights out for one of them" in words

@@ -1,0 +1,49 @@
+"""The bytes of all memory that tensors have, counted at every operation of torch."""
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Counted(TorchDispatchMode):
+    """Inside, the bytes of tensors that operations make are counted, until their memory is freed. `peak` is the most.
+
+    Memory that no operation has made, such as that of a process group, is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, Any] = {}  # references to storages
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for each in tree_leaves((made, args)):
+            if isinstance(each, Tensor) and type(each) in (Tensor, torch.nn.Parameter) and not each.is_meta:
+                storage = each.untyped_storage()
+                if storage._cdata not in self.alive:
+                    self.alive[storage._cdata] = weakref.ref(storage, lambda _, key=storage._cdata: self._freed(key))
+        self.peak = max(self.peak, self.now())
+        return made
+
+    def _freed(self, key: int) -> None:
+        self.alive.pop(key, None)
+
+    def now(self) -> int:
+        """The bytes at this moment. A storage may have been resized."""
+        return sum(storage.nbytes() for each in list(self.alive.values()) if (storage := each()) is not None)
+
+
+def held() -> int:
+    """The bytes of all memory that tensors of this process have now, without those that `gc.freeze()` has frozen."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    # A DTensor has no memory of its own: it is about another tensor.
+    storages = [each.untyped_storage() for each in tensors if not each.is_meta and not isinstance(each, DTensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
