@@ -48,7 +48,7 @@ def more_than_one() -> bool:
     replacement = _replacement.get()
     if replacement is None:
         return dist.is_initialized() and dist.get_world_size() > 1
-    return replacement is not _itself
+    return replacement.add is not _itself
 
 
 def _world() -> World:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gan.errors import UserError
+from strategies.pipelining import schedule
 from strategies.policies import deepspeed_config
 from strategies.policies.policy import Policy
 
@@ -25,6 +26,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
+NEEDED = object()  # an option without a value says nothing
+
 OPTIONS: dict[str, Option] = {
     "offload": Option("keep what a rank owns (optimizer state, average, shard of the weights) in CPU memory"),
     "bf16": Option("send weights and compute with them in bfloat16; what a rank owns stays in full precision"),
@@ -33,6 +36,16 @@ OPTIONS: dict[str, Option] = {
     "compile": Option("run forward and backward through torch.compile"),
     "recompute": Option(
         "keep only the inputs of blocks for backward and compute the rest again (activation checkpointing)"
+    ),
+    "stages": Option("into how many stages the player is cut; by default one for each rank", _number, NEEDED),
+    "chunks": Option(
+        "in how many parts the samples go through the stages; by default two for each rank", _number, NEEDED
+    ),
+    "schedule": Option(
+        "gpipe: one stage a rank; 1f1b: the backward of one micro-batch runs beside the forward of the next; "
+        "interleaved: several stages a rank",
+        schedule.read,
+        NEEDED,
     ),
     "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
@@ -84,6 +97,9 @@ def _option(text: str, policy: str, policies: Mapping[str, type[Policy]]) -> tup
         raise UserError(f"strategy '{policy}' has no option '{name}'; type {' or '.join(who)}, or leave it out")
     option = OPTIONS[name]
     if not colon:
+        if option.default is NEEDED:
+            example = 2 if option.read is _number else schedule.SCHEDULES[0]
+            raise UserError(f"option '{name}' of strategy '{policy}' needs a value, e.g. {policy}+{name}:{example}")
         return name, option.default
     if option.read is None:
         raise UserError(f"option '{name}' of strategy '{policy}' takes no value; type {policy}+{name}")

@@ -22,7 +22,10 @@ from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launche
 from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
+from torch import Tensor
 from torch._C import _DisableFuncTorch as outside_transforms
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 
 __all__ = [
@@ -31,10 +34,16 @@ __all__ = [
     "ScriptLauncher",
     "broadcast_coalesced",
     "broadcast_module",
+    "is_transformed",
     "outside_transforms",
     "same_command",
     "set_threads",
 ]
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether torch.func or forward mode differentiates it now."""
+    return is_functorch_wrapped_tensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def logs_are_due(trainer: Trainer) -> bool:

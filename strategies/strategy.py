@@ -149,12 +149,15 @@ class PhaseStrategy(SavingStrategy):
         def step(trial: Trial, samples: Any) -> None:
             game.forget_shared()
             self.trial = trial
+            for policy in self.policies.values():
+                policy.trying = True
             try:
                 samples = move_data_to_device(samples, self.root_device)
                 self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
             finally:
                 self.trial = None
                 for policy in self.policies.values():
+                    policy.trying = False
                     policy.learn(True)
 
         games = [game, *(replica.game for replica in self.ranks.other_replicas)]

@@ -47,13 +47,15 @@ class Group:
 class Collective:
     """One collective, or several of a kind: `payload` is the larger of input and output on a rank, in bytes."""
 
-    kind: str  # "all-reduce", "all-gather" or "reduce-scatter"
+    kind: str  # "all-reduce", "all-gather", "reduce-scatter", or "send" to the next rank
     payload: float
     group: Group
 
     @property
     def sent(self) -> float:
         """What a rank sends, if the ranks stand in a ring: an all-reduce is a reduce-scatter and an all-gather."""
+        if self.kind == "send":
+            return self.payload
         return self.payload * (self.group.size - 1) / self.group.size * (2 if self.kind == "all-reduce" else 1)
 
 

@@ -23,12 +23,17 @@ END = "end"  # of the phase
 
 @dataclass
 class Event:
-    """`alive` bytes of activations live when it happens, and `highest` is the most of them until the next event."""
+    """`alive` bytes of activations live when it happens, and `highest` is the most of them until the next event.
+
+    `passed`: the bytes of the tensors that a forward gets or returns; `learns`: a gradient comes back to them.
+    """
 
     kind: str
     what: Any
     alive: int
     highest: int
+    passed: int = 0
+    learns: bool = False
 
 
 @dataclass

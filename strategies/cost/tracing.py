@@ -10,6 +10,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from gan.module import GanModule
 from gan.phase import Phase, Player
@@ -201,11 +202,20 @@ class Recorder:
         if self.trace.events[-1].kind != kinds.BACKWARD:
             self.add(kinds.BACKWARD, last)
 
-    def _enter(self, module: nn.Module, *_: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any) -> None:
         self.add(kinds.ENTER, module)
+        self._passed(args)
 
-    def _leave(self, *_: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, found: Any) -> None:
         self.add(kinds.LEAVE)
+        self._passed(found)
+
+    def _passed(self, values: Any) -> None:
+        tensors, event = (
+            [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)],
+            self.trace.events[-1],
+        )
+        event.passed, event.learns = sum(each.nbytes for each in tensors), any(each.requires_grad for each in tensors)
 
     def _read(self, weights: list[nn.Parameter]) -> None:
         if self.trace is not None:

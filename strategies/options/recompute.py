@@ -17,7 +17,7 @@ from gan import noise
 from gan.errors import UserError
 from gan.phase import Player
 from gan.ranks import recording, replaying
-from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.versions import version_of
 
 
@@ -47,7 +47,8 @@ class Recompute:
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
 
-    def __init__(self, player: Player) -> None:
+    def __init__(self, player: Player, blocks: Sequence[Block] | None = None) -> None:
+        """`blocks` are those that recompute. Without them they are found."""
         self.player = player
         self.updates = 0  # how often the player's weights were updated
         self.undo: list[Callable[[], None]] = []
@@ -58,7 +59,7 @@ class Recompute:
                 f"Trainer(sync_batchnorm=True), which replaces every batch norm by one that it can"
             )
         names = []
-        for name, block in find_blocks(player):
+        for name, block in find_blocks(player) if blocks is None else blocks:
             if isinstance(block, LayerGroups):
                 names += block.names
                 self._give_forward(block.sequential, self._forward_in_groups(block))

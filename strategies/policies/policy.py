@@ -59,6 +59,7 @@ class Policy:
     takes: frozenset[str] = frozenset({"compile", "recompute"})  # the options it supports: see strategies/choice.py
     communicates_only_in_its_turn = False  # in phases in which the player learns, and between phases
     package: str | None = None  # a package that it needs; the extra of this name installs it
+    trying = False  # during a trial of a step, on a few samples
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Policy:
                 self.schedule = self.player.schedule(self.optimizer)
                 check_schedule(self.player, self.schedule)
         if training and "recompute" in self.options:
-            self.recompute = Recompute(self.player)
+            self.recompute = self.make_recompute()
         if "compile" in self.options:
             self.compiled = Compiled(self.player, self.world.device, self._unshard)
 
@@ -199,6 +200,10 @@ class Policy:
     def make_reduction(self) -> Reduction:
         """How gradients are averaged over the ranks."""
         return Reduction(self.storage, self.world.device)
+
+    def make_recompute(self) -> Recompute:
+        """How the player's blocks compute again what they do not keep."""
+        return Recompute(self.player)
 
     def _make_optimizer(self) -> Optimizer:
         """Make the optimizer for the whole weights, as the author's function may group them by shape."""

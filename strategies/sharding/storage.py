@@ -35,6 +35,11 @@ class Storage:
         return self.sharded
 
     @property
+    def gradients_apart(self) -> bool:
+        """Whether the rank that owns a weight has its whole gradient, and no other rank has any of it."""
+        return False
+
+    @property
     def unsharded(self) -> bool:
         """Whether all weights are whole."""
         return True

@@ -30,7 +30,8 @@ def whole_gradients(
     that have a gradient, `names` those of each of the optimizer's groups. The weights must be whole.
     """
     there = {id(weight) for weight in stepped}
-    gathered = {name: w for name, w in storage.weights.items() if id(w) in there and w.grad is None}
+    apart = storage.gradients_apart
+    gathered = {name: w for name, w in storage.weights.items() if id(w) in there and (apart or w.grad is None)}
     _gather(storage, gathered, group)
     pieces = [parameters["params"] for parameters in optimizer.param_groups]
     for parameters, members in zip(optimizer.param_groups, names, strict=True):
@@ -41,8 +42,9 @@ def whole_gradients(
         for parameters, own in zip(optimizer.param_groups, pieces, strict=True):
             parameters["params"] = own
     _keep(storage)
-    for weight in gathered.values():
-        weight.grad = None
+    for name, weight in gathered.items():
+        if storage.owned.get(name) is not weight:
+            weight.grad = None
 
 
 def _gather(storage: Storage, weights: dict[str, nn.Parameter], group: Any) -> None:
@@ -56,7 +58,7 @@ def _gather(storage: Storage, weights: dict[str, nn.Parameter], group: Any) -> N
             piece = storage.owned.get(name)
             if piece is not None and piece.grad is not None:
                 share = storage.share_of(name, piece.grad)
-                whole[share.start : share.stop].copy_(piece.grad)
+                whole[share.start : share.stop].copy_(piece.grad.reshape(-1))
         dist.all_reduce(flat, group=group)
         for name, weight in alike.items():
             weight.grad = wholes[name].view_as(weight)

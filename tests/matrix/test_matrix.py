@@ -43,13 +43,32 @@ CHOICES = {
 CHOICES |= {"zero3+offload": "zero3+offload", "zero3 in pieces": "zero3"}
 PIECE = 4096  # bytes of a bucket there: players of many buckets are gathered one by one
 CHOICES |= {f"mix {number}": mix for number, mix in enumerate(MIXES, 1)}
+CHOICES |= {"pipeline by two": "pipeline+stages:2"}  # on four ranks: two pipelines of two stages
 COLUMNS = [("single", 1), *((name, world) for name in CHOICES for world in (2, 4)), ("deaf", 2)]
+COLUMNS.remove(("pipeline by two", 2))
 
+SECOND, UNCALLED = "which does not go through a pipeline", "has no forward; type"
+BY_A_PIPELINE = {
+    **dict.fromkeys(["r3gan", "wgan_gp", "stylegan", "stylegan_ada", "vqgan", "BatchNormPenalty", "Penalty"], SECOND),
+    **dict.fromkeys(["Adapters", "SharedBase", "Contrast", "Slopes"], SECOND),
+    **dict.fromkeys(["dmd2_lora", "SharedLayer", "TwoPhases", "OwnMethods"], UNCALLED),
+    "dmd2": "has no two layers between which a pipeline could cut it",
+    "hifigan": "a pipeline goes through its stages once",
+    "SometimesReached": "player 'discriminator': ",
+    "OneModule": "has parameters that another player has too",
+    "MeanFlow": "is differentiated by torch.func or in forward mode",
+}
 REFUSED = {  # what a game cannot be trained under, and in which words that is said
-    "WholeWeights": dict.fromkeys(CHOICES.keys() - {"single", "ddp", "zero1", "dp"}, "cuts weights into pieces, and "),
+    "WholeWeights": dict.fromkeys(
+        CHOICES.keys() - {"single", "ddp", "zero1", "dp", "pipeline", "pipeline by two"},
+        "cuts weights into pieces, and ",
+    ),
     "MeanFlow": {"dp": "a loss takes a forward-mode derivative"},
     "Slopes": {"deepspeed3": "differentiates by torch.func"},
 }
+
+for name, words in BY_A_PIPELINE.items():
+    REFUSED[name] = REFUSED.get(name, {}) | dict.fromkeys(["pipeline", "pipeline by two"], words)
 
 Found = float | str  # the largest deviation, or the words of a refusal
 Table = dict[tuple[str, tuple[str, int]], Found]
@@ -230,7 +249,9 @@ def complete() -> Table:
         found[name, ("deaf", 2)] = 0.02
         for world in (2, 4):
             found[name, ("single", world)] = f"policy 'single' trains on one device and there are {world} ranks"
-            found |= {(name, (label, world)): f"it {words}" for label, words in REFUSED.get(name, {}).items()}
+            for label, words in REFUSED.get(name, {}).items():
+                if (label, world) in COLUMNS:
+                    found[name, (label, world)] = f"it {words}"
     return found
 
 

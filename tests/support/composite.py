@@ -128,5 +128,21 @@ class Sized(GanModule):
         return score + slope.square().mean()
 
 
+class SizedEvenly(Sized):
+    """The same with players that four ranks can share layer by layer, and without the penalty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.idle = (
+            nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))) for _ in range(3)
+        )
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("first", lambda batch: self.second(self.first(wide(batch))).square().mean(), "first")
+        yield Phase(
+            "second", lambda batch: self.second(self.first(wide(batch)).tanh()).mean(), "second", micro_batches=4
+        )
+
+
 def wide(batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.pad(batch["x"], (0, WIDTH - 6))

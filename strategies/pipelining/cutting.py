@@ -1,0 +1,142 @@
+"""Where a pipeline cuts a network: into units, which are whole, and the units into stages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from gan.errors import UserError
+from gan.phase import Player
+from strategies.options.blocks import LISTS, LayerGroups, find_blocks
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that one stage computes as a whole, and the parameters that live there."""
+
+    name: str
+    module: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    cuttable: bool  # whether a stage may begin with it
+
+    @property
+    def elements(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters.values())
+
+
+def networks_of(player: Player) -> dict[str, nn.Module]:
+    """The networks that are called: the player's, or where that is a mere list or dict of networks, each of them."""
+
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if type(module).forward is not nn.Module.forward:
+            yield name, module
+            return
+        if not isinstance(module, LISTS) or module._parameters:
+            raise UserError(
+                f"player '{player.name}': a pipeline needs a network that is called, and a {type(module).__name__} has "
+                f"no forward; type --strategy {player.name}=zero3"
+            )
+        for inner, child in module.named_children():
+            yield from walk(f"{name}.{inner}".lstrip("."), child)
+
+    return dict(walk("", player.module))
+
+
+def units_of(player: Player, path: str, network: nn.Module) -> list[Unit]:
+    """The units of one of a player's networks, which has this path.
+
+    [Note: what is a unit]
+    A block is a unit (see [Note: what is a block] in options/blocks.py), and so is every module outside of blocks that
+    has weights. A Sequential or a list is not a unit, but each of its elements is; nor is the network itself. Their
+    order is that in which the network has them. If the player names its blocks, a stage begins with one of them, and
+    they come in the order in which they are named; otherwise a stage may begin with any unit.
+    """
+    blocks = _blocks(player)
+    names = {id(parameter): name for name, parameter in player.module.named_parameters()}
+
+    def walk(name: str, module: nn.Module) -> Iterator[Unit]:
+        inside = [m for m in module.modules() if m in blocks]
+        descends = module is network or (module not in blocks and (inside or isinstance(module, LISTS)))
+        if descends:
+            for inner, child in module.named_children():
+                yield from walk(f"{name}.{inner}".lstrip("."), child)
+        elif parameters := {names[id(p)]: p for p in module.parameters()}:
+            yield Unit(name, module, parameters, player.blocks is None or module in blocks)
+
+    units = list(walk(path, network))
+    _refuse_tied(player, units)
+    return units if player.blocks is None else _as_named(units, list(dict.fromkeys(player.blocks)))
+
+
+def _as_named(units: list[Unit], names: list[str]) -> list[Unit]:
+    """The units, with blocks in the order of their names. A unit that is no block stays behind the one before it."""
+    runs: dict[str, list[Unit]] = {"": []}
+    for unit in units:
+        if unit.name in names:
+            runs[unit.name] = [unit]
+        else:
+            next(reversed(runs.values())).append(unit)
+    return [unit for name in ["", *names] for unit in runs.get(name, [])]
+
+
+def _blocks(player: Player) -> set[nn.Module]:
+    """The network's blocks. One without any is cut between its modules."""
+    try:
+        found = find_blocks(player)
+    except UserError:
+        if player.blocks is not None:
+            raise
+        return set()
+    return {block for _, block in found if not isinstance(block, LayerGroups)} - {player.module}
+
+
+def _refuse_tied(player: Player, units: Sequence[Unit]) -> None:
+    seen: dict[int, str] = {}
+    for unit in units:
+        for name, parameter in unit.parameters.items():
+            if (other := seen.setdefault(id(parameter), unit.name)) != unit.name:
+                raise UserError(
+                    f"player '{player.name}': weight '{name}' is in '{other}' and in '{unit.name}', which may be in "
+                    f"two stages of a pipeline; type --strategy {player.name}=zero3, or name a block that has both: "
+                    f"Player(..., blocks=[...])"
+                )
+
+
+def most_stages(units: Sequence[Unit]) -> int:
+    """How many stages there can be at most."""
+    return min(len(units), 1 + sum(unit.cuttable for unit in units[1:]))
+
+
+def cut(units: Sequence[Unit], stages: int) -> list[int]:
+    """The stage of each unit. Stages are neighbours, and the largest has as few weights as can be."""
+    runs: list[list[int]] = []  # units that no cut may part
+    for number, unit in enumerate(units):
+        if unit.cuttable or not runs:
+            runs.append([])
+        runs[-1].append(number)
+    sizes = [1 + sum(units[number].elements for number in run) for run in runs]
+    limit = _smallest_limit(sizes, stages)
+    found = [0] * len(units)
+    stage, filled = 0, 0
+    for position, (run, size) in enumerate(zip(runs, sizes, strict=True)):
+        needed = len(runs) - position == stages - 1 - stage  # each stage that is left needs one
+        if filled and (filled + size > limit or needed) and stage < stages - 1:
+            stage, filled = stage + 1, 0
+        filled += size
+        for number in run:
+            found[number] = stage
+    return found
+
+
+def _smallest_limit(sizes: Sequence[int], stages: int) -> int:
+    """The smallest size such that no stage is larger."""
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        parts, filled = 1, 0
+        for size in sizes:
+            if filled + size > middle:
+                parts, filled = parts + 1, 0
+            filled += size
+        low, high = (middle + 1, high) if parts > stages else (low, middle)
+    return low

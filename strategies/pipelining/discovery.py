@@ -1,0 +1,141 @@
+"""Finds out what goes from stage to stage, before the first call of its kind."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gan.errors import UserError
+from strategies.pipelining.buffers import Buffers
+from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
+from strategies.pipelining.request import Request
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def planned(request: Request) -> Plan:
+    """The plan of a call. If some unit looks at the whole batch, the call gets one chunk."""
+    pipe = request.pipe
+    if request.key not in pipe.plans:
+        plan = Discovery(request).plan()
+        if plan.whole_batch and request.chunks > 1:
+            if pipe.chunks is not None:
+                raise UserError(
+                    f"player '{pipe.player}': {plan.whole_batch} looks at the whole batch, so a pipeline cannot cut it "
+                    f"into {pipe.chunks} chunks; type {pipe.player}=pipeline+chunks:1, and Phase(micro_batches=...) if "
+                    f"memory is short"
+                )
+            pipe.whole_batch, request.chunks = True, 1
+            return planned(request)
+        pipe.plans[request.key] = plan
+    return pipe.plans[request.key]
+
+
+class Discovery:
+    """A run of one chunk, by all ranks at once, that makes the plan. What it writes into buffers is undone."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.pipe = request, request.pipe
+        self.made = Plan()
+        self.learning: dict[int, bool] = {}  # of the transfers that this rank sends
+
+    def plan(self) -> Plan:
+        pipe, plan = self.pipe, self.made
+        leaves, program, written = self._tried(0)
+        plan.draws = self.request.draws
+        for leaf in leaves:
+            tensor = isinstance(leaf, Tensor)
+            if tensor and (not leaf.dim() or len(leaf) != self.request.bounds(0)[1]):
+                raise UserError(
+                    f"player '{pipe.player}': under policy 'pipeline' its network returns a tensor of shape "
+                    f"{tuple(leaf.shape)}, which has no row for each sample; type --strategy {pipe.player}=zero3"
+                )
+            plan.outputs.append((program.stage(leaf) or 0, replace(Meta.of(leaf), learns=False)) if tensor else None)
+            plan.leaves.append(None if tensor else leaf)
+        mine = {
+            number: leaf.requires_grad
+            for number, (leaf, output) in enumerate(zip(leaves, plan.outputs, strict=True))
+            if output is not None and pipe.rank_of(output[0]) == pipe.rank
+        }
+        self._agree(mine, list(written), program.whole_batch)
+        if plan.written and self.request.chunks > 1 and not plan.whole_batch:
+            self._compare_chunks(written)
+        return plan
+
+    def _tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:
+        """What the forward of a chunk returns, its program, and what it has written into buffers."""
+        program = self.pipe.start(self.pipe.mine(), self)
+        buffers = Buffers(self.pipe.network, [name for name, _ in self.pipe.network.named_buffers()])
+        with buffers.aside():
+            buffers.begin()
+            leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
+            written = buffers.written()
+        return leaves, program, written
+
+    def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
+        """A buffer in which each chunk writes something else depends on samples: then all must come at once."""
+        _, _, again = Discovery(self.request)._tried(1)
+        unlike = [name for name in written | again if not _equal(written.get(name), again.get(name))]
+        everyone: list[Any] = [None] * self.pipe.size
+        dist.all_gather_object(everyone, unlike, group=self.pipe.group)
+        self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
+
+    def _agree(self, outputs: dict[int, bool], written: list[str], whole_batch: str) -> None:
+        """Tell all ranks what only the rank of a stage knows: of outputs and transfers, whether gradients come back."""
+        everyone: list[Any] = [None] * self.pipe.size
+        dist.all_gather_object(everyone, (self.learning, outputs, written, whole_batch), group=self.pipe.group)
+        plan = self.made
+        for rank, (of_transfers, of_outputs, written, whole_batch) in enumerate(everyone):
+            for number, learns in of_transfers.items():
+                transfer = plan.transfers[number]
+                plan.transfers[number] = replace(transfer, meta=replace(transfer.meta, learns=learns))
+            for number, learns in of_outputs.items():
+                stage, meta = plan.outputs[number]
+                plan.outputs[number] = stage, replace(meta, learns=learns)
+            if written:
+                plan.written[rank] = written
+            plan.whole_batch = plan.whole_batch or whole_batch
+
+    # ---- as carrier ----
+
+    def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
+        pipe = self.pipe
+        self.made.transfers.append(Transfer(source, target, replace(Meta.of(tensor), learns=False)))
+        sender, receiver = pipe.rank_of(source), pipe.rank_of(target)
+        if pipe.rank == sender:
+            self.learning[number] = tensor.requires_grad
+        if pipe.rank not in (sender, receiver):
+            return None
+        if sender == receiver:
+            return tensor
+        kind = DTYPES.index(tensor.dtype)
+        if pipe.rank == sender:
+            told = torch.tensor([tensor.requires_grad, kind], device=pipe.device).byte()
+            for each in (told, tensor.detach().contiguous()):
+                dist.send(each, group=pipe.group, group_dst=receiver)
+            return None
+        told = torch.zeros(2, device=pipe.device).byte()
+        dist.recv(told, group=pipe.group, group_src=sender)
+        learns, its_kind = told.tolist()
+        if its_kind != kind:
+            raise UserError(
+                f"player '{pipe.player}': a tensor between its blocks is {DTYPES[its_kind]} on its stage, and would be "
+                f"{DTYPES[kind]} without autocast; compute it inside a block"
+            )
+        received = Meta.of(tensor).empty(pipe.device)
+        dist.recv(received, group=pipe.group, group_src=sender)
+        return received.requires_grad_() if learns else received
+
+    def told(self, stage: int, call: Call | None) -> Call:
+        box = [call]
+        dist.broadcast_object_list(box, group=self.pipe.group, group_src=self.pipe.rank_of(stage))
+        self.made.calls.append(box[0])
+        return box[0]
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)

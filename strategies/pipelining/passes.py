@@ -1,0 +1,242 @@
+"""The forward and the backward of a call, chunk by chunk."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gan import ranks
+from gan.errors import UserError
+from strategies.pipelining.buffers import Buffers
+from strategies.pipelining.program import Call, Meta, Plan
+from strategies.pipelining.request import Request
+from strategies.pipelining.schedule import Action, merged
+from strategies.pipelining.wires import Wires
+
+
+@dataclass
+class Piece:
+    """What one chunk in one stage keeps for its backward."""
+
+    inputs: list[Tensor] = field(default_factory=list)  # leaves of the network's inputs
+    received: dict[int, Tensor] = field(default_factory=dict)  # leaves, by transfer
+    sent: dict[int, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)  # by the number of the output
+
+
+Pieces = dict[Action, Piece]
+
+
+class InTurn:
+    """The carrier of one chunk in one stage: tensors go over the wires, and are kept for the backward."""
+
+    def __init__(self, player: str, plan: Plan, wires: Wires, action: Action, piece: Piece) -> None:
+        self.player, self.plan, self.wires, self.action, self.piece = player, plan, wires, action, piece
+        self.called = 0
+
+    def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
+        transfers = self.plan.transfers
+        if number >= len(transfers) or (transfers[number].source, transfers[number].target) != (source, target):
+            raise another_way(self.player)
+        learns = transfers[number].meta.learns
+        if source == self.action.stage:
+            if learns:
+                self.piece.sent[number] = tensor
+            self.wires.send(number, self.action.chunk, tensor)
+        if target != self.action.stage:
+            return None
+        received = self.wires.receive(number, self.action.chunk)
+        if learns:
+            self.piece.received[number] = received.requires_grad_()
+        return received
+
+    def told(self, stage: int, call: Call | None) -> Call:
+        if self.called >= len(self.plan.calls):
+            raise another_way(self.player)
+        self.called += 1
+        return self.plan.calls[self.called - 1]
+
+
+def another_way(player: str) -> UserError:
+    """The error where a forward differs between two calls."""
+    return UserError(
+        f"player '{player}': its forward goes another way than before; a pipeline needs the same blocks in the same "
+        f"order in every call; type --strategy {player}=zero3"
+    )
+
+
+class ForwardPass:
+    """The forwards of this rank's stages. `pieces` are what their backward needs."""
+
+    def __init__(self, request: Request, plan: Plan) -> None:
+        self.request, self.plan, self.pipe = request, plan, request.pipe
+        self.inputs = request.inputs()
+        self.pieces: Pieces = {}
+        self.held: dict[int, list[Tensor]] = {}  # the chunks of each output that this rank's stages have
+        self.orders = self.pipe.orders(request.chunks)
+        self.wires = Wires(plan.transfers, self.orders, self.pipe.group, self.pipe.device)
+        self.buffers = Buffers(self.pipe.network, plan.written.get(self.pipe.rank, ()))
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.stack.enter_context(self.buffers.kept())
+        self.stack.enter_context(self.wires)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def step(self, action: Action) -> None:
+        """One chunk in one stage."""
+        piece = Piece()
+        carrier = InTurn(self.pipe.player, self.plan, self.wires, action, piece)
+        program = self.pipe.start(range(action.stage, action.stage + 1), carrier)
+        self.buffers.begin()
+        leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
+        if form != self.plan.form or program.number != len(self.plan.transfers):
+            raise another_way(self.pipe.player)
+        for number, (where, leaf) in enumerate(zip(self.plan.outputs, leaves, strict=True)):
+            if where is not None and where[0] == action.stage:
+                self.held.setdefault(number, []).append(leaf.detach())
+                if leaf.requires_grad:
+                    piece.outputs[number] = leaf
+        if self.request.graph:
+            self.pieces[action] = piece
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The tensors that the network returns for this rank's samples."""
+        self._send_buffers()
+        outputs = enumerate(self.plan.outputs)
+        return tuple(self._scattered(*where, self.held.get(number)) for number, where in outputs if where is not None)
+
+    def _scattered(self, stage: int, meta: Meta, held: list[Tensor] | None) -> Tensor:
+        """This rank's rows of an output, from the rank of the stage that has it."""
+        source, group = self.pipe.rank_of(stage), self.pipe.group
+        own = torch.empty((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)
+        whole = None if held is None else torch.cat(held).contiguous()
+        if self.request.alone:
+            own = own if whole is None else whole
+            dist.broadcast(own, group=group, group_src=source)
+        else:
+            parts = None if whole is None else list(whole.split(self.request.rows))
+            dist.scatter(own, parts, group=group, group_src=source)
+        return own
+
+    @torch.no_grad()
+    def _send_buffers(self) -> None:
+        """What a forward has written into buffers is the same on all ranks, as under any policy."""
+        buffers = dict(self.pipe.network.named_buffers()) if self.plan.written else {}
+        for rank, names in self.plan.written.items():
+            for name in names:
+                dist.broadcast(buffers[name], group=self.pipe.group, group_src=rank)
+
+
+class BackwardPass:
+    """The backwards of this rank's stages. `slopes` are the gradients of the network's outputs, of this rank's rows."""
+
+    def __init__(self, request: Request, plan: Plan, pieces: Pieces, slopes: Sequence[Tensor | None]) -> None:
+        self.request, self.plan, self.pipe, self.pieces = request, plan, request.pipe, pieces
+        rows = request.rows * request.owners
+        self.of_outputs = self._gathered(slopes)
+        self.of_inputs = [leaf.new_zeros(rows, *leaf.shape[1:]) for leaf in (request.leaves[n] for n in request.wanted)]
+        self.of_weights: list[Tensor | None] = [None] * len(request.weights)
+        self.orders = [order[::-1] for order in self.pipe.orders(request.chunks)]
+        self.wires = Wires(plan.transfers, self.orders, self.pipe.group, self.pipe.device, backward=True)
+
+    def __enter__(self) -> Self:
+        self.wires.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.wires.__exit__(*error)
+
+    def run(self) -> None:
+        """All of it."""
+        with self:
+            for action in self.orders[self.pipe.rank]:
+                self.step(action)
+
+    def step(self, action: Action) -> None:
+        """One chunk in one stage."""
+        start, stop = self.request.bounds(action.chunk)
+        piece = self.pieces.pop(action)
+        made = [*piece.sent.values(), *piece.outputs.values()]
+        slopes = [self.wires.receive(number, action.chunk) for number in piece.sent]
+        slopes += [self.of_outputs[number][start:stop] for number in piece.outputs]
+        leaves = [*piece.received.values(), *piece.inputs, *self.request.weights]
+        found: list[Tensor | None] = [None] * len(leaves)
+        if made:
+            with self._world():
+                found = list(torch.autograd.grad(made, leaves, slopes, allow_unused=True))
+        for number, tensor in piece.received.items():
+            slope = found.pop(0)
+            self.wires.send(number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)
+        for total in self.of_inputs:
+            slope = found.pop(0)
+            if slope is not None:
+                total[start:stop] += slope
+        for number, slope in enumerate(found):
+            before = self.of_weights[number]
+            if slope is not None:  # not added in place: autograd may give one tensor to two weights
+                self.of_weights[number] = slope if before is None else before + slope
+
+    def _world(self) -> AbstractContextManager[Any]:
+        """Sums over ranks inside a unit have gradients that are sums over the pipelines."""
+        return nullcontext() if self.request.alone else ranks.summed_by(self.pipe.add, *self.pipe.copy)
+
+    def slopes(self) -> list[Tensor | None]:
+        """The gradients of the inputs that need one, and of this rank's weights."""
+        return [*map(self._own_rows, self.of_inputs), *self.of_weights]
+
+    def give(self) -> None:
+        """Add the gradients to those of the weights, as autograd does after a backward."""
+        for weight, slope in zip(self.request.weights, self.of_weights, strict=True):
+            if slope is not None:
+                weight.grad = slope if weight.grad is None else weight.grad + slope
+
+    def _gathered(self, slopes: Sequence[Tensor | None]) -> dict[int, Tensor]:
+        """For each output that this rank's stages have: the gradients of all ranks' rows."""
+        found: dict[int, Tensor] = {}
+        numbers = [number for number, where in enumerate(self.plan.outputs) if where is not None]
+        for number, slope in zip(numbers, slopes, strict=True):
+            stage, meta = self.plan.outputs[number]
+            if not meta.learns:
+                continue
+            target, group = self.pipe.rank_of(stage), self.pipe.group
+            if slope is None:
+                slope = torch.zeros((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)
+            if self.request.alone:
+                found[number] = slope.clone(memory_format=torch.contiguous_format)
+                dist.reduce(found[number], group=group, group_dst=target)
+                continue
+            own = slope.contiguous()
+            parts = [torch.empty_like(own) for _ in range(self.pipe.size)] if self.pipe.rank == target else None
+            dist.gather(own, parts, group=group, group_dst=target)
+            if parts is not None:
+                found[number] = torch.cat(parts)
+        return found
+
+    def _own_rows(self, total: Tensor) -> Tensor:
+        """This rank's rows of an input's gradient, to which all stages may add."""
+        dist.all_reduce(total, group=self.pipe.group)
+        if self.request.alone:
+            return total.div_(self.pipe.size)
+        return total[self.pipe.rank * self.request.rows :][: self.request.rows].clone()
+
+
+def run_both(ahead: ForwardPass, waiting: BackwardPass | None) -> None:
+    """The forward, and beside it the backward of an earlier micro-batch, if one waits. See [Note: 1f1b]."""
+    pipe = ahead.pipe
+    if waiting is None:
+        with ahead:
+            for action in ahead.orders[pipe.rank]:
+                ahead.step(action)
+        return
+    with waiting, ahead:
+        for forward, action in merged(pipe.rank, pipe.size, ahead.request.chunks, waiting.request.chunks):
+            (ahead if forward else waiting).step(action)
+    waiting.give()

@@ -1,0 +1,302 @@
+"""A network's own forward, run for the stages of one rank."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from gan import noise, ranks
+from gan.errors import UserError
+
+WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
+IN_PLACE = frozenset(("__setitem__", *(f"__i{each}__" for each in ARITHMETIC)))
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known everywhere of a tensor that is on one rank."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    learns: bool = False  # whether a gradient comes back
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Meta":
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+    def stand_in(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a unit: what it returns, where a tensor is a `Meta`, and how often it draws noise."""
+
+    unit: str
+    form: Any
+    leaves: Sequence[Any]
+    draws: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that goes from one stage to a later one in each chunk."""
+
+    source: int
+    target: int
+    meta: Meta
+
+
+@dataclass
+class Plan:
+    """What a run of the whole forward has shown. It is the same on all ranks of a pipeline."""
+
+    calls: list[Call] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    form: Any = None  # of what the network returns
+    outputs: list[tuple[int, Meta] | None] = field(default_factory=list)  # the stage that has a leaf; None: no tensor
+    leaves: list[Any] = field(default_factory=list)  # those that are no tensors
+    draws: int = 0
+    whole_batch: str = ""  # a unit that looks at the whole batch
+    written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
+
+
+class Carrier(Protocol):
+    """Brings tensors from stage to stage."""
+
+    def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
+        """Bring transfer `number` to its target. Every rank calls it; it returns the tensor on the target's rank.
+
+        Elsewhere than on the source's rank `tensor` is a stand-in.
+        """
+
+    def told(self, stage: int, call: Call | None) -> Call:
+        """The call of a unit: this rank's own, or that of the rank that has the stage."""
+
+
+class Program(TorchFunctionMode):
+    """One run of a network's forward, in which this rank computes some stages only.
+
+    [Note: one forward on many ranks]
+    The author's forward is Python, and may do anything between its blocks: add skips, resize, read shapes. So every
+    rank runs all of it. What differs is which tensors have values. A tensor belongs to the stage that has computed it.
+    On the ranks of that stage it is real, on the others a stand-in on torch's meta device, with shape and dtype only.
+
+        x = self.start(z)           stage 0        real on rank 0, a stand-in on rank 1
+        y = self.middle(x)          stage 1        x goes from rank 0 to rank 1
+        return self.end(y + x)      stage 1        x is there already
+
+    A unit (see cutting.py) is computed by its own stage, and the others are told what it returns. Everything else is
+    computed by the latest stage of its operands. As all ranks run the same code, all know of each tensor when it goes
+    where: the rank that has it sends it, the rank that needs it receives it. So skips need no care.
+
+    Tensors without a stage are real on all ranks: the network's inputs, and what is made from them alone.
+
+    torch's own pipelining traces the network, or asks for one module a stage that takes what the last one returns.
+    A trace has fixed what Python decides, noise among it. Its schedules compute the loss in the last stage. Here all
+    ranks compute it, each of its own samples, through networks of other policies.
+    """
+
+    def __init__(
+        self,
+        player: str,
+        mine: frozenset[int],
+        stage_of: Mapping[int, int],
+        carrier: Carrier,
+        device: torch.device,
+        add: Callable[[Tensor], Tensor],
+        copy: tuple[int, int],
+    ) -> None:
+        """`stage_of` has the stages of the network's parameters, by their ids.
+
+        `add` sums a tensor over the ranks that have the same stages in other pipelines, and `copy` is the number of
+        this one among so many.
+        """
+        super().__init__()
+        self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
+        self.add, self.copy = add, copy
+        self.number = 0  # of the next transfer
+        self.of_parameters: dict[int, dict[int, Tensor | None]] = {}  # as `_carried` of other tensors
+        self.running = False  # a unit of this rank: torch works as usual
+        self.whole_batch = ""  # a unit that has looked at the whole batch
+
+    # ---- where a tensor is ----
+
+    def stage(self, tensor: Tensor) -> int | None:
+        found = getattr(tensor, "_stage", None)
+        return found if found is not None or not isinstance(tensor, nn.Parameter) else self.stage_of.get(id(tensor))
+
+    def latest(self, leaves: Sequence[Any]) -> int | None:
+        stages = [stage for leaf in leaves if isinstance(leaf, Tensor) and (stage := self.stage(leaf)) is not None]
+        return max(stages, default=None)
+
+    def _carried(self, leaf: Any, target: int) -> Any:
+        """A leaf as the target stage needs it. Elsewhere: as a stand-in."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        source = self.stage(leaf)
+        real = leaf if source is None else None
+        if source is not None and source != target:
+            known = self.of_parameters if isinstance(leaf, nn.Parameter) else vars(leaf)
+            there = known.setdefault(id(leaf) if known is self.of_parameters else "_carried", {})
+            if target not in there:
+                there[target] = self._carry(leaf, source, target)
+            real = there[target]
+        elif source is not None and target in self.mine:
+            real = leaf
+        if target in self.mine:
+            return real
+        return leaf if leaf.is_meta else Meta.of(leaf).stand_in()
+
+    def _carry(self, leaf: Tensor, source: int, target: int) -> Tensor | None:
+        self.number += 1
+        return self.carrier.carry(self.number - 1, leaf, source, target)
+
+    # ---- between units ----
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.running:
+            return function(*args, **kwargs)
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        stage = self.latest(leaves)
+        if stage is None:
+            return function(*args, **kwargs)
+        name = getattr(function, "__name__", str(function))
+        if function == Tensor.device.__get__:
+            return self.device
+        if name in WITH_A_VALUE:
+            raise UserError(
+                f"player '{self.player}': its forward reads a value ({name}) between its blocks, which only one rank "
+                f"of a pipeline has; do that inside a block, or type --strategy {self.player}=zero3"
+            )
+        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
+            self._check_in_place(leaves, stage)
+        args, kwargs = pytree.tree_unflatten([self._carried(leaf, stage) for leaf in leaves], form)
+        if stage in self.mine:
+            found = function(*args, **kwargs)
+        else:
+            with torch.no_grad():
+                found = self._without_values(function, name, args, kwargs)
+        return self._marked(found, stage)
+
+    def _check_in_place(self, leaves: list[Any], stage: int) -> None:
+        """What is written must be a tensor of the stage that writes, and be on no other one."""
+        first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        if self.stage(first) != stage or getattr(first, "_carried", None):
+            raise UserError(
+                f"player '{self.player}': its forward changes a tensor in place between its blocks, which another "
+                f"stage of the pipeline has; write x = x + y in place of x += y"
+            )
+
+    def _without_values(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            raise UserError(
+                f"player '{self.player}': its forward calls {name} between its blocks, whose result depends on values "
+                f"that only one rank of a pipeline has; do that inside a block ({error})"
+            ) from error
+
+    def _marked(self, found: Any, stage: int) -> Any:
+        for leaf in pytree.tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                leaf._stage = stage
+        return found
+
+    # ---- units ----
+
+    def call(
+        self, unit: str, module: nn.Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """What a unit returns, computed by its own stage."""
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        latest = self.latest(leaves)
+        if latest is not None and latest > stage:
+            raise UserError(
+                f"player '{self.player}': its forward calls '{unit}' of stage {stage} after a block of stage {latest}; "
+                f"a pipeline goes through its stages once, in the order in which the network has its modules. Name "
+                f"blocks in the order of their calls, Player(..., blocks=[...]), or type --strategy {self.player}=zero3"
+            )
+        carried = [self._carried(leaf, stage) for leaf in leaves]
+        if stage not in self.mine:
+            call = self._known(unit, self.carrier.told(stage, None))
+            if (place := noise.here()) is not None:
+                place.calls += call.draws
+            found = pytree.tree_unflatten([_stand_in(leaf) for leaf in call.leaves], call.form)
+            return self._marked(found, stage)
+        if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
+            raise UserError(
+                f"player '{self.player}': '{unit}' gets a tensor that was made by a function that torch does not see, "
+                f"such as an autograd.Function of your own; call that inside a block, or type --strategy "
+                f"{self.player}=zero3"
+            )
+        args, kwargs = pytree.tree_unflatten(carried, form)
+        before = 0 if noise.here() is None else noise.here().calls
+        with self._natively(unit, module):
+            found = forward(*args, **kwargs)
+        drawn = 0 if noise.here() is None else noise.here().calls - before
+        leaves, form = pytree.tree_flatten(found)
+        told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._known(unit, self.carrier.told(stage, Call(unit, form, told, drawn)))
+        # A unit may return its input, which is a tensor of another stage, or its parameter.
+        found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return self._marked(pytree.tree_unflatten(found, form), stage)
+
+    def _known(self, unit: str, call: Call) -> Call:
+        if call.unit != unit:
+            raise UserError(
+                f"player '{self.player}': its forward calls '{unit}', where it called '{call.unit}' before; a pipeline "
+                f"needs the same blocks in the same order in every call; type --strategy {self.player}=zero3"
+            )
+        return call
+
+    @contextmanager
+    def _natively(self, unit: str, module: nn.Module) -> Iterator[None]:
+        """Around a unit of this rank: torch works as usual, and the batch is that of the pipeline."""
+
+        def add(values: Tensor) -> Tensor:
+            self.whole_batch = f"'{unit}'"
+            return self.add(values)
+
+        if any(isinstance(each, _BatchNorm) and _uses_batch(each) for each in module.modules()):
+            self.whole_batch = f"'{unit}'"
+        self.running = True
+        try:
+            with ranks.summed_by(add, *self.copy) if self.several else nullcontext():
+                yield
+        finally:
+            self.running = False
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Around the network's forward. What looks at all ranks' samples cannot work outside of units."""
+
+        def refuse(_: Tensor) -> Tensor:
+            raise UserError(
+                f"player '{self.player}': its forward adds up over the ranks (gan.ranks) between its blocks; do that "
+                f"inside a block, or type --strategy {self.player}=zero3"
+            )
+
+        self.several = ranks.more_than_one()
+        with ranks.summed_by(refuse, 0, 2) if self.several else nullcontext(), self:
+            yield
+
+
+def _uses_batch(norm: _BatchNorm) -> bool:
+    return norm.training or norm.running_mean is None
+
+
+def _stand_in(leaf: Any) -> Any:
+    return leaf.stand_in() if isinstance(leaf, Meta) else leaf

@@ -1,0 +1,160 @@
+"""What a rank calls a network in stages with."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gan import noise, ranks
+from gan.errors import UserError
+from strategies import private
+from strategies.pipelining.pipe import Pipe
+from strategies.pipelining.program import Program
+from strategies.pipelining.rows import ChunkPlace, Rows
+from strategies.pipelining.schedule import refuse_chunks
+
+PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)
+
+
+class Request:
+    """One call of a network, with this rank's arguments. It cuts all ranks' samples into chunks."""
+
+    def __init__(self, pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.pipe, self.forward = pipe, forward
+        self.leaves, self.form = pytree.tree_flatten((args, kwargs))
+        self.alone = not ranks.more_than_one()  # a trial: all ranks have the same samples
+        self.owners = 1 if self.alone else pipe.size  # the ranks whose samples go through the stages
+        self.place = noise.here()
+        with torch._C.DisableTorchFunctionSubclass():
+            self.learning = [each.requires_grad for each in pipe.network.parameters()]
+            self.graph = torch.is_grad_enabled() and (any(self.learning) or any(map(_learns, self.leaves)))
+            self.weights = [each for each in pipe.parameters() if self.graph and each.requires_grad]
+        self.batched = self._batched()
+        self.rows = len(self.leaves[self.batched[0]])
+        self.wanted = [n for n in self.batched if self.graph and self.leaves[n].requires_grad]
+        self.signature = self._signature()
+        self.firsts = self._compared()
+        self.chunks = self._chunks()
+        self.draws = 0  # of noise, in the last run
+
+    @property
+    def key(self) -> str:
+        """What a plan depends on."""
+        return f"{self.signature} in {self.chunks}"
+
+    def _batched(self) -> list[int]:
+        """The numbers of the leaves that have a row for each sample."""
+        tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
+        rows = max((len(leaf) for leaf in tensors.values() if leaf.dim()), default=0)
+        found = [n for n, leaf in tensors.items() if leaf.dim() and len(leaf) == rows]
+        unlike = [leaf for leaf in self.leaves if not isinstance(leaf, PLAIN)]
+        whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
+        if unlike:
+            raise self._refusal(f"gets a {type(unlike[0]).__name__}; call it with tensors, numbers or lists of them")
+        if not rows:
+            raise self._refusal("gets no tensor that has a row for each sample")
+        if whole:
+            raise self._refusal(f"gets a tensor of shape {tuple(whole[0].shape)} that learns and has no row a sample")
+        if any(private.is_transformed(leaf) for leaf in tensors.values()):
+            raise self._refusal("is differentiated by torch.func or in forward mode")
+        return found
+
+    def _refusal(self, what: str) -> UserError:
+        name = self.pipe.player
+        return UserError(
+            f"player '{name}': under policy 'pipeline' its network {what}; otherwise type --strategy {name}=zero3"
+        )
+
+    def _signature(self) -> str:
+        """What must be the same on all ranks."""
+        known = [(leaf.shape, leaf.dtype, _learns(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        modes = [module.training for module in self.pipe.network.modules()]
+        kind = self.pipe.device.type
+        cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        return repr((known, self.form, self.learning, modes, cast, self.graph, self.alone, torch.get_default_dtype()))
+
+    def _compared(self) -> list[int]:
+        """The place of each rank's first sample. Raises if the ranks of the pipeline do not make the same call."""
+        digest = hashlib.blake2b(self.signature.encode(), digest_size=6)
+        for n, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor) and n not in self.batched:  # all ranks must have the same
+                digest.update(repr(leaf.detach().flatten().tolist()).encode())
+        first = -1 if self.place is None else self.place.first
+        own = torch.tensor([int.from_bytes(digest.digest(), "little"), first], device=self.pipe.device)
+        everyone = own.new_empty(self.pipe.size * len(own))
+        dist.all_gather_into_tensor(everyone, own, group=self.pipe.group)
+        codes, firsts = everyone.view(self.pipe.size, len(own)).unbind(1)
+        if len(set(codes.tolist())) > 1:
+            raise self._refusal(
+                "is called by the ranks of its pipeline with other shapes or other numbers, or in other modes, and all "
+                f"must call it alike; this rank's are {self.signature[:200]}"
+            )
+        return firsts.tolist()[: self.owners]
+
+    def _chunks(self) -> int:
+        rows, typed = self.rows * self.owners, self.pipe.chunks
+        if self.pipe.whole_batch:
+            return 1
+        if typed is not None and rows % typed and not self.pipe.trying:
+            raise refuse_chunks(self.pipe.player, typed, rows)
+        return next(n for n in range(min(typed or 2 * self.pipe.size, rows), 0, -1) if rows % n == 0)
+
+    # ---- chunks ----
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """The first and the last of a chunk's rows, of those of all ranks."""
+        size = self.rows * self.owners // self.chunks
+        return chunk * size, (chunk + 1) * size
+
+    def inputs(self) -> dict[int, Tensor]:
+        """For each leaf with rows: those of all ranks."""
+        if self.alone:
+            return {n: self.leaves[n].detach() for n in self.batched}
+        found = {}
+        for n in self.batched:
+            own = self.leaves[n].detach().contiguous()
+            found[n] = own.new_empty(self.pipe.size * len(own), *own.shape[1:])
+            dist.all_gather_into_tensor(found[n], own, group=self.pipe.group)
+        return found
+
+    def _noise(self, chunk: int) -> noise.Place | None:
+        """Where the samples of a chunk are in the global batch: some rows of each rank that has samples in it."""
+        own = self.place
+        if own is None:
+            return None
+        start, stop = self.bounds(chunk)
+        parts = [
+            Rows(first, self.rows, max(start - owner * self.rows, 0), min(stop - owner * self.rows, self.rows))
+            for owner, first in enumerate(self.firsts)
+            if start < (owner + 1) * self.rows and stop > owner * self.rows
+        ]
+        return ChunkPlace(own.key, own.first, own.rows, own.total, own.stride, own.others, own.calls, parts)
+
+    def run(self, program: Program, inputs: Mapping[int, Tensor], chunk: int) -> tuple[list[Any], Any, list[Tensor]]:
+        """Run the network's forward for a chunk.
+
+        Returns the leaves of what it returns, with stand-ins for those elsewhere, and their form; and the leaves of the
+        inputs that will get a gradient.
+        """
+        start, stop = self.bounds(chunk)
+        leaves = [inputs[n][start:stop] if n in inputs else leaf for n, leaf in enumerate(self.leaves)]
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        learning = [leaves[n].requires_grad_() for n in self.wanted]
+        args, kwargs = pytree.tree_unflatten(leaves, self.form)
+        place = self._noise(chunk)
+        outer, self.pipe.program = self.pipe.program, program
+        try:
+            with torch.set_grad_enabled(self.graph), noise.at(place), program.run():
+                found = self.forward(*args, **kwargs)
+        finally:
+            self.pipe.program = outer
+        self.draws = 0 if place is None else place.calls - self.place.calls
+        return *pytree.tree_flatten(found), learning
+
+
+def _learns(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad

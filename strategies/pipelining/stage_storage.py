@@ -1,0 +1,172 @@
+"""Where the weights of a player in stages are, and how their gradients are averaged."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gan.checkpoint import Share
+from strategies import private
+from strategies.sharding import bucket
+from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
+from strategies.sharding.reduction import Reduction
+from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
+from strategies.sharding.storage import Storage
+
+
+class StageStorage(Storage):
+    """A rank has the parameters of its stages, whole; between `unshard` and `reshard` also those of the others.
+
+    `ranks` says which rank of the group has a parameter, by its name. `others` are the parameters that do not learn.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        others: Mapping[str, nn.Parameter],
+        ranks: Mapping[str, int],
+        group: dist.ProcessGroup,
+    ) -> None:
+        super().__init__(weights)
+        self.group, self.ranks = group, ranks
+        self.everything = {**weights, **others}
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.owned = {name: weight for name, weight in weights.items() if ranks[name] == self.rank}
+        for name, weight in self.everything.items():
+            if ranks[name] == self.rank and isinstance(weight, ReshardedParameter):  # made on the meta device
+                show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
+        self.whole = True  # whether the author's parameters of other stages have memory
+        self.stale = False  # whether what they have is older than their owners' weights
+        self.released = False
+        self.reshard()
+
+    @property
+    def sharded(self) -> bool:
+        return True
+
+    @property
+    def cut(self) -> bool:
+        return False
+
+    @property
+    def gradients_apart(self) -> bool:
+        return True
+
+    @property
+    def unsharded(self) -> bool:
+        return self.whole and not self.stale
+
+    def _elsewhere(self) -> list[nn.Parameter]:
+        return [weight for name, weight in self.everything.items() if self.ranks[name] != self.rank]
+
+    @torch.no_grad()
+    def unshard(self, exact: bool = False) -> None:
+        if self.unsharded or self.released:
+            return
+        if not self.whole:
+            for weight in self._elsewhere():
+                show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
+        for rank in range(self.size):
+            sent = [weight.detach() for name, weight in self.everything.items() if self.ranks[name] == rank]
+            for dtype in dict.fromkeys(tensor.dtype for tensor in sent):
+                alike = [tensor for tensor in sent if tensor.dtype == dtype]
+                private.broadcast_coalesced(self.group, alike, bucket.SIZE, rank)
+        self.whole, self.stale = True, False
+
+    def reshard(self) -> None:
+        if not self.whole or self.released:
+            return
+        for weight in self._elsewhere():
+            if isinstance(weight, ReshardedParameter):
+                continue
+            nothing = torch.nan if weight.is_floating_point() else 0
+            hide(weight, torch.full((), nothing, dtype=weight.dtype, device=weight.device))
+        self.whole = False
+
+    def shards_changed(self, others: bool = False) -> None:
+        self.stale = True
+
+    def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
+        optimizer.step()
+        self.shards_changed()
+
+    def held(self) -> list[Tensor]:
+        return list(self.owned.values())
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        own = {weight for name, weight in self.everything.items() if self.ranks[name] == self.rank}
+        return {weight: Share.whole(weight) if weight in own else None for weight in self.everything.values()}
+
+    def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
+        everyone: list[Any] = [None] * dist.get_world_size(self.group)  # after a release: of all ranks
+        dist.all_gather_object(everyone, values, group=self.group)
+        return {name: value for each in everyone for name, value in each.items()}
+
+    def release(self) -> None:
+        """Communicates nothing, so a weight of another stage becomes NaN."""
+        if not self.whole:
+            for weight in self._elsewhere():
+                show(weight, torch.full((weight.numel(),), torch.nan, dtype=weight.dtype, device=weight.device))
+        self.whole, self.released, self.group = True, True, None
+
+
+class StageReduction(Reduction):
+    """A stage's gradients are those of all samples of its pipeline; they are added up over the pipelines, if several.
+
+    `copies` is the group of the ranks that have the same stages. `group` has all ranks.
+    """
+
+    storage: StageStorage
+
+    def __init__(
+        self, storage: StageStorage, device: torch.device, group: dist.ProcessGroup, copies: dist.ProcessGroup | None
+    ) -> None:
+        super().__init__(storage, device)
+        self.group, self.copies = group, copies
+        self._stepped: Sequence[nn.Parameter] = ()
+
+    @property
+    def stepped(self) -> Sequence[nn.Parameter]:
+        return self._stepped
+
+    def finish(self, scale: float) -> Tensor:
+        """One all-reduce of the gradients over the copies, one for the norms; and see `unreached`."""
+        own = self.storage.owned
+        reached = {name for name, weight in own.items() if weight.grad is not None}
+        for weight in own.values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        gradients = [weight.grad for weight in own.values()]
+        for part in _of_one_bucket(gradients) if self.copies is not None else ():
+            flat = torch.cat([gradient.flatten() for gradient in part])
+            dist.all_reduce(flat, group=self.copies)
+            for gradient, values in zip(part, flat.split([each.numel() for each in part]), strict=True):
+                gradient.copy_(values.view_as(gradient))
+        if gradients:
+            torch._foreach_mul_(gradients, 1 / (scale * dist.get_world_size(self.group)))
+        norms = self.norms()
+        self._stepped = drop_unreached(self.storage, norms, reached, self.group)
+        return norms
+
+    def norms(self) -> Tensor:
+        return norms_of_pieces(self.storage, self.storage.group, self.device)
+
+    def release(self) -> None:
+        self.group = self.copies = None
+
+
+def _of_one_bucket(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Parts of one dtype and at most a bucket's size, so that little memory is needed to send them."""
+    parts: list[list[Tensor]] = []
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        filled = bucket.SIZE
+        for gradient in (each for each in gradients if each.dtype == dtype):
+            if filled >= bucket.SIZE:
+                parts.append([])
+                filled = 0
+            parts[-1].append(gradient)
+            filled += gradient.nbytes
+    return parts

@@ -1,0 +1,313 @@
+"""pipeline: each rank has some of the player's layers, and all samples of a group of ranks go through them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import MethodType
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from gan.errors import UserError
+from gan.phase import Phase
+from strategies import private
+from strategies.cost.amounts import Group, Held, bubble
+from strategies.cost.paper import Paper, size
+from strategies.cost.paper_stages import Staged
+from strategies.options.compile import refuse_compiled_by_author
+from strategies.options.recompute import Recompute
+from strategies.pipelining import cutting
+from strategies.pipelining.call import call as call_in_stages
+from strategies.pipelining.cutting import Unit
+from strategies.pipelining.pipe import Pipe
+from strategies.pipelining.stage_storage import StageReduction, StageStorage
+from strategies.policies.policy import Policy
+from strategies.sharding.reduction import Reduction
+from strategies.sharding.storage import Storage
+
+
+class Pipeline(Policy):
+    """The network is cut into stages of whole layers, one for each rank of a group; each group has a copy.
+
+    Communication, in order, in each call of the network: 24 bytes to compare the calls; one all-gather of the inputs;
+    the tensors that go from stage to stage, chunk by chunk; one scatter of the outputs. In its backward: one gather of
+    their gradients; the gradients of what went from stage to stage; one all-reduce of the gradients of inputs, if they
+    need them. After the phase's last backward one all-reduce of the gradients over the groups, if there are several,
+    and norms and zero gradients as in zero2. Nothing in the update. `averaged` broadcasts the weights twice. A network
+    whose forward writes buffers broadcasts them after each call.
+
+    Held on each rank: weights, gradients, optimizer state and average of its stages; in a phase what backward needs of
+    its stages, for the samples of all ranks of its group.
+
+    Options: `stages` is the size of a group, or with `schedule:interleaved` the number of stages. `chunks` is in how
+    many parts the samples of a group go through the stages. See [Note: a call through a pipeline] in pipelining/pipe.py
+    and [Note: one forward on many ranks] in pipelining/program.py.
+    """
+
+    name = "pipeline"
+    max_ranks = None
+    takes = frozenset({"recompute", "stages", "chunks", "schedule"})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pipes: list[Pipe] = []  # one for each network
+        self.undo: list[Callable[[], None]] = []
+
+    def adopt(self, training: bool) -> None:
+        super().adopt(training)
+        for pipe in self.pipes:
+            self._take_calls(pipe)
+
+    # ---- stages ----
+
+    @cached_property
+    def networks(self) -> list[tuple[nn.Module, list[Unit]]]:
+        """The player's networks, each with its units."""
+        found = cutting.networks_of(self.player)
+        return [(network, cutting.units_of(self.player, path, network)) for path, network in found.items()]
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """The ranks of a group, and its stages."""
+        ranks, most = self.world.size, min((cutting.most_stages(units) for _, units in self.networks), default=0)
+        if most < 2:
+            raise UserError(
+                f"player '{self.player.name}': its {type(self.player.module).__name__} has no two layers between "
+                f"which a pipeline could cut it; type --strategy {self.player.name}=ddp,*={self.name}"
+            )
+        each = 2 if self.options.get("schedule") == "interleaved" else 1  # stages of a rank, by default
+        typed, name = self.options.get("stages"), self.player.name
+        sizes = [n for n in range(2, ranks + 1) if ranks % n == 0]  # of a group
+        if typed is None:
+            fitting = [n for n in sizes if n * each <= most]
+        else:
+            fitting = [n for n in sizes if (typed == n if each == 1 else typed % n == 0 and typed > n)]
+        if (typed or 0) > most or not fitting:
+            possible = [n * each for n in sizes if n * each <= most]
+            advice = f"{name}={self.name}+stages:N with an N of {', '.join(map(str, possible))}" if possible else ""
+            share = f"{'several' if each > 1 else 'one'}{f' of {typed}' if typed else ''}"
+            raise UserError(
+                f"player '{name}': its {type(self.player.module).__name__} can be cut into {most} stages, and there "
+                f"are {ranks} ranks, so '{self.name}' cannot give each rank of a group {share}; type "
+                f"{advice or f'--strategy {name}=ddp,*={self.name}'}"
+            )
+        size = max(fitting)
+        return size, typed or size * each
+
+    @cached_property
+    def mesh(self) -> DeviceMesh | None:
+        """A row of ranks is a pipeline; a column of ranks has the same stages. None if all ranks are one pipeline."""
+        ranks, _ = self.shape
+        if ranks == self.world.size:
+            return None
+        mesh = init_device_mesh(
+            self.world.device.type, (self.world.size // ranks, ranks), mesh_dim_names=("data", "stages")
+        )
+        for group in mesh.get_all_groups():
+            private.limit(group, self.world.groups.timeout)
+        return mesh
+
+    @property
+    def sharing_group(self) -> dist.ProcessGroup:
+        return self.storage.group if isinstance(self.storage, StageStorage) else super().sharing_group
+
+    @property
+    def copies(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same stages."""
+        return None if self.mesh is None else self.mesh.get_group("data")
+
+    # ---- what it costs ----
+
+    @property
+    def divided(self) -> bool:
+        return self.world.size > 1 and bool(self.belongings.parameters)
+
+    @property
+    def begins_sharded(self) -> bool:
+        return self.divided
+
+    @cached_property
+    def stages_of(self) -> dict[str, int]:
+        """The stage of each parameter. One outside of units is in the first."""
+        found = dict.fromkeys(self.belongings.parameters, 0)
+        for _, units in self.networks:
+            of_units = cutting.cut(units, self.shape[1])
+            found |= {name: s for unit, s in zip(units, of_units, strict=True) for name in unit.parameters}
+        return found
+
+    def of_largest(self) -> list[str]:
+        """The names of the parameters on the rank that has most."""
+        ranks: list[list[str]] = [[] for _ in range(self.shape[0])]
+        for name, stage in self.stages_of.items():
+            ranks[stage % len(ranks)].append(name)
+        return max(ranks, key=lambda names: size(self.belongings.parameters[name] for name in names))
+
+    def holds(self) -> Held:
+        if not self.divided:
+            return super().holds()
+        mine = self.of_largest()
+        learning = size(self.weights[name] for name in mine if name in self.weights)
+        state = self.optimizer_cost.state * learning
+        whole = size(self.belongings.parameters[name] for name in mine)
+        return Held(whole + self.buffers, 0, state, self.averaged_part * learning)
+
+    def at_most(self) -> Held:
+        mine = self.of_largest() if self.divided else self.weights
+        return replace(self.holds(), gradients=size(self.weights[name] for name in mine if name in self.weights))
+
+    def paper(self) -> Paper:
+        if not self.divided:
+            return super().paper()
+        ranks, stages = self.shape
+        mine = {name: self.weights[name] for name in self.of_largest() if name in self.weights}
+        ends = {}
+        for network, units in self.networks:
+            last = dict(zip(cutting.cut(units, stages), units, strict=True))  # the last unit of each stage
+            ends[network] = [last[stage].module for stage in range(stages)]
+        step = self.step_bytes(size(mine.values()))
+        return Staged(self.player.name, mine, step, ends, Group(ranks), Group(self.world.size // ranks, ranks))
+
+    def idle(self, phase: Phase) -> float:
+        if not self.divided or self.player.name not in phase.learners:
+            return 0.0
+        ranks, stages = self.shape
+        return bubble(ranks, self.options.get("chunks") or 2 * ranks, stages // ranks)
+
+    # ---- storage ----
+
+    def make_storage(self) -> Storage:
+        parameters = self.belongings.parameters
+        if self.world.size == 1 or not parameters:
+            return super().make_storage()
+        self._refuse()
+        ranks, _ = self.shape
+        group = self.group if self.mesh is None else self.mesh.get_group("stages")
+        for network, units in self.networks:
+            of_units = [self.stages_of[next(iter(unit.parameters))] for unit in units]
+            stage_of = {id(each): self.stages_of[name] for name, each in self.player.module.named_parameters()}
+            self.pipes.append(
+                Pipe(
+                    self.player.name,
+                    network,
+                    dict(zip((unit.name for unit in units), of_units, strict=True)),
+                    stage_of,
+                    group,
+                    self.copies,
+                    self.world.device,
+                    self.options.get("chunks"),
+                    overlaps=self.options.get("schedule") == "1f1b",
+                )
+            )
+            self._tell(units, of_units)
+        others = {name: each for name, each in parameters.items() if name not in self.weights}
+        return StageStorage(
+            self.weights, others, {name: stage % ranks for name, stage in self.stages_of.items()}, group
+        )
+
+    def _refuse(self) -> None:
+        """What a pipeline cannot do, by name."""
+        name, module = self.player.name, self.player.module
+        refuse_compiled_by_author(self.player, self.belongings.readers, self.name, f"zero3+compile,*={self.name}")
+        for phase in self.world.groups.phases:
+            if phase.second_order and name in phase.learners:
+                raise UserError(
+                    f"player '{name}': phase '{phase.name}' differentiates its gradient (second_order=True), which "
+                    f"does not go through a pipeline; type --strategy {name}=zero3,*={self.name}"
+                )
+        own = set(map(id, self.belongings.parameters.values()))
+        if any(id(parameter) not in own for parameter in module.parameters()):
+            raise UserError(
+                f"player '{name}' has parameters that another player has too, and a pipeline has them on one rank "
+                f"only; type --strategy {name}=zero3,*={self.name}"
+            )
+
+    def _tell(self, units: Sequence[Unit], of_units: Sequence[int]) -> None:
+        total = max(1, sum(unit.elements for unit in units))
+        parts = []
+        for stage in range(max(of_units) + 1):
+            own = [unit for unit, its in zip(units, of_units, strict=True) if its == stage]
+            names = own[0].name if len(own) == 1 else f"{own[0].name} to {own[-1].name}"
+            parts.append(f"{names} ({100 * sum(unit.elements for unit in own) / total:.0f} % of the weights)")
+        rank_zero_info(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
+
+    def make_reduction(self) -> Reduction:
+        if not isinstance(self.storage, StageStorage):
+            return super().make_reduction()
+        return StageReduction(self.storage, self.world.device, self.group, self.copies)
+
+    def make_recompute(self) -> Recompute:
+        """Each unit computes again by itself, because a block may not reach over two stages."""
+        if not self.pipes:
+            return super().make_recompute()
+        return Recompute(self.player, [(unit.name, unit.module) for _, units in self.networks for unit in units])
+
+    # ---- in a phase ----
+
+    def begin(self, phase: Phase) -> None:
+        super().begin(phase)
+        for pipe in self.pipes:
+            pipe.trying = self.trying
+
+    def arm(self, loss: Tensor, last: bool) -> Tensor:
+        for pipe in self.pipes:
+            pipe.last = last
+        return super().arm(loss, last)
+
+    def finish(self, scale: float) -> Tensor:
+        for pipe in self.pipes:
+            pipe.finish()
+        return super().finish(scale)
+
+    def drop_gradients(self) -> None:
+        for pipe in self.pipes:
+            pipe.drop()
+        super().drop_gradients()
+
+    # ---- calls of the network and of its units ----
+
+    def _take_calls(self, pipe: Pipe) -> None:
+        """Calls of the network go through the pipeline, and those of its units to their stage, while weights are apart.
+
+        A unit is taken over with its hooks (`_call_impl`), as these may read its weights.
+        """
+        storage, network = self.storage, pipe.network
+        forward, own = network.forward, {k: v for k, v in vars(network).items() if k == "forward"}
+
+        def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if storage.unsharded or pipe.program is not None:
+                return forward(*args, **kwargs)
+            return call_in_stages(pipe, forward, args, kwargs)
+
+        network.forward = MethodType(call, network)
+        self.undo.append(lambda: (vars(network).pop("forward"), vars(network).update(own)))
+        for unit in next(units for other, units in self.networks if other is network):
+            self._take_unit(pipe, unit)
+
+    def _take_unit(self, pipe: Pipe, unit: Unit) -> None:
+        storage, stage, plain = self.storage, pipe.unit_stage[unit.name], unit.module._call_impl
+
+        def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if pipe.program is not None and not pipe.program.running:
+                return pipe.program.call(unit.name, unit.module, stage, plain, args, kwargs)
+            if pipe.program is None and not storage.unsharded:
+                raise UserError(
+                    f"player '{self.player.name}': '{unit.name}' is called by itself, not by the forward of its "
+                    f"{type(pipe.network).__name__}, and under policy '{self.name}' its weights are on one rank; type "
+                    f"--strategy {self.player.name}=zero3,*={self.name}"
+                )
+            return plain(*args, **kwargs)
+
+        unit.module._call_impl = MethodType(call, unit.module)
+        self.undo.append(lambda: vars(unit.module).pop("_call_impl"))
+
+    def release(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+        self.pipes = []
+        super().release()
+        if (mesh := self.__dict__.pop("mesh", None)) is not None:
+            for group in mesh.get_all_groups():
+                dist.destroy_process_group(group)

@@ -1,0 +1,513 @@
+"""pipeline: players in stages train as one device does, and what cannot be cut is refused by name."""
+
+import os
+import re
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning import Callback
+from torch import nn
+from torch.nn.functional import softplus
+
+from gan import Phase, Player, noise
+from gan import ranks as every_rank
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.pipelining import passes
+from strategies.pipelining.request import Request
+from strategies.pipelining.stage_storage import StageReduction
+from strategies.policies.pipeline import Pipeline
+from tests.support.composite import WIDTH, SizedEvenly
+from tests.support.hard_games import BatchNorms, Micro4, Plain
+from tests.support.parity import BROKEN, EXACT, Whole, distance, parts, snapshot, train, trainer, vectors, weights
+from tests.support.planned import payload, planned
+from tests.support.staged_games import Staged, StagedMicro, Tower
+from tests.support.watch import watched
+
+
+def twelve(step):
+    """A batch that three ranks can share."""
+    return {name: rows[:12] for name, rows in vectors(step).items()}
+
+
+# Each with the number of ranks, and whether `make test` tries it too.
+CELLS = [
+    ("encoder=ddp,*=pipeline", 2, True),
+    ("encoder=ddp,*=pipeline+chunks:1", 2, False),
+    ("encoder=ddp,*=pipeline+chunks:4", 2, False),
+    ("encoder=ddp,*=pipeline+chunks:2+recompute", 2, False),
+    ("encoder=ddp,discriminator=zero3,*=pipeline+schedule:interleaved", 2, True),
+    ("encoder=ddp,discriminator=ddp,*=pipeline+schedule:interleaved+stages:6+chunks:4", 2, False),
+    ("encoder=ddp,*=pipeline+schedule:1f1b", 2, False),
+    ("encoder=ddp,discriminator=ddp,*=pipeline", 3, False),
+    ("encoder=ddp,discriminator=fsdp,*=pipeline+chunks:1", 3, False),
+    ("encoder=ddp,discriminator=ddp,*=pipeline+chunks:2+recompute+schedule:1f1b", 3, False),
+    ("encoder=ddp,*=pipeline+stages:2", 4, True),
+    ("encoder=zero2,discriminator=zero1,*=pipeline+stages:4", 4, False),
+    ("encoder=ddp,discriminator=ddp,*=pipeline+schedule:interleaved+stages:4", 4, False),
+    ("encoder=ddp,discriminator=ddp,*=pipeline+stages:2+schedule:1f1b", 4, False),
+    ("encoder=ddp,*=pipeline+stages:2+chunks:1", 4, False),
+]
+PARAMETERS = [
+    pytest.param(policy, world, marks=[] if quick else pytest.mark.slow, id=f"{policy}@{world}")
+    for policy, world, quick in CELLS
+]
+
+
+def trained(game, policy, world, batches=vectors, **kwargs):
+    return train(game, batches, policy, world, **kwargs)
+
+
+def farthest(alone, results):
+    apart = [distance(weights(alone), weights(result)) for result in results[1:]]
+    return max(distance(alone, results[0]), *apart)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {batches: train(Staged, batches, "single") for batches in (vectors, twelve)}
+
+
+@pytest.mark.parametrize(("policy", "world"), PARAMETERS)
+def test_stages_train_as_one_device(policy, world, ranks, alone):
+    """Skips over stages, codes that reach all of them, noise, spectral norms, a second call through the first."""
+    batches = twelve if world == 3 else vectors
+    found = ranks(world).run(trained, Staged, policy, world, batches, check=True)
+    assert farthest(alone[batches], found) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("policy", "world"), [("pipeline", 2), pytest.param("pipeline+schedule:1f1b", 4, marks=pytest.mark.slow)]
+)
+def test_micro_batches_train_as_one_device(policy, world, ranks):
+    choice = f"encoder=ddp,discriminator=ddp,*={policy}"
+    found = ranks(world).run(trained, StagedMicro, choice, world)
+    assert farthest(train(StagedMicro, policy="single"), found) < EXACT
+
+
+# ---- 1f1b ----
+
+
+def order_of_passes(schedule):
+    """What the first rank did in the generator's last turn: f for a forward, b for a backward, of whichever call."""
+    seen = []
+
+    def noting(cls, letter):
+        step = cls.step
+        return mock.patch.object(cls, "step", lambda self, action: (seen.append(letter), step(self, action)))
+
+    with noting(passes.ForwardPass, "f"), noting(passes.BackwardPass, "b"):
+        train(Micro4, policy=f"generator=pipeline+chunks:2+schedule:{schedule},*=ddp", world=2, steps=1)
+    return "".join(seen[-16:])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_1f1b_runs_a_backward_beside_the_next_forward(schedule, ranks):
+    first, last = ranks(2).run(order_of_passes, schedule)
+    assert (first.count("f"), first.count("b")) == (last.count("f"), last.count("b")) == (8, 8)
+    if schedule == "gpipe":
+        assert first == last == "ffbb" * 4
+    else:
+        assert (first, last) == ("ff" + "fbfb" * 3 + "bb", "ff" + "bfbf" * 3 + "bb")
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_1f1b_trains_as_one_device(world, ranks):
+    policy = "generator=pipeline+stages:2+chunks:2+schedule:1f1b,*=ddp"
+    assert farthest(train(Micro4, policy="single"), ranks(world).run(trained, Micro4, policy, world)) < EXACT
+
+
+# ---- controls ----
+
+
+class Alone(StageReduction):
+    def __init__(self, storage, device, group, copies):
+        super().__init__(storage, device, group, None)
+
+
+def without(what):
+    """Train with a part of the pipeline taken out."""
+    if what == "the sum over pipelines":
+        patch = mock.patch("strategies.policies.pipeline.StageReduction", Alone)
+    elif what == "the gradients of later stages' inputs":
+        patch = mock.patch.object(passes.BackwardPass, "_own_rows", lambda self, total: total[: self.request.rows] * 0)
+    else:
+        patch = mock.patch.object(Request, "_compared", lambda self: [self.place.first] * self.owners)
+    with patch:
+        return train(Staged, policy="encoder=ddp,*=pipeline+stages:2", world=dist.get_world_size())
+
+
+@pytest.mark.parametrize(
+    ("what", "world"),
+    [("the sum over pipelines", 4), ("the gradients of later stages' inputs", 2), ("the samples' own noise", 2)],
+)
+def test_the_control_without_a_part_differs(what, world, ranks, alone):
+    assert farthest(alone[vectors], ranks(world).run(without, what)) > BROKEN
+
+
+# ---- what else a player may have ----
+
+
+class Conducted(Staged):
+    """Weights that `after` writes, layers frozen for some steps, a schedule, a hook that sees whole gradients."""
+
+    def configure_players(self):
+        encoder, generator, discriminator, teacher = super().configure_players()
+        falling = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 0.9**update)
+        yield encoder
+        yield replace(
+            generator, schedule=falling, after=shrink, freeze=lambda step: ["blocks.1"] if step % 3 == 1 else []
+        )
+        yield discriminator
+        yield teacher
+
+    def on_before_optimizer_step(self, optimizer):
+        torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 0.05)
+
+
+@torch.no_grad()
+def shrink(network):
+    for weight in network.parameters():
+        weight.mul_(0.999)
+
+
+def test_after_freeze_schedules_and_hooks_are_as_on_one_device(ranks):
+    found = ranks(2).run(trained, Conducted, "encoder=ddp,*=pipeline", 2)
+    assert farthest(train(Conducted, policy="single"), found) < EXACT
+
+
+def journey(policy, world, steps, save=None, resume=None):
+    module, strategy = Staged(), PhaseStrategy(policy)
+    made = trainer(strategy, world, steps)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        made.fit(module, Whole(8, dist.get_rank() if world > 1 else 0, world), ckpt_path=resume)
+        if save is not None:
+            made.save_checkpoint(save)
+    return snapshot(module, strategy)
+
+
+def test_checkpoints_go_from_policy_to_policy(ranks, tmp_path):
+    unbroken, path, staged = journey("single", 1, 6), None, "encoder=ddp,*=pipeline"
+    for step, policy in enumerate([staged, "zero3", f"{staged}+stages:2", "fsdp", "ddp", staged], 1):
+        world, before, path = 4 if "stages:2" in policy else 2, path, str(tmp_path / f"{step}.ckpt")
+        arrived = ranks(world).run(journey, policy, world, step, path, before)[0]
+    assert distance(arrived, unbroken) < EXACT
+
+
+def held():
+    """The elements that a rank has of each player between steps, and its modules' classes and keys."""
+    game, strategy = Staged(), PhaseStrategy("encoder=ddp,*=pipeline")
+    before = {name: type(module) for name, module in game.named_modules()}, list(game.state_dict(keep_vars=True))
+    found = {}
+
+    class AtEnd(Callback):
+        def on_train_batch_end(self, *_):
+            for name, policy in strategy.policies.items():
+                found[name] = sum(
+                    weight.untyped_storage().nbytes() // weight.element_size()
+                    for weight in policy.belongings.parameters.values()
+                )
+            assert (
+                {name: type(module) for name, module in game.named_modules()},
+                list(game.state_dict(keep_vars=True)),
+            ) == before
+
+    trainer(strategy, 2, 1, callbacks=[AtEnd()]).fit(game, parts(1, 2))
+    whole = sum(weight.numel() for weight in game.generator.parameters())
+    assert not any("forward" in vars(module) or "_call_impl" in vars(module) for module in game.modules())
+    return found, whole
+
+
+def test_a_rank_has_its_own_stages_and_modules_stay_what_they_are(ranks):
+    results = ranks(2).run(held)
+    for player in ("generator", "teacher"):
+        parts_of_it = [found[player] for found, _ in results]
+        whole = results[0][1]
+        assert max(parts_of_it) < 0.65 * whole
+        assert whole <= sum(parts_of_it) < whole + 60  # one number in place of each weight that is elsewhere
+
+
+class MadeLater(Plain):
+    """A generator without values, which set-up makes."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
+
+
+def test_each_rank_makes_its_own_stages_of_a_network_on_meta(ranks):
+    found = ranks(2).run(trained, MadeLater, "generator=pipeline,*=ddp", 2)
+    assert farthest(train(MadeLater, policy="single"), found) < EXACT
+
+
+def payloads():
+    """The bytes that each kind of collective of this rank has read and filled, in each phase of the third step."""
+    found = {}
+    batches = {step: {"x": vectors(step)["x"].float()} for step in range(3)}
+    for step, phase, trace in watched(SizedEvenly, "pipeline", 2, 3, batches.get, precision="32-true"):
+        for kind, size in trace.collectives if step == 2 else ():
+            sums = found.setdefault(phase, {})
+            sums[kind] = sums.get(kind, 0) + size
+    return found
+
+
+def test_a_phase_moves_activations_and_no_weights(ranks):
+    """As `gan.plan` says: the samples of both ranks go from stage to stage, and their gradients come back."""
+    batch = {"x": vectors(0)["x"].float()}
+    plan = payload(planned(SizedEvenly, "pipeline", 2, batch))
+    results = ranks(2).run(payloads)
+    rows = 16 * WIDTH * 4  # bytes of all samples at any place of the network
+    flags = 400  # bytes of flags, norms and signatures
+    for phase, calls, backwards in (("first", 2, 2), ("second", 2, 1)):
+        # In each call, and in each backward, one rank sends and the other receives.
+        assert sum(found[phase]["send"] for found in results) == (calls + backwards) * rows == 2 * plan[phase]["send"]
+        for found in results:
+            gathered = found[phase]["_allgather_base_"] / 1.5  # it reads half of what it fills
+            assert calls * rows <= gathered < calls * rows + flags
+            assert set(found[phase]) == {"send", "recv_", "scatter_", "gather_", "_allgather_base_", "allreduce_"}
+        # An input's gradient is added up: that of the second player's, in the first player's turn.
+        summed = rows if phase == "first" else 0
+        assert all(summed <= found[phase]["allreduce_"] < summed + flags for found in results)
+        assert plan[phase]["all-reduce"] == summed
+        assert plan[phase]["all-gather"] == (2 * calls + backwards) * rows
+
+
+# ---- refusals ----
+
+
+def refusal(game, policy="generator=pipeline,*=ddp", world=2):
+    try:
+        trainer(PhaseStrategy(policy), world, 2).fit(game(), parts(2, world))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+class Painting(Plain):
+    """A generator of another network."""
+
+    def __init__(self, network=Tower):
+        super().__init__()
+        self.generator = network()
+
+    def fake(self, real):
+        codes = real[:, :3].detach()
+        found = self.generator(noise.randn((len(real), 4), like=real), codes)
+        return found[0] if isinstance(found, tuple) else found
+
+
+class OwnMethod(Painting):
+    def fake(self, real):
+        x = self.generator.start(noise.randn((len(real), 4), like=real))
+        return self.generator.end(x)
+
+
+class Chained(nn.Module):
+    """Two layers, and something between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 6)
+
+    def forward(self, z, codes):
+        return self.two(self.between(self.one(z)))
+
+
+class ReadsValue(Chained):
+    def between(self, x):
+        return x if x.mean() > 0 else -x
+
+
+class Backwards(Chained):
+    def forward(self, z, codes):
+        return self.one(self.two(z.repeat(1, 2))[:, :4])[:, :6]
+
+
+class Twice(Chained):
+    def forward(self, z, codes):
+        return self.two(self.one(self.two(self.one(z))[:, :4]))
+
+
+class InPlace(Chained):
+    def forward(self, z, codes):
+        x = z.repeat(1, 2)
+        x += self.one(z)
+        return self.two(x)
+
+
+class Summed(Chained):
+    def between(self, x):
+        return x - every_rank.mean(x.mean(0))
+
+
+class Changing(Chained):
+    calls = 0
+
+    def forward(self, z, codes):
+        self.calls += 1
+        x = self.one(z)
+        return self.two(x if self.calls < 4 else self.one(x[:, :4]))
+
+
+class NoRows(Chained):
+    def forward(self, z, codes):
+        return super().forward(z, codes).mean(0)
+
+    def between(self, x):
+        return x
+
+
+class Nonzero(Chained):
+    def between(self, x):
+        return x + x[x > 0].sum()
+
+
+class Sized(Chained):
+    """Its buffer learns from samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = Centred(4, 8)
+
+    def between(self, x):
+        return x
+
+
+class Centred(nn.Linear):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.register_buffer("center", torch.zeros(8))
+
+    def forward(self, x):
+        x = super().forward(x)
+        self.center = self.center.lerp(x.detach().mean(0), 0.1)
+        return x
+
+
+class Squared(Plain):
+    def configure_phases(self):
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, "generator", second_order=True)
+
+
+class Sloped(Plain):
+    """Differentiates through the generator, in a phase in which another player learns."""
+
+    def judge(self, batch):
+        z = noise.randn((len(batch["x"]), 4), like=batch["x"]).requires_grad_()
+        fake = self.generator(z)
+        (slope,) = torch.autograd.grad(fake.sum(), z, create_graph=True)
+        return softplus(self.discriminator(fake)).mean() + slope.square().mean()
+
+
+class Tied(Painting):
+    def __init__(self):
+        super().__init__()
+        self.generator.end.bias = self.generator.blocks[0].second.bias = nn.Parameter(torch.zeros(6))
+
+
+class Shared(Plain):
+    """The teacher is the generator's base, without its own gradients."""
+
+    def configure_players(self):
+        generator, discriminator = super().configure_players()
+        for weight in self.generator[0].parameters():
+            weight.requires_grad_(False)
+        yield Player("base", self.generator[0])
+        yield generator
+        yield discriminator
+
+
+REFUSALS = [
+    (OwnMethod, "", "'start' is called by itself, not by the forward of its Tower"),
+    (partial(Painting, ReadsValue), "", r"its forward reads a value \(__bool__\) between its blocks"),
+    (partial(Painting, Backwards), "", "its forward calls 'one' of stage 0 after a block of stage 1"),
+    (partial(Painting, Twice), "", "its forward calls 'one' of stage 0 after a block of stage 1"),
+    (partial(Painting, InPlace), "", "changes a tensor in place between its blocks"),
+    (partial(Painting, Summed), "", r"adds up over the ranks \(gan.ranks\) between its blocks"),
+    (partial(Painting, Changing), "", "its forward calls .one., where it called .two. before"),
+    (partial(Painting, NoRows), "", "which has no row for each sample"),
+    (partial(Painting, Nonzero), "", "whose result depends on values"),
+    (partial(Painting, Sized), "+chunks:2", r"buffer 'one.center' looks at the whole batch.*pipeline\+chunks:1"),
+    (Squared, "", r"phase 'generator' differentiates its gradient \(second_order=True\)"),
+    (Tied, "", "weight 'blocks.0.second.bias' is in 'blocks.0' and in 'end'"),
+    (Plain, "+stages:3", r"can be cut into 2 stages, .* of 3; type generator=pipeline\+stages:N with an N of 2"),
+    (Plain, "+schedule:interleaved", "can be cut into 2 stages, .* several; type --strategy generator=ddp"),
+    (Plain, "+chunks:3", r"the 16 samples of a pipeline's ranks do not divide into 3 chunks; .* N of 1, 2, 4, 8, 16,"),
+    (Shared, "", "has parameters that another player has too"),
+]
+
+
+@pytest.mark.parametrize(
+    ("game", "options", "words"),
+    REFUSALS,
+    ids=[f"{getattr(each[0], 'args', each)[0].__name__}{each[1]}" for each in REFUSALS],
+)
+def test_what_a_pipeline_cannot_do_is_refused_by_name(game, options, words, ranks):
+    for message in ranks(2).run(refusal, game, f"generator=pipeline{options},*=ddp"):
+        assert message is not None
+        assert "player 'generator'" in message
+        assert re.search(words, message), message
+
+
+def test_a_derivative_of_a_derivative_is_an_error(ranks):
+    for message in ranks(2).run(broken_by_autograd):
+        assert "backward goes a second time through one call of its network" in message
+
+
+def broken_by_autograd():
+    try:
+        trainer(PhaseStrategy("generator=pipeline,*=ddp", check=False), 2, 2).fit(Sloped(), parts(2, 2))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_network_that_looks_at_the_whole_batch_gets_one_chunk(ranks):
+    game = BatchNorms
+    found = ranks(2).run(trained, game, "generator=pipeline,*=ddp", 2)
+    assert farthest(train(game, policy="single"), found) < EXACT
+    for message in ranks(2).run(refusal, game, "generator=pipeline+chunks:2,*=ddp"):
+        assert "'1' looks at the whole batch, so a pipeline cannot cut it into 2 chunks" in message
+
+
+@pytest.mark.parametrize("typed", ["stages", "chunks", "schedule"])
+def test_options_need_values(typed):
+    with pytest.raises(
+        UserError, match=rf"option '{typed}' of strategy 'pipeline' needs a value, e.g. pipeline\+{typed}:"
+    ):
+        PhaseStrategy(f"pipeline+{typed}")
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(UserError, match="expected one of gpipe, 1f1b, interleaved"):
+        PhaseStrategy("pipeline+schedule:dual")
+
+
+def test_one_device_is_itself():
+    assert distance(train(Staged, policy="pipeline"), train(Staged, policy="single")) == 0
+
+
+def differently():
+    """One rank calls the network with twice as many rows."""
+    game = Painting()
+    game.fake = lambda real: Painting.fake(game, torch.cat([real] * (1 + dist.get_rank())))[: len(real)]
+    try:
+        trainer(PhaseStrategy("generator=pipeline,*=ddp"), 2, 2).fit(game, parts(2, 2))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_call_the_network_differently_are_named(ranks):
+    for message in ranks(2).run(differently):
+        assert "is called by the ranks of its pipeline with other shapes" in message
+
+
+def test_the_policy_says_what_it_takes():
+    assert Pipeline.takes == {"recompute", "stages", "chunks", "schedule"}
