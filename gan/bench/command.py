@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from gan.bench import launchers, loading, saving, sean
+from gan.bench.grid import command as grid
 from gan.bench.peers import command as peers
 from gan.errors import UserError, refuse
 
@@ -13,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
     "saving": saving.main,
     "peers": peers.main,
     "launchers": launchers.main,
+    "grid": grid.main,
 }
 
 

@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +125,7 @@ def load(path: Path, run: str | None = None, **overrides: Any) -> Namespace:
 
 def run_settings(settings: Namespace) -> dict[str, Any]:
     """The settings that are arguments of the run's function."""
-    names = _parameters(settings.run)
+    names = parameters(settings.run)
     return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
 
 
@@ -200,19 +201,19 @@ def _parser(run: str) -> Parser:
     )
     add_run_options(parser, run)
     cpus = slurm.cpus()
-    if cpus is not None and "workers" in _parameters(run) and type(parser.get_default("workers")) is int:
+    if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) is int:
         parser.set_defaults(workers=cpus - 1)
     return parser
 
 
-def add_run_options(parser: Parser, run: str) -> None:
-    """Add the run's own settings to a command's options."""
-    clash = sorted(_parameters(run) & {action.dest for action in parser._actions})
+def add_run_options(parser: Parser, run: str, without: Collection[str] = ()) -> None:
+    """Add the run's own settings to a command's options, `without` those that the command sets itself."""
+    clash = sorted((parameters(run) - set(without)) & {action.dest for action in parser._actions})
     if clash:
         raise UserError(
             f"{run} has an argument '{clash[0]}', which is an option of {parser.prog} itself; rename the argument"
         )
-    parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run)
+    parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run, skip=set(without))
 
 
 def _strategies() -> str:
@@ -228,7 +229,7 @@ def _strategies() -> str:
     )
 
 
-def _parameters(run: str) -> set[str]:
+def parameters(run: str) -> set[str]:
     """The names of the run's own settings, also those that it passes to another function."""
     return set(ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run))
 

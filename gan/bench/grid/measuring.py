@@ -1,0 +1,110 @@
+"""Plays the cells of a grid in rounds, and keeps what each has given."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from gan.bench.grid.cells import Cell
+from gan.bench.grid.worker import Found
+from strategies.cost.amounts import bubble
+from strategies.processes import world
+
+Play = Callable[[Cell], list[Found]]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a cell has given: medians of all rounds, and of the ratio also the least and the most.
+
+    `ratio` is its speed as a part of that of one process with the same parts, `of_best` as a part of the fastest one
+    process of this batch size, both in the same round. `memory` compares peaks in the same way as `ratio`, and
+    `work` the computing of the rank that computes longest. `fastest` compares the fastest round of each, which says
+    most if others use the machine too. They are None where one process cannot play the cell.
+    """
+
+    ratio: tuple[float, float, float] | None
+    fastest: float | None
+    of_best: float | None
+    work: float | None
+    memory: float | None
+    rate: float
+    waits: float
+    queues: float
+    peak: int
+    payload: int
+    bubble: float | None
+
+
+class Rounds:
+    """The cells take turns in every round, so that a slow moment of the machine meets all of them.
+
+    Every second round goes backwards. A cell that fails has its reason in `why`, and is not played again.
+    """
+
+    def __init__(self, cells: Sequence[Cell], steps: int, play: Play) -> None:
+        self.cells, self.steps, self.play = list(dict.fromkeys(cells)), steps, play
+        self.found: list[dict[Cell, list[Found]]] = []
+        self.why: dict[Cell, str] = {}
+
+    def round(self) -> Iterator[tuple[Cell, str]]:
+        """Play one round. Yields each cell with what came of it, in words."""
+        number, now = len(self.found), {}
+        self.found.append(now)
+        for cell in reversed(self.cells) if number % 2 else self.cells:
+            if cell in self.why:
+                continue
+            try:
+                now[cell] = self.play(cell)
+                yield cell, f"{self._rate(now, cell):.1f} pictures/s"
+            except world.WorldHangs as hangs:
+                self.why[cell] = f"hangs: {hangs}"
+            except world.WorldFailed as failed:
+                failure = failed.failure
+                words = failure.message if failure.message is not None else failure.what
+                self.why[cell] = f"{'refused' if failure.refused else 'fails'}: {' '.join(words.split())}"
+            if cell in self.why:
+                yield cell, self.why[cell]
+
+    def _rate(self, found: dict[Cell, list[Found]], cell: Cell) -> float:
+        return self.steps * cell.batch_size / max(rank.seconds for rank in found[cell])
+
+    def figures(self, cell: Cell) -> Figures:
+        """The figures of a cell that has been played in every round."""
+        ratios, of_best, work, memory = [], [], [], []
+        for now in self.found:
+            alone = [one for one in now if one == one.one and one.batch_size == cell.batch_size]
+            if cell.one in now:
+                ratios.append(self._rate(now, cell) / self._rate(now, cell.one))
+                work.append(_work(now[cell]) / _work(now[cell.one]))
+                memory.append(_peak(now[cell]) / max(1, _peak(now[cell.one])))
+            if alone:
+                of_best.append(self._rate(now, cell) / max(self._rate(now, one) for one in alone))
+        played = [now[cell] for now in self.found]
+        rates = [self._rate(now, cell) for now in self.found]
+        ones = [self._rate(now, cell.one) for now in self.found if cell.one in now]
+        shape = played[0][0].shape
+        return Figures(
+            ratio=(min(ratios), median(ratios), max(ratios)) if ratios else None,
+            fastest=max(rates) / max(ones) if ones else None,
+            of_best=median(of_best) if of_best else None,
+            work=median(work) if work else None,
+            memory=median(memory) if memory else None,
+            rate=median(rates),
+            waits=median(mean(rank.waited / rank.seconds for rank in ranks) for ranks in played),
+            queues=median(mean(rank.queued / rank.seconds for rank in ranks) for ranks in played),
+            peak=int(median(map(_peak, played))),
+            payload=max(rank.payload for rank in played[0]),
+            bubble=None if shape is None else _bubble(*shape),
+        )
+
+
+def _bubble(ranks: int, stages: int, chunks: int) -> float:
+    return bubble(ranks, chunks, stages // ranks)
+
+
+def _work(ranks: list[Found]) -> float:
+    return max(rank.computed for rank in ranks)
+
+
+def _peak(ranks: list[Found]) -> int:
+    return max(rank.peak for rank in ranks)
