@@ -36,7 +36,7 @@ class GanModule(LightningModule):
         self.automatic_optimization = False
         self.players: dict[str, Player] = {}
         self.phases: tuple[Phase, ...] = ()
-        self.begun = False  # whether learners have left the files of Player(weights=...), which are read once
+        self.pretrained_weights_read = False  # those of learners are read once: see Player(weights=...)
         self._shared: dict[Any, Any] = {}
 
     def configure_players(self) -> Iterable[Player]:
@@ -123,7 +123,7 @@ class GanModule(LightningModule):
             raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
         if strict:
             check_left_out(game, left_out)
-        game.begun = True
+        game.pretrained_weights_read = True
         return game if map_location is None else game.to(map_location)
 
     # ---- Lightning's manual optimization, in which nothing would be synchronised ----

@@ -38,7 +38,8 @@ class FirstWeights:
         self.begin_sharded: list[Policy] = []
         frozen = {player.name for player in players if player.frozen}
         # What a learner has learned, or gets from a checkpoint, is not read again.
-        named = [each for each in players if each.weights is not None and (each.frozen or not (resumed or game.begun))]
+        again = resumed or game.pretrained_weights_read
+        named = [each for each in players if each.weights is not None and (each.frozen or not again)]
         self.files: dict[str, WeightFiles] = {}
         self.tensors: dict[str, dict[str, Tensor]] = {}
 
@@ -115,7 +116,7 @@ class FirstWeights:
         shares = {weight: share for policy in policies for weight, share in policy.storage.shares().items()}
         if policies:
             self.ranks.each(lambda: self._fill(shares))
-        self.game.begun = True
+        self.game.pretrained_weights_read = True
         for policy in policies:
             policy.storage.shards_changed(others=True)
             if isinstance(policy.ema, Ema):

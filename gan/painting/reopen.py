@@ -135,7 +135,7 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
         first = " ".join(" ".join(str(error).splitlines()[:2]).split())
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
     check_left_out(game, left_out)
-    game.begun = True
+    game.pretrained_weights_read = True
     for name, player in game.players.items():
         averages = players[name]["ema"] or {}
         read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})
