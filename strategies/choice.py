@@ -41,12 +41,7 @@ OPTIONS: dict[str, Option] = {
     "chunks": Option(
         "in how many parts the samples go through the stages; by default two for each rank", _number, NEEDED
     ),
-    "schedule": Option(
-        "gpipe: one stage a rank; 1f1b: the backward of one micro-batch runs beside the forward of the next; "
-        "interleaved: several stages a rank",
-        schedule.read,
-        NEEDED,
-    ),
+    "schedule": Option("gpipe, 1f1b or interleaved: see strategies/README.md", schedule.read, NEEDED),
     "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
 
