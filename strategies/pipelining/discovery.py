@@ -70,7 +70,7 @@ class Discovery:
         """What the forward of a chunk returns, its program, and what it has written into buffers."""
         program = self.pipe.start(self.pipe.mine(), self)
         buffers = Buffers(self.pipe.network, [name for name, _ in self.pipe.network.named_buffers()])
-        with buffers.aside():
+        with buffers.undone():
             buffers.begin()
             leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
             written = buffers.written()

@@ -161,7 +161,11 @@ class Program(TorchFunctionMode):
 
     def _carry(self, leaf: Tensor, source: int, target: int) -> Tensor | None:
         self.number += 1
-        return self.carrier.carry(self.number - 1, leaf, source, target)
+        before, self.running = self.running, True  # what the carrier does with tensors is not the forward's
+        try:
+            return self.carrier.carry(self.number - 1, leaf, source, target)
+        finally:
+            self.running = before
 
     # ---- between units ----
 

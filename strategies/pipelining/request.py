@@ -47,9 +47,9 @@ class Request:
         return f"{self.signature} in {self.chunks}"
 
     def _batched(self) -> list[int]:
-        """The numbers of the leaves that have a row for each sample."""
+        """The numbers of the leaves that have a row for each sample: as many rows as the first one."""
         tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
-        rows = max((len(leaf) for leaf in tensors.values() if leaf.dim()), default=0)
+        rows = next((len(leaf) for leaf in tensors.values() if leaf.dim()), 0)
         found = [n for n, leaf in tensors.items() if leaf.dim() and len(leaf) == rows]
         unlike = [leaf for leaf in self.leaves if not isinstance(leaf, PLAIN)]
         whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
@@ -82,22 +82,24 @@ class Request:
         digest = hashlib.blake2b(self.signature.encode(), digest_size=6)
         for n, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and n not in self.batched:  # all ranks must have the same
-                digest.update(repr(leaf.detach().flatten().tolist()).encode())
+                digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         first = -1 if self.place is None else self.place.first
         own = torch.tensor([int.from_bytes(digest.digest(), "little"), first], device=self.pipe.device)
         everyone = own.new_empty(self.pipe.size * len(own))
         dist.all_gather_into_tensor(everyone, own, group=self.pipe.group)
         codes, firsts = everyone.view(self.pipe.size, len(own)).unbind(1)
         if len(set(codes.tolist())) > 1:
+            shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
             raise self._refusal(
-                "is called by the ranks of its pipeline with other shapes or other numbers, or in other modes, and all "
-                f"must call it alike; this rank's are {self.signature[:200]}"
+                f"is called by the ranks of its pipeline with other shapes, modes or numbers, or with another tensor "
+                f"that has no row a sample, and all must call it alike. This rank's tensors have the shapes {shapes}, "
+                f"and the rows of the first are the samples"
             )
         return firsts.tolist()[: self.owners]
 
     def _chunks(self) -> int:
         rows, typed = self.rows * self.owners, self.pipe.chunks
-        if self.pipe.whole_batch:
+        if self.pipe.whole_batch or self.alone:  # one device has the whole batch at once
             return 1
         if typed is not None and rows % typed and not self.pipe.trying:
             raise refuse_chunks(self.pipe.player, typed, rows)

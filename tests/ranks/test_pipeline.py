@@ -504,9 +504,66 @@ def differently():
     return ""
 
 
+class Centring(Chained):
+    """Looks at the batch in plain torch, between its layers."""
+
+    def between(self, x):
+        return x - x.mean(0)
+
+
+def test_a_statistic_of_the_batch_is_found_by_the_check_and_exact_in_one_chunk(ranks):
+    game = partial(Painting, Centring)
+    for message in ranks(2).run(checked, game):
+        assert "2 ranks would not train as one device does" in message
+    found = ranks(2).run(trained, game, "generator=pipeline+chunks:1,*=ddp", 2)
+    assert farthest(train(game, policy="single"), found) < EXACT
+
+
+def checked(game):
+    try:
+        trainer(PhaseStrategy("generator=pipeline,*=ddp"), 2, 2).fit(game(), parts(2, 2))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+class Warming(Chained):
+    """Counts its calls by a plain attribute, as a fade-in does."""
+
+    strength = 0.0
+
+    def between(self, x):
+        self.strength = min(1.0, self.strength + 0.02)
+        return self.strength * x.tanh()
+
+
+def test_a_number_that_a_forward_counts_with_is_counted_once_a_call(ranks):
+    game = partial(Painting, Warming)
+    found = ranks(2).run(trained, game, "generator=pipeline+chunks:4,*=ddp", 2, check=True)
+    assert farthest(train(game, policy="single"), found) < EXACT
+
+
+class WithTable(Painting):
+    def __init__(self):
+        super().__init__(Tabled)
+
+    def fake(self, real):
+        return self.generator(noise.randn((len(real), 4), like=real), torch.arange(20.0, dtype=real.dtype).view(20, 1))
+
+
+class Tabled(Chained):
+    def forward(self, z, table):
+        return self.two(torch.tanh(self.one(z)) + table[:8].mean())
+
+
+def test_a_table_with_more_rows_than_samples_is_the_same_for_all(ranks):
+    found = ranks(2).run(trained, WithTable, "generator=pipeline,*=ddp", 2)
+    assert farthest(train(WithTable, policy="single"), found) < EXACT
+
+
 def test_ranks_that_call_the_network_differently_are_named(ranks):
     for message in ranks(2).run(differently):
-        assert "is called by the ranks of its pipeline with other shapes" in message
+        assert "is called by the ranks of its pipeline with other shapes, modes or numbers" in message
 
 
 def test_the_policy_says_what_it_takes():

@@ -24,12 +24,15 @@ class Modulated(nn.Module):
         self.style, self.second = nn.Linear(3, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, seen: dict[str, Tensor]) -> Tensor:
-        inner = torch.tanh(self.first(x)) * self.style(seen["codes"])
+        inner = torch.tanh(self.first(x)) * self.style(seen["codes"]) + 0.1 * seen["first"]
         return x + 0.3 * self.second(inner + 0.1 * noise.randn(x.shape, like=x))
 
 
 class Tower(nn.Module):
-    """Four blocks with skips over all of them, a parameter and noise between blocks, and several outputs."""
+    """Four blocks with skips over all of them, a parameter and noise between blocks, and several outputs.
+
+    What the first layer returns reaches every stage.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class Tower(nn.Module):
         skips = []
         for block in self.blocks:
             skips.append(x)
-            x = block(x, {"codes": codes})
+            x = block(x, {"codes": codes, "first": skips[0]})
         x = x + 0.5 * skips[0] - skips[2] * self.scale.mean() + strength * noise.randn(x.shape, like=x)
         x[:, 0] = x[:, 0].tanh()
         return self.end(x), {"size": x.square().mean(1), "codes": codes}
