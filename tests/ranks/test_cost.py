@@ -43,7 +43,7 @@ def differences(ranks, policy, world, plan=None, what=DISTILLATION):
 
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
-QUICK = [("zero3", 2), ("fsdp", 2)]  # `make test` tries these, `make matrix` all
+QUICK = [("zero3", 2)]  # `make test` tries these, `make matrix` all
 WORLDS = [(policy, world) for world in (2, 4) for policy in EIGHT] + [(policy, 2) for policy in MORE]
 MARKED = [pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.slow]) for each in WORLDS]
 

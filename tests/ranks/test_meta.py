@@ -214,8 +214,8 @@ def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
         gc.unfreeze()
 
 
-@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
-@pytest.mark.parametrize("game", [Deep, DeepLearner])
+@pytest.mark.parametrize("policy", often(["zero3", "fsdp"]))
+@pytest.mark.parametrize("game", often([Deep, DeepLearner], [Deep]))
 def test_set_up_needs_no_more_than_a_tenth_above_what_training_holds(game, policy, ranks):
     bytes_ = sum(weight.numel() * 8 for weight in game().parameters())
     for most, kept in ranks(4).run(in_small_buckets, peak, game, policy, 4):
