@@ -50,6 +50,7 @@ class Pipe:
     chunks: int | None
     overlaps: bool = False  # schedule 1f1b
     plans: dict[str, Plan] = field(default_factory=dict)
+    tables: set[tuple[Any, int]] = field(default_factory=set)  # arguments that have no row for each sample
     program: Program | None = None  # the run that goes on
     whole_batch: bool = False  # some unit looks at the whole batch
     last: bool = True  # the backward that runs, or comes next, is that of the phase's last micro-batch

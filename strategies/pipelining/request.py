@@ -51,6 +51,9 @@ class Request:
         tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
         rows = next((len(leaf) for leaf in tensors.values() if leaf.dim()), 0)
         found = [n for n, leaf in tensors.items() if leaf.dim() and len(leaf) == rows]
+        # What had other rows than the samples in an earlier call, such as the trial, is a table in this one too.
+        self.pipe.tables |= {(self.form, n) for n in tensors if n not in found}
+        found = [n for n in found if (self.form, n) not in self.pipe.tables]
         unlike = [leaf for leaf in self.leaves if not isinstance(leaf, PLAIN)]
         whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
         if unlike:
@@ -85,13 +88,9 @@ class Request:
                 digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         first = -1 if self.place is None else self.place.first
         own = torch.tensor([int.from_bytes(digest.digest(), "little"), first], device=self.pipe.device)
-        if len(self.batched) > 1:
-            sums = torch.stack([_checksum(self.leaves[n]) for n in self.batched])
-            own = torch.cat([own, sums.view(torch.int64)])
         everyone = own.new_empty(self.pipe.size * len(own))
         dist.all_gather_into_tensor(everyone, own, group=self.pipe.group)
-        codes, firsts, *sums = everyone.view(self.pipe.size, len(own)).unbind(1)
-        self._leave_out_tables([bool((each == each[0]).all()) for each in sums])
+        codes, firsts = everyone.view(self.pipe.size, len(own)).unbind(1)
         if len(set(codes.tolist())) > 1:
             shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
             raise self._refusal(
@@ -100,23 +99,6 @@ class Request:
                 f"and the rows of the first are the samples"
             )
         return firsts.tolist()[: self.owners]
-
-    def _leave_out_tables(self, alike: list[bool]) -> None:
-        """A tensor that is the same on all ranks, while the first one is not, is a table and has no samples.
-
-        It may have as many rows as there are samples all the same. If its rows are alike, nothing depends on it.
-        """
-        if not alike or alike[0] or self.alone:
-            return
-        for n, same in zip(list(self.batched), alike, strict=True):
-            leaf = self.leaves[n].detach()
-            if same and not bool((leaf == leaf[:1]).all()):
-                self.batched.remove(n)
-                if _learns(leaf) or n in self.wanted:
-                    raise self._refusal(
-                        f"gets a tensor of shape {tuple(leaf.shape)} that learns and is the same on all ranks, so that "
-                        f"its rows are no samples"
-                    )
 
     def _chunks(self) -> int:
         rows, typed = self.rows * self.owners, self.pipe.chunks
@@ -177,12 +159,6 @@ class Request:
             self.pipe.program = outer
         self.draws = 0 if place is None else place.calls - self.place.calls
         return *pytree.tree_flatten(found), learning
-
-
-def _checksum(leaf: Tensor) -> Tensor:
-    """A number that two tensors share only if they are alike, or by chance."""
-    flat = leaf.detach().reshape(-1).double()
-    return torch.dot(flat, torch.arange(1, len(flat) + 1, dtype=flat.dtype, device=flat.device).sqrt())
 
 
 def _learns(leaf: Any) -> bool:
