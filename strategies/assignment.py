@@ -13,6 +13,9 @@ from gan.phase import Player
 from strategies import auto
 from strategies.choice import Choice
 from strategies.cost.amounts import Held
+from strategies.placing.elsewhere import Elsewhere
+from strategies.placing.placement import Placement
+from strategies.placing.servers import Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.dp import Dp
@@ -33,9 +36,13 @@ def in_threads(choice: Mapping[str, Choice]) -> bool:
     return True
 
 
-def check_ranks(choice: Mapping[str, Choice], ranks: int) -> None:
+def check_ranks(choice: Mapping[str, Choice], ranks: int, placement: Placement | None = None) -> None:
     """Refuse a policy that does not support this number of ranks, before any process is started."""
+    if placement is not None:
+        ranks = len(placement.training)
     for player, each in choice.items():
+        if placement is not None and placement.serves(each):
+            continue
         if each.policy in POLICIES and (POLICIES[each.policy].max_ranks or ranks) < ranks:
             whose = "all players" if player == "*" else f"player '{player}'"
             raise UserError(
@@ -50,14 +57,21 @@ def assign(
     world: World,
     precision: Precision,
     smallest: Callable[[Tensor], Tensor],
+    elsewhere: Mapping[str, Servers] | None = None,
 ) -> dict[str, Policy]:
-    """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers."""
-    players = game.players
+    """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers.
+
+    `elsewhere` are the players that other ranks serve.
+    """
+    players, elsewhere = game.players, elsewhere or {}
     belongings = belongings_of(players, game)
-    chosen = _decide(choose(choice, players), players, belongings, world, smallest)
+    chosen = {name: each for name, each in choose(choice, players).items() if name not in elsewhere}
+    chosen = _decide(chosen, players, belongings, world, smallest)
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
-        name: POLICIES[chosen[name].policy](player, world, chosen[name].options, belongings[name])
+        name: Elsewhere(player, world, {}, belongings[name], servers=elsewhere[name])
+        if name in elsewhere
+        else POLICIES[chosen[name].policy](player, world, chosen[name].options, belongings[name])
         for name, player in players.items()
     }
     _lend(policies)

@@ -48,15 +48,26 @@ OPTIONS: dict[str, Option] = {
 
 @dataclass(frozen=True)
 class Choice:
+    """What was typed for a player. `ranks` are those that it is on, if that was typed: see strategies/placing/."""
+
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    ranks: range | None = None
 
     def __str__(self) -> str:
-        return "+".join([self.policy, *(n if v is None else f"{n}:{v}" for n, v in self.options.items())])
+        where = "" if self.ranks is None else f"@{ranks_as_typed(self.ranks)}"
+        return "+".join([self.policy, *(n if v is None else f"{n}:{v}" for n, v in self.options.items())]) + where
+
+
+def ranks_as_typed(ranks: range) -> str:
+    return f"{ranks.start}-{ranks[-1]}" if len(ranks) > 1 else str(ranks.start)
 
 
 def choices(typed: str | Mapping[str, str], policies: Mapping[str, type[Policy]]) -> dict[str, Choice]:
-    """The choice for each player, `*` for the rest: from `zero3`, `generator=zero3+offload,*=ddp`, or a mapping."""
+    """The choice for each player, `*` for the rest: from `zero3`, `generator=zero3+offload,*=ddp`, or a mapping.
+
+    `teacher=zero3@2-3` also says on which ranks the player is.
+    """
     if not isinstance(typed, str):
         pairs = dict(typed)
     elif "=" not in typed:
@@ -72,6 +83,7 @@ def choices(typed: str | Mapping[str, str], policies: Mapping[str, type[Policy]]
 
 
 def _choice(text: str, policies: Mapping[str, type[Policy]]) -> Choice:
+    text, at, where = text.partition("@")
     name, *options = (part.strip() for part in text.split("+"))
     if name not in policies:
         raise UserError(f"unknown strategy '{name}'; known: {', '.join(policies)}")
@@ -80,7 +92,16 @@ def _choice(text: str, policies: Mapping[str, type[Policy]]) -> Choice:
         raise UserError(
             f"strategy '{name}' needs its package: pip install '.[{package}]' (coordinated-gans[{package}])"
         )
-    return Choice(name, dict(_option(option, name, policies) for option in options))
+    ranks = _ranks(where, text) if at else None
+    return Choice(name, dict(_option(option, name, policies) for option in options), ranks)
+
+
+def _ranks(where: str, text: str) -> range:
+    """The ranks in `2-3` or `2`."""
+    first, dash, last = (part.strip() for part in where.partition("-"))
+    if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        raise UserError(f"cannot read the ranks in '{text}@{where}'; type e.g. {text.strip()}@2-3, or {text.strip()}@2")
+    return range(int(first), int(last if dash else first) + 1)
 
 
 def _option(text: str, policy: str, policies: Mapping[str, type[Policy]]) -> tuple[str, Any]:

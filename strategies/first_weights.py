@@ -23,7 +23,7 @@ from gan.module import GanModule
 from gan.weights import WeightFiles, open_files
 from strategies.checkpoint.ranks import SavingRanks
 from strategies.policies.policy import Policy
-from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
+from strategies.sharding.resharded_parameter import hide, resharded, show
 
 
 class FirstWeights:
@@ -150,11 +150,6 @@ class FirstWeights:
         made = self.making.tensors.keys() | self.gone.keys()
         weights = policy.belongings.parameters.values() if policy in self.begin_sharded else ()
         return sum(weight.numel() * weight.element_size() for weight in weights if id(weight) in made)
-
-
-def resharded(tensor: Tensor) -> bool:
-    """Whether its values are not on this rank."""
-    return isinstance(tensor, ReshardedParameter)
 
 
 def without_values(game: nn.Module) -> AbstractContextManager[None]:

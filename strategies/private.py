@@ -22,6 +22,8 @@ from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launche
 from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
 from torch import Tensor
 from torch._C import _DisableFuncTorch as outside_transforms
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -159,6 +161,16 @@ def fake_world(ranks: int) -> Iterator[None]:
 def in_backward() -> bool:
     """Whether this thread runs a backward."""
     return torch._C._current_graph_task_id() != -1
+
+
+def set_first(first: bool) -> None:
+    """Say whether this process is the one that prints and logs. Lightning asks two variables."""
+    rank_zero_only.rank = utils_rank_zero_only.rank = 0 if first else 1
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs was asked to keep its graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from gan.checkpoint import Checksum, checksum
 from gan.errors import UserError
 from gan.module import GanModule
 from strategies.policies.policy import Policy
+from strategies.sharding.resharded_parameter import resharded
 from strategies.sharding.versions import version_of
 
 Gather = Callable[[Any], list[Any]]  # the values of all ranks
@@ -21,7 +22,8 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Ga
     named: set[int] = set()
     for name, player in game.players.items():
         with policies[name].gathered():
-            codes |= _codes("weight", policies[name].belongings.parameters.items(), f" of player '{name}'")
+            there = [each for each in policies[name].belongings.parameters.items() if not resharded(each[1])]
+            codes |= _codes("weight", there, f" of player '{name}'")
         codes |= _codes("buffer", player.module.named_buffers(), f" of player '{name}'")
         named |= {id(buffer) for buffer in player.module.buffers()}
     codes |= _codes("buffer", ((name, each) for name, each in game.named_buffers() if id(each) not in named))
@@ -62,7 +64,8 @@ def watching_writes(players: Mapping[str, Policy], write: bool, gather: Gather) 
 def _weights(players: Mapping[str, Policy]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
     for player, policy in players.items():
         for name, weight in policy.player.module.named_parameters():
-            yield (player, name), weight
+            if not resharded(weight):  # a player that other ranks serve
+                yield (player, name), weight
 
 
 def _state(weight: Tensor) -> tuple[int, int, int]:

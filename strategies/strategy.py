@@ -34,17 +34,22 @@ from strategies.check.trial import Trial, Trials
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
-from strategies.choice import choices
-from strategies.first_weights import FirstWeights, resharded, without_values
+from strategies.choice import choices, ranks_as_typed
+from strategies.first_weights import FirstWeights, without_values
 from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loss_scale import LossScale
+from strategies.placing.elsewhere import Elsewhere, leave
+from strategies.placing.server import Server
+from strategies.placing.servers import Servers
+from strategies.placing.serving import Notice, Served, served
 from strategies.policies import POLICIES
 from strategies.policies.groups import Groups
 from strategies.policies.policy import Policy, World
 from strategies.policies.replica import ADVICE
 from strategies.ranks import Ranks
 from strategies.replicas import compare_replicas, watching_writes
+from strategies.sharding.resharded_parameter import resharded
 from strategies.threads import ThreadRanks
 from strategies.turn import PhaseContext, play
 
@@ -105,6 +110,7 @@ class PhaseStrategy(SavingStrategy):
         self.hooks = NO_HOOKS
         self.first: FirstWeights  # made in set-up
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
+        self.servers: list[Servers] = []  # the lines to the ranks that serve players
 
     # ---- a step ----
 
@@ -265,6 +271,10 @@ class PhaseStrategy(SavingStrategy):
         if self.world_size == 1:
             private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
+        if self.placement is not None:
+            game.assemble()
+            for name, each in served(self.placement, self.choice, game).items():
+                leave(game.players[name], f"ranks {ranks_as_typed(each.ranks)}")
         if training and trainer.checkpoint_callbacks:
             check_loadable({"hyper_parameters": dict(game.hparams)})
         if self.root_device.type == "cpu":
@@ -289,9 +299,8 @@ class PhaseStrategy(SavingStrategy):
     def _adopt_players(self, game: GanModule, training: bool) -> None:
         self.groups = Groups(game.phases, self._timeout)
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
-        self.policies = assign(
-            self.choice, game, world, self.precision_plugin, lambda value: self.reduce(value, reduce_op="min")
-        )
+        elsewhere = self._servers(game)
+        self.policies = assign(self.choice, game, world, self.precision_plugin, self._smallest, elsewhere)
         self.left_out = LeftOut(game, self.policies, self.is_global_zero, self.first.frozen_files)
         self.first.begin(self.policies.values() if training else ())
         if training or self.resumes_from is not None:
@@ -306,6 +315,8 @@ class PhaseStrategy(SavingStrategy):
             if _needs_loss_scale(self.precision_plugin):
                 policy.loss_scale = LossScale()
         self.first.fill_shards()
+        for servers in self.servers:
+            servers.meet()
         for policy in self.policies.values():
             if training and policy.followed is not None:
                 policy.follow()
@@ -326,6 +337,46 @@ class PhaseStrategy(SavingStrategy):
             for policy in learners
             if policy.schedule is not None
         ]
+
+    def _smallest(self, value: Tensor) -> Tensor:
+        return self.reduce(value, reduce_op="min")
+
+    def _servers(self, game: GanModule) -> dict[str, Servers]:
+        """For each player that other ranks serve, the line to them."""
+        if self.placement is None:
+            return {}
+        chosen = served(self.placement, self.choice, game)
+        lines = {
+            ranks: Servers(self.bridge, self.placement.training, ranks, self.ending.wish)
+            for ranks in dict.fromkeys(self.placement.serving.values())
+        }
+        self.servers = list(lines.values())
+        return {name: lines[each.ranks] for name, each in chosen.items()}
+
+    def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
+        """Serve players until the training ends: see [Note: serving]. Lightning's hooks for set-up are called."""
+        game = _game(game or trainer.lightning_module)
+        game.trainer = trainer
+        self.connect(game)
+        training = trainer.state.fn == TrainerFn.FITTING
+        notice = Notice(self.signals)
+        try:
+            self.setup_environment()
+            private.call_module(trainer, "setup", stage=trainer.state.fn.value)
+            private.call_module(trainer, "configure_model")
+            game.assemble()
+            chosen = served(self.placement, self.choice, game)
+            chosen = {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}
+            self.groups = Groups((), self._timeout)
+            world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
+            part = Served(game, chosen, world, self.precision_plugin)
+            self.policies = part.policies(training, self._smallest)
+            Server(self.bridge, self.placement.training, self.part.ranks, self.policies, notice).run()
+        finally:
+            for policy in self.policies.values():
+                policy.release()
+            self.groups.release()
+            self.signals.give_back()
 
     def _make_replicas(self, game: GanModule) -> None:
         self.ranks = ThreadRanks(game, self.parallel_devices, self.policies)
@@ -363,6 +414,8 @@ class PhaseStrategy(SavingStrategy):
         free = self.reduce(free, reduce_op="min").item() * USABLE
         fitting = []
         for policy in self.policies.values():
+            if isinstance(policy, Elsewhere):
+                continue
             if self.first.bytes_of(policy) > max(free, 0):
                 rank_zero_warn(
                     f"player '{policy.player.name}' stays sharded after the training, for its weights do not fit into "
@@ -378,6 +431,9 @@ class PhaseStrategy(SavingStrategy):
         if isinstance(self.ranks, ThreadRanks):
             self.ranks.close()
         self.ranks = Ranks()
+        for servers in self.servers:
+            servers.end()
+        self.servers = []
         for policy in self.policies.values():
             policy.release()
         self.groups.release()

@@ -112,7 +112,7 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
             if total.requires_grad:
                 total.backward()
             context.hooks.call("on_after_backward")
-        _check_that_ranks_agree(phase, policies)
+        check_that_ranks_agree(phase, policies)
         yield ranks.mean(means)
 
 
@@ -149,7 +149,7 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
     return first if factor == 1 else first * factor
 
 
-def _check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
+def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
     codes = {name: code for name, policy in policies.items() if (code := policy.check_code()) is not None}
     if not codes:

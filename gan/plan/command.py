@@ -48,7 +48,12 @@ def _choice(strategy: str, ranks: int) -> dict[str, Choice]:
     if assignment.in_threads(choice):
         raise UserError("strategy dp is for a quick try of one process, and has no plan; type --strategy ddp")
     assignment.check_ranks(choice, ranks)
-    for each in choice.values():
+    for player, each in choice.items():
+        if each.ranks is not None:
+            raise UserError(
+                f"gan.plan counts ranks that all train, and '{player}={each}' is on ranks of its own; leave @... out. "
+                f"Ranks that serve a frozen player hold its weights, and those that train hold none of them"
+            )
         for option, why in (("bf16", "counts 32-bit numbers"), ("compile", "cannot know what torch.compile keeps")):
             if option in each.options:
                 raise UserError(f"gan.plan {why}; leave {option} out of --strategy {strategy}")

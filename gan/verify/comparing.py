@@ -84,6 +84,8 @@ class Difference:
 def compare(one: Record, ranks: Sequence[Record], tolerance: Tolerance) -> list[Difference]:
     """What differs in the first phase in which something does: for each kind the worst. Nothing if all is equal."""
     moments = dict.fromkeys([*one.moments, *(moment for rank in ranks for moment in rank.moments)])
+    elsewhere = set().union(*(rank.elsewhere for rank in ranks))
+    moments = [moment for moment in moments if moment.kind != "weight" or moment.name not in elsewhere]
     found: list[Difference] = []
     for moment in sorted(moments, key=lambda moment: moment.step):  # the order within a step stays
         if found and moment[:2] != found[0].moment[:2]:

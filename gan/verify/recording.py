@@ -15,6 +15,7 @@ from strategies import PhaseStrategy, random_state
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
 from strategies.processes import world
+from strategies.sharding.resharded_parameter import resharded
 
 
 class Moment(NamedTuple):
@@ -40,6 +41,7 @@ class Record:
     moments: dict[Moment, tuple[float, ...]] = field(default_factory=dict)
     drew: set[str] = field(default_factory=set)  # phases that drew from torch's, NumPy's or Python's own generators
     last: dict[str, Tensor] = field(default_factory=dict)  # weights, buffers and averages after the last step
+    elsewhere: set[str] = field(default_factory=set)  # weights of players that other ranks serve
 
 
 def digest(tensor: Tensor) -> tuple[float, float]:
@@ -84,7 +86,10 @@ class Recorder(Callback):
             self._note(phase.name, "buffer", name, digest(buffer))
         with strategy.gathered():
             for name, weight in named(game, "parameters"):
-                self._note(phase.name, "weight", name, digest(weight))
+                if resharded(weight):
+                    self.record.elsewhere.add(name)
+                else:
+                    self._note(phase.name, "weight", name, digest(weight))
 
     def on_train_batch_end(self, trainer: Trainer, game: GanModule, *_: Any) -> None:
         with trainer.strategy.averaged():
@@ -95,7 +100,8 @@ class Recorder(Callback):
         """Keep everything whole."""
         found = {f"buffer '{name}'": buffer for name, buffer in named(game, "buffers")}
         with trainer.strategy.gathered():
-            found |= {f"weight '{name}'": weight for name, weight in named(game, "parameters")}
+            here = {name: weight for name, weight in named(game, "parameters") if name not in self.record.elsewhere}
+            found |= {f"weight '{name}'": weight for name, weight in here.items()}
             self.record.last = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
         with trainer.strategy.averaged():
             for name, average in _averages(trainer.strategy).items():

@@ -83,5 +83,8 @@ def train(request: Request) -> Trained:
     last, recorder.record.last = recorder.record.last, {}
     if request.saved is not None:
         torch.save(last, request.saved)
-    apart = {} if request.one is None else distances(last, torch.load(request.one))
+    one = {} if request.one is None else torch.load(request.one)
+    for name in recorder.record.elsewhere:
+        one.pop(f"weight '{name}'", None)
+    apart = distances(last, one) if one else {}
     return Trained(recorder.record, apart, seconds)

@@ -91,7 +91,11 @@ class Verification:
             raise UserError(f"one device fails, with\n{failed.failure.traceback}") from failed
 
     def _train(self, request: Request, ranks: int) -> list[Trained]:
-        return world.call(train, request, ranks=ranks, limit=self.limit, preload=[train.__module__])
+        connected = "@" not in request.strategy  # players on ranks of their own make their own groups
+        made = world.call(
+            train, request, ranks=ranks, limit=self.limit, preload=[train.__module__], connected=connected
+        )
+        return [each for each in made if each is not None]
 
 
 def judged(one: OneDevice, ranks: Sequence[Trained]) -> Row:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gan.errors import UserError
 from strategies.pipelining.buffers import Buffers
 from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
-from strategies.pipelining.request import Request
+from strategies.pipelining.request import PLAIN, Request
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -49,6 +49,11 @@ class Discovery:
         plan.draws = self.request.draws
         for leaf in leaves:
             tensor = isinstance(leaf, Tensor)
+            if not isinstance(leaf, PLAIN):
+                raise UserError(
+                    f"player '{pipe.player}': under policy 'pipeline' its network returns a {type(leaf).__name__}; "
+                    f"return tensors, or lists or dicts of them, or type --strategy {pipe.player}=zero3"
+                )
             if tensor and (not leaf.dim() or len(leaf) != self.request.bounds(0)[1]):
                 raise UserError(
                     f"player '{pipe.player}': under policy 'pipeline' its network returns a tensor of shape "

@@ -3,7 +3,10 @@
 import os
 import secrets
 import socket
+import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +21,16 @@ from strategies import private
 from strategies.assignment import check_ranks
 from strategies.choice import Choice
 from strategies.loaders import check_loader
+from strategies.placing.connecting import connect as connect_part
+from strategies.placing.connecting import refuse_a_group
+from strategies.placing.messages import Bridge
+from strategies.placing.placement import Part, Placement, placement_of
 from strategies.policies.replica import ADVICE
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.interface import choose_interface, clear_errors, own_name
 from strategies.processes.launched import connect, environment, place_of
+from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -53,6 +61,9 @@ class LaunchedStrategy(DDPStrategy):
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
         self.resumes_from: Any = None  # the checkpoint from which the run resumes; the launcher finds it
+        self.placement: Placement | None = None  # which ranks train and which serve, if that was typed
+        self.part: Part | None = None  # of which this rank is one; its process group is torch's default group
+        self.bridge: Bridge | None = None  # to the ranks of the other parts
         self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
 
     @property
@@ -68,6 +79,31 @@ class LaunchedStrategy(DDPStrategy):
     def num_processes(self) -> int:
         """Lightning's number; under dp one process for all devices."""
         return 1 if self.threaded else super().num_processes
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that train, or of those that serve with this one. See [Note: serving]."""
+        return super().world_size if self.part is None else self.part.size
+
+    @property
+    def global_rank(self) -> int:
+        """This rank's number among those."""
+        return super().global_rank if self.part is None else self.part.rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first of the ranks that train."""
+        return self.global_rank == 0 and (self.part is None or self.part.trains)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def set_world_ranks(self) -> None:
+        """Lightning's. A serving rank prints nothing."""
+        super().set_world_ranks()
+        if self.part is not None:
+            private.set_first(self.is_global_zero)
 
     @property
     def root_device(self) -> torch.device:
@@ -87,13 +123,37 @@ class LaunchedStrategy(DDPStrategy):
                 f"{place}, {place.world_size} on all hosts, and the Trainer is for {self.num_processes} on each of "
                 f"{self.num_nodes}; type Trainer(devices={place.local_size}, num_nodes={place.nodes})"
             )
-        check_ranks(self.choice, ranks)
+        self.placement = placement_of(self.choice, ranks)
+        check_ranks(self.choice, ranks, self.placement)
         if ranks > 1:
             check_device(self._get_process_group_backend(), self.root_device)
         self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)
 
     def _get_process_group_backend(self) -> str:
         return with_store(super()._get_process_group_backend())
+
+    def take_part(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What this rank of the whole run does: the function, which trains, or serving those that train."""
+        if self.placement is None:
+            return function
+        if self.part is not None:
+            raise UserError(
+                "the ranks that serve players have ended with the first fit, validate, test or predict of this "
+                "program; do the next one in a program of its own, or without '@' in its strategy"
+            )
+        self.part = self.placement.part(rank)
+        return function if self.part.trains else partial(self.serve, function.__self__)
+
+    def serve(self, trainer: Trainer, game: Any, *args: Any, **kwargs: Any) -> None:
+        """Serve players until the training ends. It is called with what the function that trains would get."""
+        raise NotImplementedError
+
+    def end_serving(self) -> None:
+        """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
+        if self.part is not None and not self.part.trains:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
     def setup_distributed(self) -> None:
         """A single process needs no process group. Several are tied before they are connected, to end together."""
@@ -106,24 +166,44 @@ class LaunchedStrategy(DDPStrategy):
         main = self.cluster_environment.main_address
         if self.survivor is not None:
             self.survivor.beside = lambda lost: self.places.beside(lost)
-            self.survivor.tie(store, self.world_size, own_name(main), self.advice)
+            self.survivor.tie(store, self._whole_size, own_name(main), self.advice)
         with clear_errors(main):
+            if self.part is not None:
+                backend, options = self._get_process_group_backend(), self._group_options()
+                self.bridge = connect_part(self.part, store, self.placement.size, self.root_device, backend, **options)
             super().setup_distributed()
+
+    @property
+    def _whole_rank(self) -> int:
+        """This rank's number in the whole run."""
+        return self.global_rank if self.part is None else self.part.ranks[self.part.rank]
+
+    @property
+    def _whole_size(self) -> int:
+        return self.world_size if self.placement is None else self.placement.size
+
+    def _group_options(self) -> dict[str, Any]:
+        device = self.root_device if self.root_device.type != "cpu" else None
+        return dict(timeout=self._timeout, device_id=device)
 
     def _meet(self) -> dist.Store:
         """torch's store, in which the ranks find each other. Also the process group, where Lightning's way fails."""
+        if self.part is not None:
+            refuse_a_group()
         if dist.is_initialized():
             return private.default_store()
-        place, rank, size = place_of(self.cluster_environment), self.global_rank, self.world_size
-        device = self.root_device if self.root_device.type != "cpu" else None
-        options = dict(timeout=self._timeout, device_id=device)
-        backend, where = self._get_process_group_backend(), self.init_method
+        place, rank, size = place_of(self.cluster_environment), self._whole_rank, self._whole_size
+        backend, where, options = self._get_process_group_backend(), self.init_method, self._group_options()
+        if where is not None and self.part is not None:
+            raise UserError("players on ranks of their own meet at MASTER_ADDR and MASTER_PORT; leave init_method out")
         if where is not None:
             dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, **options)
             if "MASTER_ADDR" not in os.environ:
                 main = "127.0.0.1" if self.num_nodes == 1 else socket.gethostname()
                 os.environ["MASTER_ADDR"] = self.broadcast(main)
         elif place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
+            if self.part is not None:
+                return store_of(place)
             connect(place, backend, **options)  # see `launched.store`; of several hosts each has its own number
         else:
             environment = self.cluster_environment

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
+from gan.making import aside
 from strategies.private import (
     FunctionLauncher,
     Launcher,
@@ -19,6 +20,7 @@ from strategies.private import (
 )
 from strategies.processes.launched import place_of
 from strategies.processes.lost_ranks import Survivor
+from strategies.sharding.resharded_parameter import resharded
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
@@ -52,7 +54,9 @@ class Scripts(ScriptLauncher):
         self.strategy.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
         set_threads(num_processes=self.num_processes)
         note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
-        return self.strategy.survivor.run(function, *args, **kwargs)
+        result = self.strategy.survivor.run(self.strategy.take_part(first + local, function), *args, **kwargs)
+        self.strategy.end_serving()
+        return result
 
     def _call_children_scripts(self) -> None:
         """Start the same command for each other device, as a person typed it and where it was typed.
@@ -107,6 +111,11 @@ class Functions(FunctionLauncher):
         finally:
             strategy.handing_over = False
 
+    def _collect_rank_zero_results(self, trainer: Any, results: Any) -> Any:
+        """Without the weights that are not on this rank: the starting process keeps its own."""
+        with aside(trainer.lightning_module, resharded):
+            return super()._collect_rank_zero_results(trainer, results)
+
 
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
@@ -114,6 +123,8 @@ def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **
     strategy.survivor = Survivor(first + environment.local_rank(), first)
     strategy.handing_over = False
     note_checkpoint(function, partial(setattr, strategy, "resumes_from"))
+    function = strategy.take_part(first + environment.local_rank(), function)
     result = strategy.survivor.run(function, *args, **kwargs)
+    strategy.end_serving()
     strategy.handing_over = True
     return result

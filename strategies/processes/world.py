@@ -64,8 +64,17 @@ class WorldHangs(Exception):
         self.places = places
 
 
-def call(function: Callable[..., Any], *args: Any, ranks: int, limit: float, preload: Sequence[str] = ()) -> list[Any]:
+def call(
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: int,
+    limit: float,
+    preload: Sequence[str] = (),
+    connected: bool = True,
+) -> list[Any]:
     """What the function returns on each rank. It runs in gloo ranks on the CPU, with a time limit in seconds.
+
+    `connected`: the ranks have a process group. Without it, the function makes one.
 
     The function and its arguments are pickled. A server that has imported the modules of `preload` forks each process,
     because importing in each would take most of the time.
@@ -76,7 +85,7 @@ def call(function: Callable[..., Any], *args: Any, ranks: int, limit: float, pre
         port = _free_port()
         processes = []
         for rank in range(ranks):
-            arguments = (Path(folder), rank, ranks, port, function, args)
+            arguments = (Path(folder), rank, ranks, port, connected, function, args)
             processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
             processes[-1].start()
         try:
@@ -104,13 +113,16 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]
         if len(reports) == len(processes) or all(done) or time.monotonic() > until:
             break
         failed = any(isinstance(report, Failure) for report in reports.values())
-        if failed or any(end and rank not in reports for rank, end in enumerate(done)):
+        ended = (process.exitcode and rank not in reports for rank, process in enumerate(processes))
+        if failed or any(ended):
             until = min(until, time.monotonic() + GRACE)
         time.sleep(0.05)
 
     failures = [report for report in reports.values() if isinstance(report, Failure)]
     for rank, process in enumerate(processes):
-        if process.exitcode is not None and rank not in reports:
+        if process.exitcode == 0 and rank not in reports:
+            reports[rank] = None  # it has served the others: see strategies/placing/
+        elif process.exitcode is not None and rank not in reports:
             # It comes first, because what others report is a consequence. But with STATUS it has ended itself.
             follows = process.exitcode == STATUS
             failures.append(Failure(rank, f"rank {rank} ended with {process.exitcode}", follows=follows))
@@ -122,7 +134,15 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]
     return [reports[rank] for rank in range(len(processes))]
 
 
-def _serve(folder: Path, rank: int, ranks: int, port: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _serve(
+    folder: Path,
+    rank: int,
+    ranks: int,
+    port: int,
+    connected: bool,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
     """One rank. It reports what the function returns, or how it has failed."""
     global _place
     _place = folder / f"rank-{rank}.place"
@@ -138,7 +158,7 @@ def _serve(folder: Path, rank: int, ranks: int, port: int, function: Callable[..
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     try:
-        if ranks > 1:
+        if ranks > 1 and connected:
             dist.init_process_group("gloo")
         report = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error is reported

@@ -47,6 +47,11 @@ class ReshardedParameter(nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         shapes = [tuple(each.shape) for each in args if isinstance(each, cls)]
+        if elsewhere := [vars(each)["_elsewhere"] for each in args if "_elsewhere" in getattr(each, "__dict__", ())]:
+            raise UserError(
+                f"a weight{f' of shape {shapes[0]}' if shapes else ''} is read here, and {elsewhere[0]}; call the "
+                f"network, a part of it, or a method of it, which other ranks answer"
+            )
         raise UserError(
             f"a weight{f' of shape {shapes[0]}' if shapes else ''} is sharded: its values are not on this rank now. "
             f"Read weights inside `with trainer.strategy.gathered():`, on all ranks; write them inside "
@@ -58,8 +63,18 @@ class ReshardedParameter(nn.Parameter):
         return f"<sharded parameter of shape {tuple(self.shape)}>"
 
 
-def hide(weight: nn.Parameter, values: Tensor) -> None:
-    """Replace the parameter's values by the one element of `values`, which frees their memory."""
+def resharded(tensor: Tensor) -> bool:
+    """Whether its values are not on this rank."""
+    return isinstance(tensor, ReshardedParameter)
+
+
+def hide(weight: nn.Parameter, values: Tensor, elsewhere: str | None = None) -> None:
+    """Replace the parameter's values by the one element of `values`, which frees their memory.
+
+    `elsewhere` says, in errors, where the values are for good.
+    """
+    if elsewhere is not None:
+        vars(weight)["_elsewhere"] = elsewhere
     weight.__class__ = vars(weight).setdefault("_class", type(weight))
     weight.data = values.expand(weight.shape)
     weight.__class__ = ReshardedParameter
@@ -68,4 +83,5 @@ def hide(weight: nn.Parameter, values: Tensor) -> None:
 def show(weight: nn.Parameter, values: Tensor) -> None:
     """Let the parameter use a flat piece of memory for its values."""
     weight.__class__ = vars(weight).pop("_class", type(weight))
+    vars(weight).pop("_elsewhere", None)
     weight.data = values.view(weight.shape)

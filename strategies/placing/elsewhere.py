@@ -1,0 +1,222 @@
+"""A player that other ranks serve, as the ranks that train see it. See [Note: serving]."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gan import noise, ranks
+from gan.checkpoint import Share
+from gan.errors import UserError
+from gan.phase import Phase, Player
+from strategies import private
+from strategies.cost.amounts import Held
+from strategies.placing.attributes import Attributes
+from strategies.placing.messages import Call, Enter, Packed
+from strategies.placing.remote import Remote
+from strategies.placing.servers import Servers
+from strategies.policies.policy import Policy
+from strategies.sharding.resharded_parameter import hide, resharded
+from strategies.sharding.storage import Storage
+
+
+class Elsewhere(Policy):
+    """This rank has no weights of the player. Calls of its network, or of a part of it, go to the serving ranks.
+
+    Communication: for each call its arguments and what it returns; for its backward the gradients of both. Nothing
+    between phases, and no weights.
+    """
+
+    name = "elsewhere"
+    max_ranks = None
+    takes = frozenset()
+    begins_sharded = True
+
+    def __init__(self, *args: Any, servers: Servers) -> None:
+        super().__init__(*args)
+        self.servers = servers
+        self.contexts: list[Enter] = []  # the phase that is played, or `gathered()`; the innermost is the last
+        self.calls = 0
+        self.gone: list[int] = []  # calls whose graphs are gone
+        self.shared = False
+        self.undo: list[Callable[[], None]] = []
+
+    def holds(self) -> Held:
+        """Its buffers."""
+        return Held(self.buffers)
+
+    def adopt(self, training: bool) -> None:
+        super().adopt(training)
+        for path, module in self.player.module.named_modules():
+            self._take_calls(path, module)
+        self.attributes = Attributes(self.player.module)
+
+    def make_storage(self) -> Storage:
+        return Away(self.belongings.parameters)
+
+    def release(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+        super().release()
+
+    # ---- phases ----
+
+    @contextmanager
+    def hold(self, phase: Phase) -> Iterator[None]:
+        with self._inside(Enter(phase.name, phase.learners, phase.second_order)):
+            yield
+
+    @contextmanager
+    def for_several_phases(self) -> Iterator[None]:
+        before, self.shared = self.shared, True
+        try:
+            yield
+        finally:
+            self.shared = before
+
+    @contextmanager
+    def gathered(self, exact: bool = True) -> Iterator[None]:
+        """The serving ranks gather the weights, which stay there. Inside, each training rank may call alone."""
+        with self._inside(Enter()):
+            self.servers.enter(Enter())
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        with self.gathered():
+            yield
+
+    @contextmanager
+    def _inside(self, context: Enter) -> Iterator[None]:
+        """After an error it waits for no rank."""
+        self.contexts.append(context)
+        try:
+            yield
+        except BaseException:
+            self.contexts.pop()
+            raise
+        self.contexts.pop()
+        self.servers.leave(context)
+
+    def _enter(self) -> None:
+        if self.contexts:
+            self.servers.enter(self.contexts[-1])
+
+    # ---- calls ----
+
+    def _take_calls(self, path: str, module: nn.Module) -> None:
+        """Calls of a module, and of its own methods, go to the serving ranks. The module's hooks run there."""
+        taken: dict[str, str | None] = {"_call_impl": None, **{name: name for name in methods(module)}}
+        for name, method in taken.items():
+            vars(module)[name] = self._caller(path, method)
+            self.undo.append(lambda name=name: vars(module).pop(name, None))
+
+    def _caller(self, path: str, method: str | None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._call(path, method, (args, kwargs))
+
+        return call
+
+    def _call(self, path: str, method: str | None, arguments: Any) -> Any:
+        self._enter()
+        device, kind, place = self.world.device, self.world.device.type, noise.here()
+        called = ".".join(filter(None, (path, method))) or "its network"
+        packed = Packed(arguments, device, f"player '{self.player.name}': what {called} is called with")
+        if any(map(private.is_transformed, packed.tensors)):
+            raise UserError(
+                f"player '{self.player.name}': torch.func and forward mode do not go through other ranks; leave "
+                f"@{self.servers.where} out"
+            )
+        self.calls += 1
+        gone = list(self.gone)
+        del self.gone[: len(gone)]
+        request = Call(
+            player=self.player.name,
+            module=path,
+            method=method,
+            arguments=packed.content,
+            tensors=packed.tensors,
+            key=self.calls,
+            learns=torch.is_grad_enabled() and any(each.requires_grad for each in packed.tensors),
+            shared=self.shared,
+            autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+            place=place,
+            ranks=self.world.size if ranks.more_than_one() else 1,
+            changed=self.attributes.changed(),
+            dropped=gone,
+        )
+        remote = Remote(self.servers, request, self.gone, self._enter)
+        returned = remote.returned()
+        if place is not None:
+            place.calls += remote.answer.draws
+        if remote.answer.changed:
+            self.attributes.forget(remote.answer.changed)
+        return returned
+
+
+class Away(Storage):
+    """No weights are on this rank."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        super().__init__({})
+        self.parameters = parameters
+
+    @property
+    def sharded(self) -> bool:
+        return True
+
+    @property
+    def unsharded(self) -> bool:
+        return False
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        return dict.fromkeys(self.parameters.values())
+
+
+def methods(module: nn.Module) -> set[str]:
+    """`forward`, and the public methods that an author has added."""
+    own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
+    names = {name for kind in own for name, value in vars(kind).items() if isinstance(value, FunctionType)}
+    return {name for name in names if not name.startswith("_") and not hasattr(nn.Module, name)} | {"forward"}
+
+
+def leave(player: Player, where: str) -> None:
+    """Free the memory of a player's weights, which are on other ranks. To read one here is an error from now on."""
+    for parameter in player.module.parameters():
+        if not parameter.is_meta and not resharded(parameter):
+            nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
+            hide(parameter, nothing, f"the weights of player '{player.name}' are on {where}")
+
+
+def check(player: Player, others: Mapping[str, Player], typed: str) -> None:
+    """Refuse a player that other ranks cannot serve. `typed` is its policy with its ranks."""
+    policy, _, where = typed.partition("@")
+    what = f"player '{player.name}' is on ranks of its own ({where})"
+    if not player.frozen or player.follows is not None:
+        raise UserError(
+            f"{what}, and only frozen players can be, for a learner's gradients, averages and checkpoints would have to "
+            f"travel with every call; type {player.name}={policy}, without ranks"
+        )
+    if player.weights is None:
+        raise UserError(
+            f"{what}, so its weights must come from a file that those ranks read: Player('{player.name}', ..., "
+            f"weights='{player.name}.safetensors'); write one with "
+            f"safetensors.torch.save_file(network.state_dict(), '{player.name}.safetensors')"
+        )
+    own = set(player.module.parameters())
+    for other in others.values():
+        if other is not player and not own.isdisjoint(other.module.parameters()):
+            raise UserError(
+                f"{what}, and player '{other.name}' has some of its weights too; leave @{where} out, or give both "
+                f"networks of their own"
+            )
+    for name, module in player.module.named_modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+        if any(not type(hook).__module__.startswith("torch.") for hook in hooks):
+            raise UserError(
+                f"{what}, and '{name or type(module).__name__}' has a forward hook, which would run there and not "
+                f"here; return from forward what the hook collects, or leave @{where} out"
+            )

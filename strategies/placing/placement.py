@@ -1,0 +1,100 @@
+"""Which ranks train, and which serve players to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gan.errors import UserError
+from strategies.choice import Choice, ranks_as_typed
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks of a run that do the same: those that train, or some that serve. `rank` is this one's number there."""
+
+    ranks: range
+    rank: int
+
+    @property
+    def trains(self) -> bool:
+        return self.ranks.start == 0
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def name(self) -> str:
+        return ("training" if self.trains else "serving") + f" {ranks_as_typed(self.ranks)}"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`serving` are the ranks that serve, by what was typed for whom: a player, or `*`."""
+
+    size: int
+    training: range
+    serving: Mapping[str, range]
+
+    def part(self, rank: int) -> Part:
+        """The part of a rank of the whole run."""
+        ranks = next(each for each in (self.training, *self.serving.values()) if rank in each)
+        return Part(ranks, rank - ranks.start)
+
+    def serves(self, choice: Choice) -> bool:
+        """Whether a player for which this was typed is served."""
+        return choice.ranks in self.serving.values()
+
+
+def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
+    """What was typed with `@`, for a run of so many ranks; None if nothing was."""
+    typed = {player: each.ranks for player, each in choice.items() if each.ranks is not None}
+    if not typed:
+        return None
+    _check(choice, typed, ranks)
+    rest = sorted(set(range(ranks)).difference(*typed.values()))
+    unplaced = [player for player, each in choice.items() if each.ranks is None]
+    if unplaced and (not rest or rest[-1] - rest[0] >= len(rest)):
+        raise UserError(
+            f"--strategy does not say on which ranks {_whose(unplaced[0])} is; type {unplaced[0]}="
+            f"{choice[unplaced[0]]}@0-1, with the ranks that train"
+        )
+    if rest and not unplaced:
+        raise UserError(
+            f"--strategy has nothing for rank{'s' if len(rest) > 1 else ''} {', '.join(map(str, rest))} of {ranks}; "
+            f"type --devices {ranks - len(rest)}, or give a player more ranks"
+        )
+    training = next((each for each in typed.values() if 0 in each), None)
+    if training is None:
+        if not rest or rest[0]:
+            raise UserError("no player that trains is on rank 0; give the ranks from 0 on to those, as in *=ddp@0-1")
+        training = range(rest[0], rest[-1] + 1)
+    elif rest:
+        raise UserError(
+            f"{_whose(unplaced[0])} has no ranks, and others have {ranks_as_typed(training)}; all players that learn "
+            f"train together: type {unplaced[0]}={choice[unplaced[0]]}@{ranks_as_typed(training)}"
+        )
+    serving = {player: each for player, each in typed.items() if each != training}
+    if not serving:
+        raise UserError(f"all players are on ranks {ranks_as_typed(training)}; leave @{ranks_as_typed(training)} out")
+    return Placement(ranks, training, serving)
+
+
+def _check(choice: Mapping[str, Choice], typed: Mapping[str, range], ranks: int) -> None:
+    for player, own in typed.items():
+        if choice[player].policy == "dp":
+            raise UserError("strategy dp is one process, which has no ranks; leave @... out, or type ddp")
+        if own.stop > ranks:
+            raise UserError(
+                f"{_whose(player)} is on rank{'s' if len(own) > 1 else ''} {ranks_as_typed(own)}, and there "
+                f"{'are' if ranks > 1 else 'is'} {ranks}, from 0 on; type --devices {own.stop}, or give other ranks"
+            )
+        for other, others in typed.items():
+            if own != others and set(own) & set(others):
+                raise UserError(
+                    f"{_whose(player)} is on ranks {ranks_as_typed(own)} and {_whose(other)} on "
+                    f"{ranks_as_typed(others)}; give both the same ranks, or ranks that do not overlap"
+                )
+
+
+def _whose(player: str) -> str:
+    return "what stands for all other players (*)" if player == "*" else f"player '{player}'"
