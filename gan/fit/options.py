@@ -225,6 +225,7 @@ def _strategies() -> str:
             f"strategies: auto, {known}",
             f"  for all players, or for each: generator=zero3+offload,*=ddp ({others})",
             *(f"  +{name:10}{option.help}" for name, option in OPTIONS.items()),
+            "  @RANKS     a frozen player on ranks of its own: teacher=zero3@2-3,*=ddp@0-1",
         ]
     )
 

@@ -197,8 +197,8 @@ def check(player: Player, others: Mapping[str, Player], typed: str) -> None:
     what = f"player '{player.name}' is on ranks of its own ({where})"
     if not player.frozen or player.follows is not None:
         raise UserError(
-            f"{what}, and only frozen players can be, for a learner's gradients, averages and checkpoints would have to "
-            f"travel with every call; type {player.name}={policy}, without ranks"
+            f"{what}, and only frozen players can be, for a learner's gradients, averages and checkpoints would "
+            f"have to travel with every call; type {player.name}={policy}, without ranks"
         )
     if player.weights is None:
         raise UserError(

@@ -52,27 +52,28 @@ def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
         return None
     _check(choice, typed, ranks)
     rest = sorted(set(range(ranks)).difference(*typed.values()))
-    unplaced = [player for player, each in choice.items() if each.ranks is None]
-    if unplaced and (not rest or rest[-1] - rest[0] >= len(rest)):
-        raise UserError(
-            f"--strategy does not say on which ranks {_whose(unplaced[0])} is; type {unplaced[0]}="
-            f"{choice[unplaced[0]]}@0-1, with the ranks that train"
-        )
-    if rest and not unplaced:
+    unplaced = next((player for player, each in choice.items() if each.ranks is None), None)
+    training = next((each for each in typed.values() if 0 in each), None)
+    if training is None and unplaced is None:
+        raise UserError("nobody is on rank 0, and the first ranks train; type e.g. *=ddp@0-1")
+    if rest and unplaced is None:
         raise UserError(
             f"--strategy has nothing for rank{'s' if len(rest) > 1 else ''} {', '.join(map(str, rest))} of {ranks}; "
             f"type --devices {ranks - len(rest)}, or give a player more ranks"
         )
-    training = next((each for each in typed.values() if 0 in each), None)
-    if training is None:
-        if not rest or rest[0]:
-            raise UserError("no player that trains is on rank 0; give the ranks from 0 on to those, as in *=ddp@0-1")
-        training = range(rest[0], rest[-1] + 1)
-    elif rest:
+    if training is not None and unplaced is not None:
+        where = ranks_as_typed(training)
         raise UserError(
-            f"{_whose(unplaced[0])} has no ranks, and others have {ranks_as_typed(training)}; all players that learn "
-            f"train together: type {unplaced[0]}={choice[unplaced[0]]}@{ranks_as_typed(training)}"
+            f"{_whose(unplaced)} has no ranks, and others have {where}; all players that learn train together: type "
+            f"{unplaced}={choice[unplaced]}@{where}"
         )
+    if training is None:
+        training = range(rest[0], rest[-1] + 1)
+        if len(training) > len(rest):
+            raise UserError(
+                f"--strategy does not say on which ranks {_whose(unplaced)} is; type "
+                f"{unplaced}={choice[unplaced]}@0-1, with the ranks that train"
+            )
     serving = {player: each for player, each in typed.items() if each != training}
     if not serving:
         raise UserError(f"all players are on ranks {ranks_as_typed(training)}; leave @{ranks_as_typed(training)} out")

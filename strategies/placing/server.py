@@ -122,8 +122,10 @@ class Server:
         policy, attributes = self.policies[call.player], self.attributes[call.player]
         attributes.set(call.changed)
         module = attributes.modules[call.module]
-        args, kwargs = unpacked(call.arguments, call.tensors, self.bridge.device)
-        versions = [each._version for each in call.tensors]
+        # A copy of what learns may be written to, as any tensor inside a graph, and then there is a clear error.
+        inside = [each.clone() if each.requires_grad else each for each in call.tensors]
+        args, kwargs = unpacked(call.arguments, inside, self.bridge.device)
+        versions = [each._version for each in inside]
         place = call.place
         before = 0 if place is None else place.calls
         with ExitStack() as stack:
@@ -134,7 +136,7 @@ class Server:
             if call.shared:
                 stack.enter_context(policy.for_several_phases())
             value = module(*args, **kwargs) if call.method is None else getattr(module, call.method)(*args, **kwargs)
-        if [each._version for each in call.tensors] != versions:
+        if [each._version for each in inside] != versions:
             raise self._refusal(call, "writes into a tensor that it is called with")
         packed = Packed(value, self.bridge.device, f"what {call} returns")
         if call.learns:

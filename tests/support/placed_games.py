@@ -94,6 +94,7 @@ class Distil(GanModule):
         return self.generator(batch["x"] + noise.randn(batch["x"].shape, like=batch["x"]))
 
     def seen(self, x: Tensor, strength: float) -> Seen:
+        self.teacher.strength = 0.01 * self.step
         found = self.teacher(x, strengths={"noise": strength})
         return found if isinstance(found, Seen) else Seen(*found)
 
@@ -108,7 +109,6 @@ class Distil(GanModule):
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Two backwards through one call, a method, a part of the network, and an attribute of every step."""
         fake = self.shared("fake", self.fake, batch)
-        self.teacher.strength = 0.01 * self.step
         found = self.seen(fake, 0.2)
         seen = found.score.square().mean() + sum(level.mean() for level in found.levels) / found.count
         parts = self.teacher.features(self.teacher.start(fake), level=2) if self.by_parts else found.levels[1]
@@ -124,7 +124,7 @@ class Distil(GanModule):
         }
 
     def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
-        self.log("score", self.seen(self.generator(batch["x"]), 0.0).score.mean())
+        self.log("score", self.seen(self.generator(batch["x"]), 0.0).score.mean(), sync_dist=True)
 
 
 def write(folder: Path) -> None:

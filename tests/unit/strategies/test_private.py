@@ -12,6 +12,9 @@ PACKAGES = Path(__file__).parents[3]
 NAMES = {
     "lightning.fabric.utilities.distributed": ["_set_num_threads_if_needed"],
     "lightning.pytorch.overrides.distributed": ["_sync_module_states", "prepare_for_backward"],
+    "lightning.pytorch.strategies.launchers.multiprocessing:_MultiProcessingLauncher": [
+        "_collect_rank_zero_results",
+    ],
     "lightning.pytorch.strategies.launchers": ["_MultiProcessingLauncher", "_SubprocessScriptLauncher"],
     "lightning.pytorch.strategies.launchers.launcher": ["_Launcher"],
     "lightning.pytorch.strategies.launchers.subprocess_script": ["_basic_subprocess_cmd"],
@@ -24,6 +27,8 @@ NAMES = {
     "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],
     "lightning.pytorch.core:LightningModule": ["on_validation_model_zero_grad"],
     "torch": ["_foreach_mul_", "_foreach_norm", "_foreach_copy_"],
+    "torch._C._autograd": ["_get_current_graph_task_keep_graph"],
+    "torch._C._distributed_c10d:Work": ["_source_rank"],
     "torch._C": ["_current_graph_task_id", "DisableTorchFunctionSubclass", "_DisableFuncTorch"],
     "torch._dynamo.config": ["recompile_limit"],
     "torch._dynamo.exc": ["TorchDynamoException"],

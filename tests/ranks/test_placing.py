@@ -1,0 +1,285 @@
+"""Frozen players on ranks of their own: exact, with checkpoints that travel, or refused by name."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from gan import Phase, ranks
+from gan.errors import UserError
+from strategies import PhaseStrategy
+from strategies.placing.server import Server
+from strategies.processes import world
+from strategies.processes.stopping import Stopped
+from tests.support.parity import BROKEN, EXACT, Whole, equals, snapshot, trainer
+from tests.support.placed_games import AsAWhole, Distil, Teacher, write
+
+STEPS, HALF = 4, 2
+LEARNERS = ("generator", "judge")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The teachers' files."""
+    path = tmp_path_factory.mktemp("teachers")
+    write(path)
+    return str(path)
+
+
+def batches(training: int) -> Whole:
+    return Whole(8, min(int(os.environ.get("RANK", 0)), training - 1), training)
+
+
+def fit(
+    game: Callable[[], Any],
+    policy: str,
+    training: int = 1,
+    total: int = 1,
+    steps: int = STEPS,
+    save: str | None = None,
+    resume: str | None = None,
+    around: Callable[[], Any] | None = None,
+    **settings: Any,
+) -> dict[str, Tensor]:
+    """Train, and return what learners have learned: on ranks that train."""
+    strategy, module = PhaseStrategy(policy), game()
+    made = trainer(strategy, total, steps, val_check_interval=HALF, limit_val_batches=1, **settings)
+    if around is not None:
+        around(made, module)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", 64):
+        made.fit(module, batches(training), batches(training), ckpt_path=resume)
+    if save is not None:
+        made.save_checkpoint(save)
+    with torch.no_grad():
+        for name in ("teacher", "eye"):  # what a person would read of all the game's weights
+            if hasattr(module, name) and strategy.world_size < total:
+                delattr(module, name)
+    return snapshot(module, strategy) | {"score": made.callback_metrics["score"].double()}
+
+
+def placed(policy: str, training: int, total: int, game: Callable[[], Any], **how: Any) -> list[dict[str, Tensor]]:
+    """The same on ranks, of which some serve: what those that train have found."""
+    arguments = partial(fit, game, policy, training, total, **how)
+    preload = ["tests.support.preload"]
+    return world.call(arguments, ranks=total, limit=120, preload=preload, connected=False)[:training]
+
+
+def learned(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in found.items() if "teacher" not in name and "eye" not in name}
+
+
+EXACTLY = [
+    (Distil, "teacher=zero3@2-3,eye=ddp@2-3,*=ddp@0-1", 2, 4),
+    (Distil, "teacher=zero3@1-2,*=ddp", 1, 3),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            (Distil, "teacher=ddp@1,eye=zero2@1,*=ddp", 1, 2),
+            (Distil, "teacher=zero3@2,eye=ddp@3,*=zero3", 2, 4),
+            (Distil, "teacher=zero3+recompute@2-3,eye=zero3+offload@2-3,*=fsdp", 2, 4),
+            (Distil, "teacher=fsdp@2-3,*=zero2", 2, 4),
+            (Distil, "teacher=zero3+whole@1-3,*=ddp", 1, 4),
+            (Distil, "teacher=zero3@2-3,generator=pipeline,*=zero1", 2, 4),
+            (Distil, "teacher=zero3@4-6,*=zero3", 4, 7),
+            (AsAWhole, "teacher=pipeline@2-3,*=ddp", 2, 4),
+            (AsAWhole, "teacher=pipeline@1-3,eye=zero3@1-3,*=ddp", 1, 4),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("game", "policy", "training", "total"), EXACTLY)
+def test_it_is_what_one_device_does(folder, game, policy, training, total):
+    one = fit(partial(game, folder), "single")
+    equals([learned(each) for each in placed(policy, training, total, partial(game, folder))], learned(one))
+
+
+def without_gradients(*_: Any) -> None:
+    """The control: a serving rank sends zeros back."""
+    plain = Server._back
+    Server._back = lambda self, *args: [None if g is None else g * 0 for g in plain(self, *args)]
+
+
+def test_the_control_differs(folder):
+    one = fit(partial(Distil, folder), "single")
+    found = placed("teacher=ddp@1,*=ddp@0", 1, 2, partial(Distil, folder), around=without_gradients)
+    with pytest.raises(AssertionError):
+        equals([learned(found[0])], learned(one))
+    assert max((found[0][name] - one[name]).abs().max() for name in found[0]) > BROKEN
+
+
+def test_checkpoints_travel(folder, tmp_path):
+    """From ranks that are served to two that are not, and back, with the file's digest in the checkpoint."""
+    game, half = partial(Distil, folder), str(tmp_path / "half.ckpt")
+    one = fit(game, "single")
+    placed("teacher=zero3@1-2,*=ddp", 1, 3, game, steps=HALF, save=half)
+    assert not any("teacher.blocks" in name for name in os.listdir(half)), "the teacher's weights are in its file"
+    alone = fit(game, "single", resume=half)
+    again = placed("teacher=zero3@2-3,*=zero3", 2, 4, game, resume=half)
+    for found in (alone, again[0]):
+        names = learned(one).keys() - {"score"}
+        assert max((found[name] - one[name]).abs().max() for name in names) < EXACT
+
+
+def holds_nothing(made: Any, module: Distil) -> None:
+    """Look at memory in the midst of the training."""
+
+    def look(*_: Any) -> None:
+        parameters = list(module.teacher.parameters())
+        assert all(each.untyped_storage().nbytes() <= 8 for each in parameters), "the teacher has memory here"
+        with pytest.raises(UserError, match="the weights of player 'teacher' are on ranks 1-2"):
+            module.teacher.start.weight.sum()
+
+    module.on_train_batch_end = look
+
+
+def test_ranks_that_train_hold_nothing_of_it(folder):
+    placed("teacher=zero3@1-2,*=ddp", 1, 3, partial(Distil, folder), around=holds_nothing)
+
+
+def drops_graphs(made: Any, module: Distil) -> None:
+    """A serving rank keeps no graph longer than the rank that has called."""
+    answer, most = Server._answer, 6
+
+    def watched(self: Server, *args: Any, **kwargs: Any) -> None:
+        answer(self, *args, **kwargs)
+        assert len(self.graphs) <= most, f"{len(self.graphs)} graphs are kept"
+
+    Server._answer = watched
+
+
+def test_graphs_do_not_pile_up(folder):
+    placed("teacher=ddp@1,*=ddp@0", 1, 2, partial(Distil, folder), steps=8, around=drops_graphs)
+
+
+class Changed(Distil):
+    """One thing about the teacher is not as it should be."""
+
+    def __init__(self, folder: str, what: str) -> None:
+        super().__init__(folder)
+        self.what = what
+        if what == "hook":
+            self.teacher.blocks[0].register_forward_hook(lambda *_: None)
+        if what == "tied":
+            self.judge[0].weight = self.eye[0].weight
+
+    def configure_players(self):
+        for player in super().configure_players():
+            if self.what == "learns" and player.name == "eye":
+                player = replace(player, optimizer=partial(torch.optim.SGD, lr=0.1), weights=None)
+            if self.what == "no file" and player.name == "eye":
+                player = replace(player, weights=None)
+            yield player
+
+    def configure_phases(self):
+        for phase in super().configure_phases():
+            yield Phase(phase.name, phase.loss, phase.learners, second_order=self.what == "penalty")
+
+    def fool(self, batch: dict[str, Tensor]) -> Any:
+        losses = super().fool(batch)
+        x = batch["x"].clone().requires_grad_()
+        if self.what == "penalty":
+            slope = torch.autograd.grad(self.eye(self.generator(x)).sum(), x, create_graph=True)[0]
+            return {**losses, "penalty": slope.square().mean()}
+        if self.what == "func":
+            return {**losses, "func": torch.func.grad(lambda x: self.eye(x).sum())(x).mean()}
+        if self.what == "sums":
+            return {**losses, "sums": self.teacher.over_ranks(x).mean()}
+        if self.what == "in place":
+            return {**losses, "in place": self.teacher.in_place(x * 2).mean()}
+        if self.what == "lambda":
+            return {**losses, "lambda": self.teacher.applied(lambda x: x, x).mean()}
+        if self.what == "not alike" and ranks.more_than_one() and int(os.environ["RANK"]) == 1:
+            more = self.teacher.features(x @ torch.ones(6, 8, dtype=x.dtype))
+            return {**losses, "fool": losses["fool"] + 0 * more.mean()}
+        return losses
+
+
+class Odd(Teacher):
+    def over_ranks(self, x: Tensor) -> Tensor:
+        return ranks.sum(x)
+
+    def in_place(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    def applied(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return function(x)
+
+
+Changed.teacher_of = Odd
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("learns", "player 'eye' is on ranks of its own (1), and only frozen players can be"),
+        ("no file", "weights='eye.safetensors'"),
+        pytest.param("tied", "player 'judge' has some of its weights too", marks=pytest.mark.slow),
+        pytest.param(
+            "hook", "'blocks.0' has a forward hook, which would run there and not here", marks=pytest.mark.slow
+        ),
+        ("penalty", "a loss differentiates a gradient that goes through it"),
+        pytest.param("func", "torch.func and forward mode do not go through other ranks", marks=pytest.mark.slow),
+        pytest.param("sums", "uses gan.ranks", marks=pytest.mark.slow),
+        pytest.param("in place", "writes into a tensor that it is called with", marks=pytest.mark.slow),
+        pytest.param("lambda", "cannot be sent to another rank", marks=pytest.mark.slow),
+    ],
+)
+def test_what_cannot_be_served_is_refused(folder, what, words):
+    training, total = (2, 3) if what == "sums" else (1, 2)
+    typed = f"teacher=ddp@{total - 1},eye=ddp@{total - 1},*=ddp"
+    with pytest.raises(world.WorldFailed) as caught:
+        placed(typed, training, total, partial(Changed, folder, what))
+    said = caught.value.failure
+    assert said.message is not None and words.replace("(1)", f"({total - 1})") in said.message, said
+
+
+def test_ranks_that_call_differently_are_named(folder):
+    with pytest.raises(world.WorldFailed) as caught:
+        placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
+    assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.message
+
+
+@pytest.mark.slow
+def test_a_network_of_its_own_calls_may_differ(folder):
+    """Where every serving rank has the whole teacher, each training rank calls it as it likes."""
+    placed("teacher=ddp@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
+
+
+def warned(made: Any, module: Distil) -> None:
+    """The serving rank gets SIGTERM when it has answered for a while. The run ends after the step, saved or not."""
+    answer, calls = Server._answer, []
+
+    def after_some(self: Server, *args: Any, **kwargs: Any) -> None:
+        answer(self, *args, **kwargs)
+        calls.append(1)
+        if len(calls) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Server._answer = after_some
+
+
+def stopped(game: Callable[[], Any], policy: str, training: int, total: int) -> int:
+    """At which step a run of many steps ends by itself."""
+    seen: list[int] = []
+
+    def around(made: Any, module: Distil) -> None:
+        warned(made, module)
+        module.on_train_batch_end = lambda *_: seen.append(made.global_step)
+
+    with pytest.raises(Stopped):
+        fit(game, policy, training, total, steps=500, around=around)
+    return seen[-1]
+
+
+def test_a_signal_to_a_serving_rank_ends_the_run(folder):
+    arguments = partial(stopped, partial(Distil, folder), "teacher=zero3@2-3,*=ddp", 2, 4)
+    found = world.call(arguments, ranks=4, limit=120, preload=["tests.support.preload"], connected=False)
+    assert found[0] == found[1] < 500
