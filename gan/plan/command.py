@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 
 from gan.errors import UserError, refuse
 from gan.fit.command import quiet
-from gan.fit.options import run_settings
+from gan.fit.options import run_settings, underscores
 from gan.plan import options, table
 from gan.plan.opening import Opened, opened
 from gan.plan.search import search
@@ -124,7 +124,7 @@ def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
     own = True  # whether a word belongs to an option of this command alone; the first one is the run
     for word in argv:
         if word.startswith("--"):
-            own = options.arguments([word])[0][2:].partition("=")[0] in OWN
+            own = underscores(word)[2:].partition("=")[0] in OWN
         if not own:
             words.append(word)
     if settings.nodes > 1:

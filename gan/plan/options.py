@@ -1,15 +1,13 @@
 """The options of `python -m gan.plan`: its own, and the settings of the chosen run."""
 
-import argparse
 import re
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.errors import UserError
-from gan.fit.options import DEFAULT_RUN, RUN, Help, add_run_options, arguments, run_first
+from gan.fit import run_options
 from gan.fit.parser import Parser
-from gan.runs import find, full_name
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -32,12 +30,14 @@ exit status: 0 the strategy fits; 1 it does not; 2 it could not be planned
 
 def parse(argv: list[str] | None = None) -> Namespace:
     """The settings. `memory` is a number of bytes."""
-    argv = run_first(arguments(argv))
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--run", default=DEFAULT_RUN)
-    run = full_name(early.parse_known_args(argv)[0].run)
-    settings = _parser(run).parse_args(argv)
-    settings.run = run
+    settings = run_options.parse(
+        argv,
+        _add_own,
+        prog="python -m gan.plan",
+        usage="python -m gan.plan [RUN] [--strategy POLICY] [--nodes N] [--devices N] [--memory 80G] [options]",
+        description="Plan a run on many devices without them: memory of a rank, bytes on each link, and what fits.",
+        epilog=EXAMPLES,
+    )
     settings.memory = _bytes(settings.memory)
     return settings
 
@@ -49,22 +49,10 @@ def _bytes(text: str) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _parser(run: str) -> Parser:
-    find(run)  # refuse an unknown one first
-    parser = Parser(
-        prog="python -m gan.plan",
-        usage="python -m gan.plan [RUN] [--strategy POLICY] [--nodes N] [--devices N] [--memory 80G] [options]",
-        description="Plan a run on many devices without them: memory of a rank, bytes on each link, and what fits.",
-        epilog=EXAMPLES,
-        formatter_class=Help,
-        print_config=None,
-    )
+def _add_own(parser: Parser) -> None:
     add = parser.add_argument
-    add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     add("--strategy", type=str, default="ddp", help="as for gan.fit, also auto")
     add("--nodes", type=PositiveInt, default=1, help="number of hosts")
     add("--devices", type=PositiveInt, default=8, help="devices on each host")
     add("--memory", type=str, default="80G", help="the memory of one device")
     add("--json", action="store_true", help="print one JSON object, in bytes, for programs")
-    add_run_options(parser, run)
-    return parser

@@ -1,7 +1,6 @@
 """Where the weights of a player in stages are, and how their gradients are averaged."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,15 +8,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gan.checkpoint import Share
-from strategies import private
 from strategies.sharding import bucket
 from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
-from strategies.sharding.storage import Storage
+from strategies.sharding.whole_weights import OneOwner
 
 
-class StageStorage(Storage):
+class StageStorage(OneOwner):
     """A rank has the parameters of its stages, whole; between `unshard` and `reshard` also those of the others.
 
     `ranks` says which rank of the group has a parameter, by its name. `others` are the parameters that do not learn.
@@ -30,26 +28,17 @@ class StageStorage(Storage):
         ranks: Mapping[str, int],
         group: dist.ProcessGroup,
     ) -> None:
-        super().__init__(weights)
-        self.group, self.ranks = group, ranks
-        self.everything = {**weights, **others}
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.owned = {name: weight for name, weight in weights.items() if ranks[name] == self.rank}
-        for name, weight in self.everything.items():
-            if ranks[name] == self.rank and isinstance(weight, ReshardedParameter):  # made on the meta device
-                show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
+        everything = {**weights, **others}
+        parts = [
+            {name: each for name, each in everything.items() if ranks[name] == rank}
+            for rank in range(dist.get_world_size(group))
+        ]
+        super().__init__(weights, parts, group)
+        self.elsewhere = [each for part in parts if part is not self.own for each in part.values()]
+        _give_memory(each for each in self.own.values() if isinstance(each, ReshardedParameter))  # made on meta
         self.whole = True  # whether the author's parameters of other stages have memory
-        self.stale = False  # whether what they have is older than their owners' weights
         self.released = False
         self.reshard()
-
-    @property
-    def sharded(self) -> bool:
-        return True
-
-    @property
-    def cut(self) -> bool:
-        return False
 
     @property
     def gradients_apart(self) -> bool:
@@ -59,35 +48,23 @@ class StageStorage(Storage):
     def unsharded(self) -> bool:
         return self.whole and not self.stale
 
-    def _elsewhere(self) -> list[nn.Parameter]:
-        return [weight for name, weight in self.everything.items() if self.ranks[name] != self.rank]
-
-    @torch.no_grad()
     def unshard(self, exact: bool = False) -> None:
         if self.unsharded or self.released:
             return
         if not self.whole:
-            for weight in self._elsewhere():
-                show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
-        for rank in range(self.size):
-            sent = [weight.detach() for name, weight in self.everything.items() if self.ranks[name] == rank]
-            for dtype in dict.fromkeys(tensor.dtype for tensor in sent):
-                alike = [tensor for tensor in sent if tensor.dtype == dtype]
-                private.broadcast_coalesced(self.group, alike, bucket.SIZE, rank)
-        self.whole, self.stale = True, False
+            _give_memory(self.elsewhere)
+        self._send([*self.own.values(), *self.elsewhere])
+        self.whole = True
 
     def reshard(self) -> None:
         if not self.whole or self.released:
             return
-        for weight in self._elsewhere():
+        for weight in self.elsewhere:
             if isinstance(weight, ReshardedParameter):
                 continue
             nothing = torch.nan if weight.is_floating_point() else 0
             hide(weight, torch.full((), nothing, dtype=weight.dtype, device=weight.device))
         self.whole = False
-
-    def shards_changed(self, others: bool = False) -> None:
-        self.stale = True
 
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         optimizer.step()
@@ -97,20 +74,20 @@ class StageStorage(Storage):
         return list(self.owned.values())
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
-        own = {weight for name, weight in self.everything.items() if self.ranks[name] == self.rank}
-        return {weight: Share.whole(weight) if weight in own else None for weight in self.everything.values()}
-
-    def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
-        everyone: list[Any] = [None] * dist.get_world_size(self.group)  # after a release: of all ranks
-        dist.all_gather_object(everyone, values, group=self.group)
-        return {name: value for each in everyone for name, value in each.items()}
+        return {each: Share.whole(each) if part is self.own else None for part in self.parts for each in part.values()}
 
     def release(self) -> None:
         """Communicates nothing, so a weight of another stage becomes NaN."""
         if not self.whole:
-            for weight in self._elsewhere():
+            for weight in self.elsewhere:
                 show(weight, torch.full((weight.numel(),), torch.nan, dtype=weight.dtype, device=weight.device))
-        self.whole, self.released, self.group = True, True, None
+        self.whole, self.released = True, True
+        super().release()
+
+
+def _give_memory(weights: Iterable[nn.Parameter]) -> None:
+    for weight in weights:
+        show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
 
 
 class StageReduction(Reduction):

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from gan.errors import UserError
 from gan.phase import Phase
-from strategies.cost.amounts import Group, Held
+from strategies.cost.amounts import Group
 from strategies.cost.paper import Paper
 from strategies.cost.paper_units import PaperUnit, Units
 from strategies.options.blocks import LayerGroups, find_blocks
@@ -70,20 +70,8 @@ class Fsdp(Sharded):
             if module in found
         ]
 
-    @property
-    def divided(self) -> bool:
-        return self.world.size > 1 and bool(self.belongings.parameters)
-
     def owned_bytes(self) -> float:
         return sum(unit.shard for unit in self.paper_units)
-
-    def holds(self) -> Held:
-        """Everything by rows."""
-        if not self.divided:
-            return super().holds()
-        mine = self.owned_bytes()
-        state, average = self.optimizer_cost.state * mine, self.averaged_part * mine
-        return self.at_home(Held(self.shard_bytes + self.buffers, 0, state, average))
 
     @property
     def shard_bytes(self) -> float:
@@ -114,10 +102,6 @@ class Fsdp(Sharded):
             units=self.paper_units,
             whole=self.always_whole,
         )
-
-    @property
-    def begins_sharded(self) -> bool:
-        return self.divided
 
     def make_storage(self) -> Storage:
         if not self.begins_sharded:

@@ -35,7 +35,7 @@ class Sharded(Policy):
 
     max_ranks = None
     takes = Policy.takes | {"offload", "hybrid"}
-    keep = True  # whole weights between phases
+    keep = True  # whole weights between phases; otherwise all parameters are shared out, also those that do not learn
 
     # ---- what it costs ----
 
@@ -69,16 +69,20 @@ class Sharded(Policy):
     @property
     def divided(self) -> bool:
         """Whether there is something to share out, and somebody to share with."""
-        return self.world.size > 1 and bool(self.weights)
+        return self.world.size > 1 and bool(self.weights if self.keep else self.belongings.parameters)
+
+    @property
+    def begins_sharded(self) -> bool:
+        return self.divided and not self.keep
 
     def holds(self) -> Held:
-        """Weights whole; optimizer state and average by shards."""
+        """Optimizer state and average by shards. Weights too, or (`keep`) whole."""
         held = super().holds()
         if not self.divided:
             return held
         mine = self.owned_bytes()
-        weights = held.weights
-        if self.half is not None:
+        weights = held.weights if self.keep else self.shard_bytes + self.buffers
+        if self.keep and self.half is not None:
             weights += sum(each.gathered for each in self.paper_buckets) - size(self.weights.values()) + mine
         return self.at_home(Held(weights, 0, self.optimizer_cost.state * mine, self.averaged_part * mine))
 

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 from gan.phase import Phase
-from strategies.cost.amounts import Held
 from strategies.cost.paper import Paper, size
 from strategies.cost.paper_sharded import Gathered, PaperBucket, paper_buckets
 from strategies.options.compile import refuse_compiled_by_author
@@ -59,18 +58,6 @@ class Zero3(Zero2):
         return paper_buckets(self.weights_and_others()[1], self.shards, self.half)
 
     @property
-    def divided(self) -> bool:
-        return self.world.size > 1 and bool(self.belongings.parameters)
-
-    def holds(self) -> Held:
-        """Everything by shards."""
-        if not self.divided:
-            return super().holds()
-        mine = self.owned_bytes()
-        state, average = self.optimizer_cost.state * mine, self.averaged_part * mine
-        return self.at_home(Held(self.shard_bytes + self.buffers, 0, state, average))
-
-    @property
     def shard_bytes(self) -> float:
         return self.owned_bytes() + sum(each.shard for each in self.other_buckets)
 
@@ -91,10 +78,6 @@ class Zero3(Zero2):
         """Whether the player is whole in every phase that reads it. See [Note: whole for the phase]."""
         few = len(self.paper_buckets) + len(self.other_buckets) <= FEW
         return few or bool(self.options.keys() & {"whole", "compile"})
-
-    @property
-    def begins_sharded(self) -> bool:
-        return self.divided
 
     def make_storage(self) -> Storage:
         if not self.begins_sharded:

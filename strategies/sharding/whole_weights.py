@@ -1,4 +1,4 @@
-"""Each rank owns some of a player's weights whole, for optimizers that look at whole weights."""
+"""Each rank owns some of a player's weights whole."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,23 +14,20 @@ from strategies.sharding.bucket import Sharing
 from strategies.sharding.storage import Storage
 
 
-class WholeWeights(Storage):
-    """All weights are whole on every rank. Each weight has one owner, which steps and averages it.
+class OneOwner(Storage):
+    """Each parameter has one owner in the group, which steps and averages it whole, and broadcasts it.
 
-    After a step every owner broadcasts its weights, in buckets of 25 MB. The author's parameters are used as they are:
-    nothing is laid out in other memory. So a weight that code writes needs no care here.
-
-    torch's ZeroRedundancyOptimizer deals out whole weights too. It is not used, because it makes the optimizer itself,
-    from the weights of one rank, and to save its state gathers all of it on one rank.
+    `parts` are the parameters of each rank, in the same order on all ranks: also those that do not learn, if the
+    storage has them.
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], parts: Sequence[Mapping[str, nn.Parameter]], group: dist.ProcessGroup
+    ) -> None:
         super().__init__(weights)
-        self.sharing = sharing
-        dealt = deal({name: weight.numel() for name, weight in weights.items()}, sharing.size)
-        self.parts = [[weights[name] for name in weights if name in names] for names in dealt]  # by owner
-        self.owned = {name: weights[name] for name in weights if name in dealt[sharing.rank]}
-        self.stale = False  # whether weights of other ranks are older than their owners'
+        self.group, self.parts, self.own = group, parts, parts[dist.get_rank(group)]
+        self.owned = {name: weight for name, weight in weights.items() if name in self.own}
+        self.stale = False  # whether parameters of other ranks are older than their owners'
 
     @property
     def sharded(self) -> bool:
@@ -44,6 +41,46 @@ class WholeWeights(Storage):
     def unsharded(self) -> bool:
         return not self.stale
 
+    def shards_changed(self, others: bool = False) -> None:
+        self.stale = True
+
+    @torch.no_grad()
+    def _send(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Broadcast these from their owners, in buckets. It also tells autograd on every rank that they have changed.
+
+        Each bucket has one dtype.
+        """
+        chosen = set(parameters)
+        for rank, part in enumerate(self.parts):
+            sent = [each.detach() for each in part.values() if each in chosen]
+            if sent:
+                private.broadcast_coalesced(self.group, sent, bucket.SIZE, rank)
+        self.stale = False
+
+    def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
+        everyone: list[Any] = [None] * dist.get_world_size(self.group)  # after a release: of all ranks
+        dist.all_gather_object(everyone, values, group=self.group)
+        return {name: value for each in everyone for name, value in each.items()}
+
+    def release(self) -> None:
+        self.group = None  # a reference would keep the group's threads
+
+
+class WholeWeights(OneOwner):
+    """All weights are whole on every rank, for optimizers that look at whole weights.
+
+    After a step every owner broadcasts its weights. The author's parameters are used as they are: nothing is laid out
+    in other memory. So a weight that code writes needs no care here.
+
+    torch's ZeroRedundancyOptimizer deals out whole weights too. It is not used, because it makes the optimizer itself,
+    from the weights of one rank, and to save its state gathers all of it on one rank.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
+        dealt = deal({name: weight.numel() for name, weight in weights.items()}, sharing.size)
+        parts = [{name: weight for name, weight in weights.items() if name in names} for names in dealt]
+        super().__init__(weights, parts, sharing.group)
+
     def unshard(self, exact: bool = False) -> None:
         if self.stale:
             self._send(self.weights.values())
@@ -51,30 +88,9 @@ class WholeWeights(Storage):
     def reshard(self) -> None:
         self.unshard()
 
-    def shards_changed(self, others: bool = False) -> None:
-        self.stale = True
-
     def step(self, optimizer: Optimizer, stepped: Sequence[nn.Parameter]) -> None:
         optimizer.step()
         self._send(stepped)
-
-    @torch.no_grad()
-    def _send(self, weights: Iterable[nn.Parameter]) -> None:
-        """Broadcast these weights from their owners. It also tells autograd on every rank that they have changed."""
-        chosen = set(weights)
-        for rank, part in enumerate(self.parts):
-            sent = [weight.detach() for weight in part if weight in chosen]
-            if sent:
-                private.broadcast_coalesced(self.sharing.group, sent, bucket.SIZE, rank)
-        self.stale = False
-
-    def values_of_all(self, values: dict[str, Any]) -> dict[str, Any]:
-        everyone: list[Any] = [None] * dist.get_world_size(self.sharing.group)  # after a release: of all ranks
-        dist.all_gather_object(everyone, values, group=self.sharing.group)
-        return {name: value for each in everyone for name, value in each.items()}
-
-    def release(self) -> None:
-        self.sharing = Sharing(self.sharing.size, self.sharing.rank, None)  # a reference would keep the group's threads
 
 
 def deal(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
