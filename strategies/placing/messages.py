@@ -67,6 +67,14 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Changed:
+    """Attributes that the game has set, for a rank that does not get the call that says so."""
+
+    player: str
+    values: dict[tuple[str, str], Any]
+
+
+@dataclass(frozen=True)
 class Found:
     """What a call has returned, packed, without its `tensors`.
 

@@ -14,7 +14,7 @@ from gan.errors import UserError
 from gan.phase import Phase
 from strategies.choice import ranks_as_typed
 from strategies.placing.attributes import Attributes
-from strategies.placing.messages import Bridge, Call, End, Enter, Found, Leave, Packed, Ready, Slopes, unpacked
+from strategies.placing.messages import Bridge, Call, Changed, End, Enter, Found, Leave, Packed, Ready, Slopes, unpacked
 from strategies.placing.servers import rounds
 from strategies.policies.policy import Policy
 from strategies.turn import check_that_ranks_agree
@@ -74,6 +74,8 @@ class Server:
             rank, message = self.bridge.receive()
             if isinstance(message, last):
                 ended += 1
+            elif isinstance(message, Changed):
+                self.attributes[message.player].set(message.values)
             elif isinstance(message, Call | Slopes):
                 self._answer(rank, message, own=True)
 

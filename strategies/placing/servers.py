@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from strategies.choice import ranks_as_typed
-from strategies.placing.messages import Bridge, Call, End, Enter, Found, Leave, Ready
+from strategies.placing.messages import Bridge, Call, Changed, End, Enter, Found, Leave, Ready
 
 FAREWELL = timedelta(seconds=5)
 
@@ -58,6 +58,8 @@ class Servers:
         """Send a call or its gradients, and wait for the answer."""
         in_rounds = self.together and not (self.entered is not None and self.entered.phase is None)
         self.bridge.send(self.all if in_rounds else [self.own], message)
+        if isinstance(message, Call) and message.changed and not in_rounds:
+            self.bridge.send([rank for rank in self.all if rank != self.own], Changed(message.player, message.changed))
         _, answer = self.bridge.receive(self.own)
         if isinstance(message, Call) and isinstance(answer, Found) and answer.signal:
             self.wish(answer.signal)

@@ -86,7 +86,7 @@ EXACTLY = [
             (Distil, "teacher=zero3+recompute@2-3,eye=zero3+offload@2-3,*=fsdp", 2, 4),
             (Distil, "teacher=fsdp@2-3,*=zero2", 2, 4),
             (Distil, "teacher=zero3+whole@1-3,*=ddp", 1, 4),
-            (Distil, "teacher=zero3@2-3,generator=pipeline,*=zero1", 2, 4),
+            (AsAWhole, "teacher=zero3@2-3,generator=pipeline,*=zero1", 2, 4),
             (Distil, "teacher=zero3@4-6,*=zero3", 4, 7),
             (AsAWhole, "teacher=pipeline@2-3,*=ddp", 2, 4),
             (AsAWhole, "teacher=pipeline@1-3,eye=zero3@1-3,*=ddp", 1, 4),
