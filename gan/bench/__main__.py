@@ -1,8 +1,7 @@
 """`python -m gan.bench`."""
 
-import sys
-
 from gan.bench.command import main
+from gan.ending import end
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -1,8 +1,7 @@
 """`python -m gan.evaluate`."""
 
-import sys
-
+from gan.ending import end
 from gan.evaluate.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

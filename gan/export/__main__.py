@@ -1,8 +1,7 @@
 """`python -m gan.export`."""
 
-import sys
-
+from gan.ending import end
 from gan.export.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

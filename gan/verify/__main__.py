@@ -1,6 +1,5 @@
-import sys
-
+from gan.ending import end
 from gan.verify.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())
