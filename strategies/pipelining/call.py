@@ -47,6 +47,8 @@ class Made:
         waiting, self.pipe.waiting = self.pipe.waiting, None
         run_both(ahead, waiting)
         self.pieces = ahead.pieces
+        if not self.request.alone:
+            self.pipe.balance.called()
         return ahead.outputs()
 
     def backward(self, slopes: tuple[Tensor | None, ...]) -> list[Tensor | None]:

@@ -114,29 +114,41 @@ def cut(units: Sequence[Unit], stages: int) -> list[int]:
         if unit.cuttable or not runs:
             runs.append([])
         runs[-1].append(number)
-    sizes = [1 + sum(units[number].elements for number in run) for run in runs]
+    stages_of = share_out([1 + sum(units[number].elements for number in run) for run in runs], stages)
+    return [stage for stage, run in zip(stages_of, runs, strict=True) for _ in run]
+
+
+def share_out(sizes: Sequence[float], stages: int) -> list[int]:
+    """The stage of each size. Stages are neighbours, and the largest is as small as can be."""
     limit = _smallest_limit(sizes, stages)
-    found = [0] * len(units)
-    stage, filled = 0, 0
-    for position, (run, size) in enumerate(zip(runs, sizes, strict=True)):
-        needed = len(runs) - position == stages - 1 - stage  # each stage that is left needs one
+    found: list[int] = []
+    stage, filled = 0, 0.0
+    for position, size in enumerate(sizes):
+        needed = len(sizes) - position == stages - 1 - stage  # each stage that is left needs one
         if filled and (filled + size > limit or needed) and stage < stages - 1:
-            stage, filled = stage + 1, 0
+            stage, filled = stage + 1, 0.0
         filled += size
-        for number in run:
-            found[number] = stage
+        found.append(stage)
     return found
 
 
-def _smallest_limit(sizes: Sequence[int], stages: int) -> int:
-    """The smallest size such that no stage is larger."""
-    low, high = max(sizes), sum(sizes)
+def _smallest_limit(sizes: Sequence[float], stages: int) -> float:
+    """The smallest size such that no stage is larger: the sum of some neighbours."""
+    sums = sorted({sum(sizes[first:last]) for last in range(1, len(sizes) + 1) for first in range(last)})
+    low, high = 0, len(sums) - 1
     while low < high:
         middle = (low + high) // 2
-        parts, filled = 1, 0
-        for size in sizes:
-            if filled + size > middle:
-                parts, filled = parts + 1, 0
-            filled += size
-        low, high = (middle + 1, high) if parts > stages else (low, middle)
-    return low
+        low, high = (low, middle) if _stages_within(sizes, sums[middle]) <= stages else (middle + 1, high)
+    return sums[low]
+
+
+def _stages_within(sizes: Sequence[float], limit: float) -> float:
+    """How many stages there are if none may be larger; infinity where one size is."""
+    parts, filled = 1, 0.0
+    for size in sizes:
+        if size > limit:
+            return float("inf")
+        if filled + size > limit:
+            parts, filled = parts + 1, 0.0
+        filled += size
+    return parts

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from strategies.pipelining.balance import Balance
 from strategies.pipelining.program import Carrier, Plan, Program
 from strategies.pipelining.schedule import Action, forwards
 
@@ -60,6 +61,7 @@ class Pipe:
     def __post_init__(self) -> None:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.stages = max(self.unit_stage.values()) + 1
+        self.balance = Balance(self.player, self.unit_stage, self.group, self.device)
         self.copy = (0, 1)
         if self.copies is not None:
             self.copy = dist.get_rank(self.copies), dist.get_world_size(self.copies)

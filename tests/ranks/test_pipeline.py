@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -56,6 +57,29 @@ PARAMETERS = [
     pytest.param(policy, world, marks=[] if quick else pytest.mark.slow, id=f"{policy}@{world}")
     for policy, world, quick in CELLS
 ]
+
+
+class Uneven(Plain):
+    """Layers of equal weights, of which the first takes its time."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6)))
+        first = self.generator[0].forward
+        self.generator[0].forward = lambda x: (time.sleep(0.05), first(x))[1]
+
+
+def said_of(game, policy):
+    """What is said about the times of stages."""
+    with mock.patch("strategies.pipelining.balance.rank_zero_info") as say:
+        train(game, policy=policy, world=2)
+    return [call.args[0] for call in say.call_args_list]
+
+
+def test_uneven_stages_are_measured(ranks):
+    said, _ = ranks(2).run(said_of, Uneven, "generator=pipeline+chunks:1,*=ddp")
+    assert len(said) == 1 and said[0].startswith("player 'generator': the forward of its stages takes ")
+    assert "blocks=['0', '1']" in said[0], said
 
 
 def trained(game, policy, world, batches=vectors, **kwargs):

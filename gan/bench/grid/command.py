@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 
 from gan.bench.grid import chart, options, table, worker
 from gan.bench.grid.cells import Cell, cells, refuse_strategy
 from gan.bench.grid.measuring import Rounds
+from gan.bench.grid.planned import planned
 from gan.bench.grid.worker import Found, Request
 from gan.fit.options import run_settings
 from gan.runs import short_name
@@ -35,10 +37,13 @@ def measured(settings: Namespace) -> Rounds:
     """Play all rounds, and say how far it is."""
     own = run_settings(settings)
 
+    def settings_of(cell: Cell) -> dict[str, Any]:
+        return {**own, options.BATCH_SIZE: cell.batch_size}
+
     def play(cell: Cell) -> list[Found]:
         request = Request(
             settings.run,
-            {**own, options.BATCH_SIZE: cell.batch_size},
+            settings_of(cell),
             cell.typed,
             cell.processes,
             cell.micro_batches,
@@ -49,7 +54,9 @@ def measured(settings: Namespace) -> Rounds:
         return world.call(worker.play, request, ranks=ranks, limit=limit, preload=[worker.__name__])
 
     dials = settings.policies, settings.processes, settings.stages, settings.chunks, settings.batch_sizes
-    rounds = Rounds(list(cells(*dials)), settings.steps, play)
+    rounds = Rounds(
+        list(cells(*dials)), settings.steps, play, lambda cell: planned(settings.run, settings_of(cell), cell)
+    )
     print(f"{len(rounds.cells)} cells, {settings.rounds} rounds; load {os.getloadavg()[0]:.1f}", flush=True)
     for number in range(1, settings.rounds + 1):
         for cell, words in rounds.round():

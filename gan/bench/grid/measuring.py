@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean, median
 
 from gan.bench.grid.cells import Cell
+from gan.bench.grid.planned import Planned
 from gan.bench.grid.worker import Found
 from strategies.cost.amounts import bubble
 from strategies.processes import world
@@ -19,7 +21,8 @@ class Figures:
     `ratio` is its speed as a part of that of one process with the same parts, `of_best` as a part of the fastest one
     process of this batch size, both in the same round. `memory` compares peaks in the same way as `ratio`, and
     `work` the computing of the rank that computes longest. `fastest` compares the fastest round of each, which says
-    most if others use the machine too. They are None where one process cannot play the cell.
+    most if others use the machine too. They are None where one process cannot play the cell. `planned` is what
+    `gan.plan` says; None where it has no plan.
     """
 
     ratio: tuple[float, float, float] | None
@@ -33,6 +36,7 @@ class Figures:
     peak: int
     payload: int
     bubble: float | None
+    planned: Planned | None = None
 
 
 class Rounds:
@@ -41,8 +45,14 @@ class Rounds:
     Every second round goes backwards. A cell that fails has its reason in `why`, and is not played again.
     """
 
-    def __init__(self, cells: Sequence[Cell], steps: int, play: Play) -> None:
-        self.cells, self.steps, self.play = list(dict.fromkeys(cells)), steps, play
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        steps: int,
+        play: Play,
+        plan: Callable[[Cell], Planned | None] = lambda cell: None,
+    ) -> None:
+        self.cells, self.steps, self.play, self.plan = list(dict.fromkeys(cells)), steps, play, cache(plan)
         self.found: list[dict[Cell, list[Found]]] = []
         self.why: dict[Cell, str] = {}
 
@@ -95,6 +105,7 @@ class Rounds:
             peak=int(median(map(_peak, played))),
             payload=max(rank.payload for rank in played[0]),
             bubble=None if shape is None else _bubble(*shape),
+            planned=self.plan(cell),
         )
 
 

@@ -17,7 +17,10 @@ WORDS = """  of one      pictures a second, as a part of those of one process of
   waits       the share of the time in which a rank waits for others and their messages
   no core     the share in which it could compute, but others have the cores: more than a little spoils the figures
   bubble      the share of a pass through the pipeline in which a rank must wait, by the schedule
-  payload     the bytes that a rank gives to collectives and messages, or gets from them, in a step"""
+  payload     the bytes that a rank gives to collectives and messages, or gets from them, in a step
+  planned     the peak and the payload that gan.plan says, as parts of the measured ones. A plan counts tensors; the
+              measured peak also has what torch, gloo and the allocator keep, and a plan of a pipeline counts all of a
+              rank's activations, as if it had no stages"""
 
 COLUMNS = (
     "batch_size",
@@ -38,6 +41,8 @@ COLUMNS = (
     "waits",
     "no_core",
     "payload_bytes",
+    "planned_peak_bytes",
+    "planned_payload_bytes",
     "why_not",
 )
 
@@ -48,7 +53,7 @@ def lines(rounds: Rounds) -> Iterator[str]:
     head = (
         f"{'parts':>5}  {'strategy':{width}}{'ranks':>7}{'stages':>8}{'of one':>9}{'least-most':>13}{'fastest':>9}"
         f"{'of its best':>13}{'work':>7}{'memory':>9}{'MB':>7}{'bubble':>8}{'waits':>7}{'no core':>9}"
-        f"{'payload, kB':>13}{'pictures/s':>12}"
+        f"{'payload, kB':>13}{'planned':>14}{'pictures/s':>12}"
     )
     reasons = list(dict.fromkeys(rounds.why.values()))
     for batch_size in dict.fromkeys(cell.batch_size for cell in rounds.cells):
@@ -78,8 +83,15 @@ def _figures(found: Figures) -> str:
     return (
         f"{_two(ratio):>9}{spread:>13}{_two(found.fastest):>9}{_two(found.of_best):>13}{_two(found.work):>7}{_two(found.memory):>9}"
         f"{found.peak / 1e6:7.0f}{'' if found.bubble is None else f'{found.bubble:.0%}':>8}"
-        f"{found.waits:7.0%}{found.queues:9.0%}{found.payload / 1000:13.1f}{found.rate:12.1f}"
+        f"{found.waits:7.0%}{found.queues:9.0%}{found.payload / 1000:13.1f}{_planned(found):>14}{found.rate:12.1f}"
     )
+
+
+def _planned(found: Figures) -> str:
+    if found.planned is None:
+        return ""
+    peak = f"{found.planned.peak / max(1, found.peak):.2f}"
+    return f"{peak}, {found.planned.payload / found.payload:.2f}" if found.payload else peak
 
 
 def _two(number: float | None) -> str:
@@ -110,7 +122,10 @@ def write(rounds: Rounds, path: Path) -> None:
                     found.rate,
                     found.peak,
                 )
-                row += [*map(_four, (*numbers, found.bubble, found.waits, found.queues, found.payload)), ""]
+                row += map(_four, (*numbers, found.bubble, found.waits, found.queues, found.payload))
+                plan = found.planned
+                row += ["", ""] if plan is None else [f"{plan.peak:.0f}", f"{plan.payload:.0f}"]
+                row += [""]
             writer.writerow(row)
 
 

@@ -12,6 +12,7 @@ from gan.bench.grid import chart, options, table, worker
 from gan.bench.grid.cells import SINGLE, Cell, cells, refuse_strategy
 from gan.bench.grid.game import blocks
 from gan.bench.grid.measuring import Rounds
+from gan.bench.grid.planned import Planned, planned
 from gan.bench.grid.worker import Clock, Found, cut_phases
 from gan.errors import UserError
 from strategies.pipelining.cutting import cut, units_of
@@ -159,7 +160,8 @@ def rounds():
             return [found(0.8 * slow, 60, 5, (2, 2, 1)), found(0.7 * slow, 70, 7, (2, 2, 1))]
         return [found(slow / (2 if slow == 1 else 4)), found(slow / 8)]
 
-    rounds = Rounds([ONE, TWO, FOUR, CUT, WRONG, ONE], 5, play)
+    plans = {TWO: Planned(50, 16.0), ONE: Planned(200, 0)}
+    rounds = Rounds([ONE, TWO, FOUR, CUT, WRONG, ONE], 5, play, plans.get)
     rounds.said = [list(rounds.round()) for _ in range(3)]
     rounds.asked = asked
     return rounds
@@ -209,6 +211,19 @@ def test_a_cell_that_hangs_says_so():
     assert list(rounds.round()) == [(ONE, "hangs: no end within 3 s")]
 
 
+def test_a_cell_is_planned_as_it_is_played():
+    """Parts of the batch need less memory at a time; a pipeline moves less than two whole copies do."""
+    settings = {"generator_blocks": 4, "width": 64, "batch_size": 8}
+    plans = {
+        (strategy, parts): planned(options.BLOCKS, settings, Cell(strategy, 1 + (strategy != SINGLE), None, parts, 8))
+        for strategy in (SINGLE, "ddp", MIXED)
+        for parts in (1, 4)
+    }
+    assert plans[SINGLE, 4].peak < plans[SINGLE, 1].peak and plans[SINGLE, 1].payload == 0
+    assert plans["ddp", 1].payload > plans[MIXED, 1].payload > 0
+    assert planned(options.BLOCKS, settings, Cell("pipeline", 3, None, 4, 8)) is None
+
+
 # ---- what is shown ----
 
 
@@ -222,6 +237,7 @@ def test_the_table_has_a_line_for_each_cell_and_says_why_not(rounds):
     assert (ranks, stages, ratio, spread) == ("2", "2", "1.25", "1.25-1.25")
     assert (fastest, best, work, memory) == ("1.25", "0.62", "0.80", "0.70")
     assert (bubble, waits, queues, rate) == ("50%", "25%", "50%", "25.0")
+    assert any(line.split()[-3:-1] == ["0.50,", "2.00"] for line in said if " ddp " in line)
     assert any(line.endswith("impossible, see (1)") for line in said) and said[-1] == "(1) refused: 9 stages are many"
 
 
@@ -230,6 +246,8 @@ def test_the_file_has_all_of_it(rounds, tmp_path):
     rows = list(csv.DictReader((tmp_path / "grid.csv").open()))
     assert len(rows) == 5
     assert rows[2]["strategy"] == MIXED and float(rows[2]["of_one"]) == 1.25 and rows[2]["payload_bytes"] == "7"
+    assert (rows[1]["planned_peak_bytes"], rows[1]["planned_payload_bytes"]) == ("50", "16")
+    assert rows[2]["planned_peak_bytes"] == ""
     assert rows[4]["why_not"] == "refused: 9 stages are many" and rows[4]["of_one"] == rows[4]["payload_bytes"] == ""
     assert all(None not in row and None not in row.values() for row in rows)
 
