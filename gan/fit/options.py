@@ -223,9 +223,8 @@ def _strategies() -> str:
     return "\n".join(
         [
             f"strategies: auto, {known}",
-            f"  for all players, or for each: generator=zero3+offload,*=ddp ({others})",
+            f"  for all players, or each: generator=zero3+offload,teacher=zero3@2-3,*=ddp (@: own ranks; {others})",
             *(f"  +{name:10}{option.help}" for name, option in OPTIONS.items()),
-            "  @RANKS     a frozen player on ranks of its own: teacher=zero3@2-3,*=ddp@0-1",
         ]
     )
 

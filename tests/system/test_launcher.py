@@ -42,11 +42,20 @@ class Environment(SimpleNamespace):
         return self.local
 
 
+class AllTrain(SimpleNamespace):
+    """A strategy under which no rank serves others."""
+
+    survivor = None
+
+    def take_part(self, rank, function):
+        return function
+
+    def end_serving(self):
+        pass
+
+
 def scripts(processes, nodes=1, **environment):
-    strategy = SimpleNamespace(
-        cluster_environment=Environment(**environment), num_processes=processes, num_nodes=nodes, survivor=None
-    )
-    return Scripts(strategy)
+    return Scripts(AllTrain(cluster_environment=Environment(**environment), num_processes=processes, num_nodes=nodes))
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +108,7 @@ def test_under_torchrun_and_srun_there_is_no_family():
 
 def test_a_notebooks_ranks_are_survivors_too(monkeypatch):
     environment = Environment(node=1, local=1)
-    strategy = SimpleNamespace(cluster_environment=environment, num_processes=2, survivor=None)
+    strategy = AllTrain(cluster_environment=environment, num_processes=2)
     monkeypatch.setattr(
         _MultiProcessingLauncher, "launch", lambda self, function, *args, trainer, **kw: function(*args, **kw)
     )

@@ -125,7 +125,7 @@ def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_t
         clock.on_train_batch_end(trainer, None, None, None, step)
     found = clock.found
     assert found.seconds > 0 and 0 <= found.waited + found.queued <= found.seconds
-    assert 0.9 * 2**26 < found.peak - resident < 2 * 2**26
+    assert 0.9 * 2**26 < found.peak - resident < 3 * 2**26  # the first two steps have taken 4 * 2**26
     assert found.payload == 0 and found.shape is None
 
 
