@@ -37,7 +37,7 @@ def twelve(step):
 
 # Each with the number of ranks, and whether `make test` tries it too.
 CELLS = [
-    ("encoder=ddp,*=pipeline", 2, True),
+    ("encoder=ddp,*=pipeline", 2, False),
     ("encoder=ddp,*=pipeline+chunks:1", 2, False),
     ("encoder=ddp,*=pipeline+chunks:4", 2, False),
     ("encoder=ddp,*=pipeline+chunks:2+recompute", 2, False),
@@ -47,7 +47,7 @@ CELLS = [
     ("encoder=ddp,discriminator=ddp,*=pipeline", 3, False),
     ("encoder=ddp,discriminator=fsdp,*=pipeline+chunks:1", 3, False),
     ("encoder=ddp,discriminator=ddp,*=pipeline+chunks:2+recompute+schedule:1f1b", 3, False),
-    ("encoder=ddp,*=pipeline+stages:2", 4, True),
+    ("encoder=ddp,*=pipeline+stages:2", 4, False),
     ("encoder=zero2,discriminator=zero1,*=pipeline+stages:4", 4, False),
     ("encoder=ddp,discriminator=ddp,*=pipeline+schedule:interleaved+stages:4", 4, False),
     ("encoder=ddp,discriminator=ddp,*=pipeline+stages:2+schedule:1f1b", 4, False),
@@ -167,7 +167,11 @@ def without(what):
 
 @pytest.mark.parametrize(
     ("what", "world"),
-    [("the sum over pipelines", 4), ("the gradients of later stages' inputs", 2), ("the samples' own noise", 2)],
+    [
+        pytest.param("the sum over pipelines", 4, marks=pytest.mark.slow),
+        ("the gradients of later stages' inputs", 2),
+        pytest.param("the samples' own noise", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_control_without_a_part_differs(what, world, ranks, alone):
     assert farthest(alone[vectors], ranks(world).run(without, what)) > BROKEN
@@ -214,6 +218,7 @@ def journey(policy, world, steps, save=None, resume=None):
     return snapshot(module, strategy)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_from_policy_to_policy(ranks, tmp_path):
     unbroken, path, staged = journey("single", 1, 6), None, "encoder=ddp,*=pipeline"
     for step, policy in enumerate([staged, "zero3", f"{staged}+stages:2", "fsdp", "ddp", staged], 1):

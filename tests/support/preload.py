@@ -1,5 +1,6 @@
 """What ranks import. A process imports it once, and every rank is a fork of that process: see worlds.py."""
 
+import gc
 from importlib.util import find_spec
 
 import torch
@@ -12,3 +13,5 @@ if find_spec("deepspeed") is not None:
     import deepspeed.runtime.zero.utils  # noqa: F401
 import torch._dynamo
 import torch._inductor.compile_fx  # what DeepSpeed's first engine imports
+
+gc.freeze()  # a rank that looks for garbage need not look through what all ranks have imported

@@ -214,7 +214,8 @@ while first:
 """
 
 
-@pytest.mark.parametrize("where", ["address", pytest.param("file", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["address", "file"])
 def test_hosts_meet_and_a_failure_on_one_restarts_both(where, tmp_path, capfd):
     (tmp_path / "rank.py").write_text(BEGINNING + AGAIN)
     meeting = address() if where == "address" else f"file:{tmp_path}/meet"
