@@ -1,6 +1,6 @@
 """Which attributes of a network's modules have changed, on this rank."""
 
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,12 +13,19 @@ PLAIN = (int, float, complex, str, bytes, bool)
 class Attributes:
     """Notices what calls of a network, or code around it, have set in its modules.
 
-    A list or a dict has changed if it has other members. A buffer has changed if it was written.
+    A list or a dict has changed if it has other members, and an object if it has other attributes. A buffer has changed
+    if it was written.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.modules = dict(network.named_modules())
         self.before = {name: _state(module) for name, module in self.modules.items()}
+
+    def replaced(self, network: nn.Module) -> str | None:
+        """The name of a module that is no longer the one that was there."""
+        now = dict(network.named_modules())
+        names = (name for name in {**self.modules, **now} if self.modules.get(name) is not now.get(name))
+        return next(names, None)
 
     def changed(self) -> dict[tuple[str, str], Any]:
         """What has changed since this was asked last, by module and name."""
@@ -64,6 +71,8 @@ def _mark(value: Any) -> tuple[Any, ...]:
         return value, id(value), [id(each) for each in value], list(value)
     if isinstance(value, dict):
         return value, id(value), [(key, id(each)) for key, each in value.items()], list(value.values())
+    if hasattr(value, "__dict__") and not isinstance(value, nn.Module | ModuleType | type):
+        return value, *_mark(vars(value))[1:]
     return value, id(value)
 
 

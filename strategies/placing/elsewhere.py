@@ -1,11 +1,12 @@
 """A player that other ranks serve, as the ranks that train see it. See [Note: serving]."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from gan import noise, ranks
@@ -42,6 +43,7 @@ class Elsewhere(Policy):
         self.calls = 0
         self.gone: list[int] = []  # calls whose graphs are gone
         self.shared = False
+        self.taken: list[tuple[str, nn.Module, dict[str, Callable[..., Any]]]] = []  # by path: our calls of methods
         self.undo: list[Callable[[], None]] = []
 
     def holds(self) -> Held:
@@ -60,6 +62,7 @@ class Elsewhere(Policy):
     def release(self) -> None:
         while self.undo:
             self.undo.pop()()
+        self.taken = []
         super().release()
 
     # ---- phases ----
@@ -80,6 +83,9 @@ class Elsewhere(Policy):
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:
         """The serving ranks gather the weights, which stay there. Inside, each training rank may call alone."""
+        if self.released:  # the serving ranks have ended
+            yield
+            return
         with self._inside(Enter()):
             self.servers.enter(Enter())
             yield
@@ -110,9 +116,17 @@ class Elsewhere(Policy):
     def _take_calls(self, path: str, module: nn.Module) -> None:
         """Calls of a module, and of its own methods, go to the serving ranks. The module's hooks run there."""
         taken: dict[str, str | None] = {"_call_impl": None, **{name: name for name in methods(module)}}
-        for name, method in taken.items():
-            vars(module)[name] = self._caller(path, method)
-            self.undo.append(lambda name=name: vars(module).pop(name, None))
+        before = {name: vars(module)[name] for name in taken if name in vars(module)}
+        made = {name: self._caller(path, method) for name, method in taken.items()}
+        vars(module).update(made)
+        self.taken.append((path, module, made))
+
+        def undo() -> None:
+            for name in made:
+                vars(module).pop(name, None)
+            vars(module).update(before)
+
+        self.undo.append(undo)
 
     def _caller(self, path: str, method: str | None) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -121,6 +135,7 @@ class Elsewhere(Policy):
         return call
 
     def _call(self, path: str, method: str | None, arguments: Any) -> Any:
+        self._check_call()
         self._enter()
         device, kind, place = self.world.device, self.world.device.type, noise.here()
         called = ".".join(filter(None, (path, method))) or "its network"
@@ -153,8 +168,37 @@ class Elsewhere(Policy):
         if place is not None:
             place.calls += remote.answer.draws
         if remote.answer.changed:
+            self._tell(remote.answer.changed)
             self.attributes.forget(remote.answer.changed)
         return returned
+
+    def _check_call(self) -> None:
+        """Refuse a call that serving ranks would answer otherwise than this rank."""
+        name = self.player.name
+        if self.servers.together and not self.contexts:
+            raise UserError(
+                f"player '{name}' is called between phases, and its weights are sharded on ranks {self.servers.where}; "
+                f"call it inside `with trainer.strategy.gathered():`, which all ranks enter"
+            )
+        replaced = self.attributes.replaced(self.player.module)
+        for path, module, made in self.taken:
+            for method, ours in made.items():
+                if vars(module).get(method) is not ours:
+                    replaced = ".".join(filter(None, (path, method)))
+        if replaced is not None:
+            raise UserError(
+                f"player '{name}': '{replaced}' was replaced, and ranks {self.servers.where}, which serve the player, "
+                f"have the one before; do that in the game's constructor, or leave @{self.servers.where} out"
+            )
+
+    def _tell(self, changed: Iterable[tuple[str, str]]) -> None:
+        for path, key in changed:
+            here = vars(self.player.module.get_submodule(path)).get(key)
+            if here is not None and not (isinstance(here, list | dict | tuple) and not here):  # no cache that was empty
+                rank_zero_warn(
+                    f"player '{self.player.name}': a call sets '{'.'.join(filter(None, (path, key)))}', on ranks "
+                    f"{self.servers.where} only; to read it here is an AttributeError from now on: return it instead"
+                )
 
 
 class Away(Storage):

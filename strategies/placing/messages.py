@@ -136,7 +136,10 @@ class Packed:
         try:
             pickler.dump(value)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UserError(f"{what} cannot be sent to another rank: {error}") from error
+            raise UserError(
+                f"{what} cannot be sent to another rank: {error}; use tensors, values, and functions and classes that "
+                f"stand in a module"
+            ) from error
         self.content = stream.getvalue()
 
 

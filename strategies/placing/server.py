@@ -1,5 +1,7 @@
 """A serving rank: it runs the calls that training ranks send. See [Note: serving]."""
 
+import sys
+import threading
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -19,6 +21,7 @@ from strategies.placing.servers import rounds
 from strategies.policies.policy import Policy
 from strategies.turn import check_that_ranks_agree
 
+PATIENCE = 30.0  # seconds, after which a rank says that it waits for others
 Graph = tuple[list[Tensor], list[Tensor]]  # what a call has returned, and its arguments
 
 
@@ -83,7 +86,10 @@ class Server:
         """All ranks must run the same, because they gather weights for it together."""
         code = zlib.crc32(str(message).encode())
         codes = torch.tensor([code, -code], device=self.bridge.device)
+        alone = threading.Timer(PATIENCE, self._say_who_waits, [message])
+        alone.start()
         dist.all_reduce(codes, dist.ReduceOp.MAX)
+        alone.cancel()
         if codes[0] != -codes[1] or str(first) != str(message):
             name, policy = next(iter(self.policies.items()))
             raise UserError(
@@ -91,6 +97,18 @@ class Server:
                 f"{message}), and under policy '{policy.name}' all must make the same calls in the same order; type "
                 f"{name}=ddp@{ranks_as_typed(self.serving)}"
             )
+
+    def _say_who_waits(self, message: Any) -> None:
+        """One rank that trains has called, and others have not for a while. Perhaps they never will."""
+        name, policy = next(iter(self.policies.items()))
+        where, ranks = ranks_as_typed(self.serving), [rank for rank, own in self.rounds if own]
+        print(
+            f"\nrank {', '.join(map(str, ranks))} waits for {PATIENCE:g} s, because other ranks that train have not "
+            f"made the same call ({message}). Under policy '{policy.name}' all must, in the same order; if each shall "
+            f"call as it likes, type {name}=ddp@{where}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     # ---- phases ----
 
@@ -128,6 +146,7 @@ class Server:
         inside = [each.clone() if each.requires_grad else each for each in call.tensors]
         args, kwargs = unpacked(call.arguments, inside, self.bridge.device)
         versions = [each._version for each in inside]
+        given = Packed((args, kwargs), self.bridge.device).content
         place = call.place
         before = 0 if place is None else place.calls
         with ExitStack() as stack:
@@ -140,6 +159,8 @@ class Server:
             value = module(*args, **kwargs) if call.method is None else getattr(module, call.method)(*args, **kwargs)
         if [each._version for each in inside] != versions:
             raise self._refusal(call, "writes into a tensor that it is called with")
+        if Packed((args, kwargs), self.bridge.device).content != given:
+            raise self._refusal(call, "changes a list, dict or object that it is called with")
         packed = Packed(value, self.bridge.device, f"what {call} returns")
         if call.learns:
             self.graphs[rank, call.player, call.key] = packed.tensors, call.tensors
@@ -158,8 +179,8 @@ class Server:
 
     def _refusal(self, call: Call, what: str) -> UserError:
         return UserError(
-            f"{call.called} of player '{call.player}' {what}, which is on another rank; leave "
-            f"@{ranks_as_typed(self.serving)} out"
+            f"{call.called} of player '{call.player}' {what}, which is on another rank; return what it makes, or "
+            f"leave @{ranks_as_typed(self.serving)} out"
         )
 
     def _back(self, rank: int, message: Slopes) -> list[Tensor | None]:

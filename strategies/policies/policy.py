@@ -362,8 +362,11 @@ class Policy:
     def gathered(self, exact: bool = True) -> Iterator[None]:
         """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank.
 
-        What is written into them is kept.
+        What is written into them is kept. After training they are what they are.
         """
+        if self.released:
+            yield
+            return
         before = self.storage.unsharded
         self.storage.unshard(exact)
         yield

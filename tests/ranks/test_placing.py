@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gan import Phase, ranks
 from gan.errors import UserError
@@ -55,6 +55,8 @@ def fit(
         around(made, module)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", 64):
         made.fit(module, batches(training), batches(training), ckpt_path=resume)
+    with strategy.gathered():  # also where the ranks that have served are gone
+        pass
     if save is not None:
         made.save_checkpoint(save)
     with torch.no_grad():
@@ -186,6 +188,16 @@ class Changed(Distil):
             return {**losses, "func": torch.func.grad(lambda x: self.eye(x).sum())(x).mean()}
         if self.what == "sums":
             return {**losses, "sums": self.teacher.over_ranks(x).mean()}
+        if self.what == "list":
+            found: list[Tensor] = []
+            self.teacher.collect(x, found)
+            return {**losses, "list": sum(each.mean() for each in found)}
+        if self.what == "swap":
+            self.teacher.blocks[0] = nn.Identity()
+            return {**losses, "swap": self.eye(x).mean() + self.seen(x, 0.1).score.mean()}
+        if self.what == "patch":
+            self.teacher.forward = self.teacher.features
+            return {**losses, "patch": self.teacher(x).mean()}
         if self.what == "in place":
             return {**losses, "in place": self.teacher.in_place(x * 2).mean()}
         if self.what == "lambda":
@@ -202,6 +214,9 @@ class Odd(Teacher):
 
     def in_place(self, x: Tensor) -> Tensor:
         return x.mul_(2)
+
+    def collect(self, x: Tensor, found: list[Tensor]) -> None:
+        found.append(self.start(x))
 
     def applied(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return function(x)
@@ -223,6 +238,9 @@ Changed.teacher_of = Odd
         pytest.param("func", "torch.func and forward mode do not go through other ranks", marks=pytest.mark.slow),
         pytest.param("sums", "uses gan.ranks", marks=pytest.mark.slow),
         pytest.param("in place", "writes into a tensor that it is called with", marks=pytest.mark.slow),
+        ("list", "changes a list, dict or object that it is called with"),
+        pytest.param("swap", "'blocks.0' was replaced", marks=pytest.mark.slow),
+        pytest.param("patch", "'forward' was replaced", marks=pytest.mark.slow),
         pytest.param("lambda", "cannot be sent to another rank", marks=pytest.mark.slow),
     ],
 )
@@ -245,6 +263,16 @@ def test_ranks_that_call_differently_are_named(folder):
 def test_a_network_of_its_own_calls_may_differ(folder):
     """Where every serving rank has the whole teacher, each training rank calls it as it likes."""
     placed("teacher=ddp@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
+
+
+def calls_between_phases(made: Any, module: Distil) -> None:
+    module.on_train_batch_end = lambda outputs, batch, index: module.teacher.features(batch["x"])
+
+
+@pytest.mark.slow
+def test_a_call_between_phases_says_what_to_type(folder):
+    with pytest.raises(world.WorldFailed, match="called between phases"):
+        placed("teacher=zero3@1-2,*=ddp", 1, 3, partial(Distil, folder), around=calls_between_phases)
 
 
 def warned(made: Any, module: Distil) -> None:

@@ -35,8 +35,14 @@ class Block(nn.Module):
         return x + 0.5 * self.outer(torch.tanh(self.inner(x)))
 
 
+class Dial:
+    """An object that the game and its teacher have."""
+
+    turn = 0.0
+
+
 class Teacher(nn.Module):
-    """Draws noise, keeps a cache, has a method of its own, and an attribute that the game changes."""
+    """Draws noise, keeps a cache, has a method of its own, and attributes that the game changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +50,7 @@ class Teacher(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.norm, self.end = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)
         self.register_buffer("shift", torch.linspace(-0.5, 0.5, WIDTH))
-        self.strength = 0.0
+        self.strength, self.dial = 0.0, Dial()
         self.cache: Tensor | None = None
 
     def forward(self, x: Tensor, *, strengths: dict[str, float]) -> Seen:
@@ -54,7 +60,7 @@ class Teacher(nn.Module):
         for block in self.blocks:
             levels.append(block(levels[-1]) + self.cache)
         last = self.norm(levels[-1]) + strengths["noise"] * noise.randn(levels[-1].shape, like=x)
-        return Seen(self.end(last) * (1 + self.strength), levels[1:], len(levels))
+        return Seen(self.end(last) * (1 + self.strength + self.dial.turn), levels[1:], len(levels))
 
     def features(self, x: Tensor, level: int = 1) -> Tensor:
         for block in self.blocks[:level]:
@@ -77,7 +83,7 @@ class Distil(GanModule):
         torch.manual_seed(4)
         self.generator, self.judge = mlp(6, 6), mlp(6, 1)
         self.teacher, self.eye = self.teacher_of(), mlp(6, 4)
-        self.folder = folder
+        self.folder, self.dial = folder, self.teacher.dial
 
     def configure_players(self) -> Iterator[Player]:
         files = {name: f"{self.folder}/{name}.safetensors" if self.folder else None for name in ("teacher", "eye")}
@@ -94,7 +100,7 @@ class Distil(GanModule):
         return self.generator(batch["x"] + noise.randn(batch["x"].shape, like=batch["x"]))
 
     def seen(self, x: Tensor, strength: float) -> Seen:
-        self.teacher.strength = 0.01 * self.step
+        self.teacher.strength = self.dial.turn = 0.01 * self.step
         found = self.teacher(x, strengths={"noise": strength})
         return found if isinstance(found, Seen) else Seen(*found)
 

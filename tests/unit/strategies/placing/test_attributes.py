@@ -6,11 +6,16 @@ from torch import nn
 from strategies.placing.attributes import Attributes
 
 
+class Dial:
+    def __init__(self) -> None:
+        self.turn = 1.0
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-        self.strength, self.seen, self.cache = 1.0, [], None
+        self.strength, self.seen, self.cache, self.dial = 1.0, [], None, Dial()
         self.register_buffer("shift", torch.zeros(2))
 
 
@@ -23,10 +28,18 @@ def test_only_what_has_changed_is_told_and_only_once():
     assert attributes.changed() == {}
     network.strength, network.cache = 2.0, torch.ones(1)
     network.seen.append(3)
+    network.dial.turn = 2.0
     network.inner[1].eval()
     network.shift.add_(1)
     found = attributes.changed()
-    assert found.keys() == {("", "strength"), ("", "cache"), ("", "seen"), ("inner.1", "training"), ("", "shift")}
+    assert found.keys() == {
+        ("", "strength"),
+        ("", "cache"),
+        ("", "seen"),
+        ("", "dial"),
+        ("inner.1", "training"),
+        ("", "shift"),
+    }
     assert found["", "strength"] == 2.0 and found["inner.1", "training"] is False
     assert attributes.changed() == {}
 
@@ -46,3 +59,14 @@ def test_what_is_elsewhere_cannot_be_read():
     attributes.forget([("", "cache"), ("", "shift")])
     assert not hasattr(network, "cache") and not hasattr(network, "shift")
     assert attributes.changed() == {}
+
+
+def test_a_module_that_was_replaced_is_named():
+    network = Network()
+    attributes = Attributes(network)
+    assert attributes.replaced(network) is None
+    network.inner[1] = nn.Identity()
+    assert attributes.replaced(network) == "inner.1"
+    network.inner[1] = attributes.modules["inner.1"]
+    network.more = nn.Identity()
+    assert attributes.replaced(network) == "more"
