@@ -11,6 +11,7 @@ from gan.bench.grid.cells import Cell, cells, refuse_strategy
 from gan.bench.grid.measuring import Rounds
 from gan.bench.grid.planned import planned
 from gan.bench.grid.worker import Found, Request
+from gan.fit.command import quiet
 from gan.fit.options import run_settings
 from gan.runs import short_name
 from strategies.processes import world
@@ -18,6 +19,7 @@ from strategies.processes import world
 
 def main(argv: list[str]) -> int:
     """Train every cell some rounds, print a table, and write it with a chart."""
+    quiet()
     settings = options.parse(argv)
     for strategy in settings.policies:
         refuse_strategy(strategy)
