@@ -87,9 +87,12 @@ class Server:
         code = zlib.crc32(str(message).encode())
         codes = torch.tensor([code, -code], device=self.bridge.device)
         alone = threading.Timer(PATIENCE, self._say_who_waits, [message])
+        alone.daemon = True
         alone.start()
-        dist.all_reduce(codes, dist.ReduceOp.MAX)
-        alone.cancel()
+        try:
+            dist.all_reduce(codes, dist.ReduceOp.MAX)
+        finally:
+            alone.cancel()
         if codes[0] != -codes[1] or str(first) != str(message):
             name, policy = next(iter(self.policies.items()))
             raise UserError(

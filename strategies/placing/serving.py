@@ -7,11 +7,12 @@ from typing import Any
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 
+from gan.errors import UserError
 from gan.making import aside
 from gan.module import GanModule
 from strategies.assignment import assign, choose
 from strategies.checkpoint.ranks import SavingRanks
-from strategies.choice import Choice
+from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, without_values
 from strategies.placing.elsewhere import check, leave
 from strategies.placing.placement import Placement
@@ -25,6 +26,12 @@ def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) 
     chosen = {name: each for name, each in choose(choice, game.players).items() if placement.serves(each)}
     for name, each in chosen.items():
         check(game.players[name], game.players, str(each))
+    for typed, ranks in placement.serving.items():
+        if not any(each.ranks == ranks for each in chosen.values()):
+            raise UserError(
+                f"--strategy gives ranks {ranks_as_typed(ranks)} to '{typed}', and all players of this game are typed "
+                f"by name; leave {typed}={choice[typed]} out, and have fewer devices"
+            )
     return chosen
 
 

@@ -50,7 +50,9 @@ def fit(
 ) -> dict[str, Tensor]:
     """Train, and return what learners have learned: on ranks that train."""
     strategy, module = PhaseStrategy(policy), game()
-    made = trainer(strategy, total, steps, val_check_interval=HALF, limit_val_batches=1, **settings)
+    made = trainer(
+        strategy, total, steps, val_check_interval=HALF, limit_val_batches=1, sync_batchnorm=True, **settings
+    )
     if around is not None:
         around(made, module)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="3"), mock.patch("strategies.sharding.bucket.SIZE", 64):
@@ -257,6 +259,12 @@ def test_ranks_that_call_differently_are_named(folder):
     with pytest.raises(world.WorldFailed) as caught:
         placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
     assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.message
+
+
+def test_ranks_that_serve_nobody_are_refused(folder):
+    with pytest.raises(world.WorldFailed) as caught:
+        placed("generator=ddp,judge=ddp,teacher=ddp,eye=ddp,*=zero3@1", 1, 2, partial(Distil, folder))
+    assert "gives ranks 1 to '*'" in caught.value.failure.message
 
 
 @pytest.mark.slow
