@@ -42,11 +42,13 @@ from strategies.processes.watch import Watch
 class LaunchedStrategy(DDPStrategy):
     """Lightning's DDPStrategy, used for its processes, devices and process group. The model is never wrapped in DDP.
 
-    `choice` has the policies that were typed. `threaded` is true if one process serves all devices (dp).
+    `choice` has the policies that were typed. `threaded` is true if one process serves all devices (dp). `serve` is what
+    a rank does that serves players to those that train; it gets the trainer, and what the training would get.
     """
 
     choice: dict[str, Choice]
     threaded: bool
+    serve: Callable[..., None]
 
     def __init__(self, *args: Any, init_method: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -143,10 +145,6 @@ class LaunchedStrategy(DDPStrategy):
             )
         self.part = self.placement.part(rank)
         return function if self.part.trains else partial(self.serve, function.__self__)
-
-    def serve(self, trainer: Trainer, game: Any, *args: Any, **kwargs: Any) -> None:
-        """Serve players until the training ends. It is called with what the function that trains would get."""
-        raise NotImplementedError
 
     def end_serving(self) -> None:
         """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
