@@ -42,8 +42,8 @@ from strategies.processes.watch import Watch
 class LaunchedStrategy(DDPStrategy):
     """Lightning's DDPStrategy, used for its processes, devices and process group. The model is never wrapped in DDP.
 
-    `choice` has the policies that were typed. `threaded` is true if one process serves all devices (dp). `serve` is what
-    a rank does that serves players to those that train; it gets the trainer, and what the training would get.
+    `choice` has the policies that were typed. `threaded` is true if one process serves all devices (dp). `serve` is
+    what a rank does that serves players to those that train; it gets the trainer, and what the training would get.
     """
 
     choice: dict[str, Choice]
