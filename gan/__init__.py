@@ -7,7 +7,7 @@ decides how players are distributed over devices.
 import gc
 
 _collected = gc.isenabled()
-gc.disable()  # torch and Lightning are half a million objects and no garbage: a fifth of the time is looking for some
+gc.disable()  # a fifth of the time of importing torch and Lightning is a search for garbage, and there is none
 
 from gan import noise, ranks  # noqa: E402
 from gan.module import GanModule  # noqa: E402

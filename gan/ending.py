@@ -11,7 +11,7 @@ from typing import NoReturn
 def end(status: int) -> NoReturn:
     """End the process as sys.exit does: after other threads, and what is registered with atexit.
 
-    sys.exit would then take all of torch and Lightning apart, a million objects: a third of a short command's time.
+    sys.exit would then take all objects of torch and Lightning apart, which is a third of a short command's time.
     """
     threading._shutdown()
     atexit._run_exitfuncs()

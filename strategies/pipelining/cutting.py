@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import nn
 
@@ -134,7 +135,7 @@ def share_out(sizes: Sequence[float], stages: int) -> list[int]:
 
 def _smallest_limit(sizes: Sequence[float], stages: int) -> float:
     """The smallest size such that no stage is larger: the sum of some neighbours."""
-    sums = sorted({sum(sizes[first:last]) for last in range(1, len(sizes) + 1) for first in range(last)})
+    sums = sorted({total for first in range(len(sizes)) for total in accumulate(sizes[first:])})
     low, high = 0, len(sums) - 1
     while low < high:
         middle = (low + high) // 2

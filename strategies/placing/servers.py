@@ -61,7 +61,7 @@ class Servers:
         if isinstance(message, Call) and message.changed and not in_rounds:
             self.bridge.send([rank for rank in self.all if rank != self.own], Changed(message.player, message.changed))
         _, answer = self.bridge.receive(self.own)
-        if isinstance(message, Call) and isinstance(answer, Found) and answer.signal:
+        if isinstance(answer, Found) and answer.signal:
             self.wish(answer.signal)
         return answer
 

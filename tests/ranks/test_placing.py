@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from gan import Phase, ranks
 from gan.errors import UserError
 from strategies import PhaseStrategy
+from strategies.placing import server
 from strategies.placing.server import Server
 from strategies.processes import world
 from strategies.processes.stopping import Stopped
@@ -259,6 +261,40 @@ def test_ranks_that_call_differently_are_named(folder):
     with pytest.raises(world.WorldFailed) as caught:
         placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
     assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.message
+
+
+class OneCalls(Distil):
+    """From its second step on one rank alone calls the teacher, in each step."""
+
+    def tell(self, batch: dict[str, Tensor]) -> Tensor:
+        loss = self.judge(batch["x"]).mean()
+        if self.step and int(os.environ["RANK"]) == 1:
+            loss = loss + 0 * self.seen(batch["x"], 0.1).score.mean()
+        return loss
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.judge(self.fake(batch)).mean()
+
+
+def impatient(path: str, made: Any, module: Distil) -> None:
+    server.PATIENCE = 0.5
+    server.print = lambda *words, **_: Path(path).write_text(" ".join(words))
+
+
+@pytest.mark.slow
+def test_it_is_said_who_waits_for_whom(folder, tmp_path):
+    said = tmp_path / "said"
+    with pytest.raises(world.WorldHangs):
+        world.call(
+            partial(
+                fit, partial(OneCalls, folder), "teacher=zero3@2-3,*=ddp", 2, 4, around=partial(impatient, str(said))
+            ),
+            ranks=4,
+            limit=15,
+            preload=["tests.support.preload"],
+            connected=False,
+        )
+    assert "rank 1 waits for 0.5 s, because other ranks that train have not made the same call" in said.read_text()
 
 
 def test_ranks_that_serve_nobody_are_refused(folder):
