@@ -76,7 +76,7 @@ class Sharded(Policy):
         return self.divided and not self.keep
 
     def holds(self) -> Held:
-        """Optimizer state and average by shards. Weights too, or (`keep`) whole."""
+        """Optimizer state and average by shards; and the weights too, if they are not kept whole."""
         held = super().holds()
         if not self.divided:
             return held
