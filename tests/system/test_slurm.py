@@ -9,9 +9,11 @@ from unittest import mock
 
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
+from safetensors.torch import save_file
 
 from gan.fit import command as fit
 from gan.fit.folder import RunFolder
+from tests.support.hard_games import mlp
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.saved import tensors
 from tests.support.slurm import cluster as started
@@ -28,8 +30,9 @@ from pathlib import Path
 import torch
 
 from datasets import GlobalLoader
+from gan import Player
 from gan.runs import Run
-from tests.support.hard_games import Plain
+from tests.support.hard_games import Plain, mlp
 
 
 class Placed(Plain):
@@ -59,6 +62,26 @@ def placed(max_steps: int = 8, slow: bool = False) -> Run:
         Path(f"builds-{os.environ['SLURM_PROCID']}").touch()
         time.sleep(0.05)
     return Run(Placed(), None, max_steps)
+
+
+class Taught(Placed):
+    """Its teacher may be on ranks of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = mlp(6, 5)
+
+    def configure_players(self):
+        yield from super().configure_players()
+        yield Player("teacher", self.teacher, weights="../teacher.safetensors")
+
+    def fool(self, batch):
+        distance = self.teacher(self.fake(batch["x"])) - self.teacher(batch["x"])
+        return {"fool": super().fool(batch), "distance": distance.square().mean()}
+
+
+def taught(max_steps: int = 8) -> Run:
+    return Run(Taught(), None, max_steps)
 '''
 OPTIONS = (
     "--run",
@@ -83,6 +106,7 @@ def folder(tmp_path_factory):
     """All tests open one file, because a process cannot have two modules of one name."""
     folder = tmp_path_factory.mktemp("placed")
     (folder / "placed_run.py").write_text(RUN)
+    save_file(mlp(6, 5).double().state_dict(), folder / "teacher.safetensors")
     return folder
 
 
@@ -254,3 +278,19 @@ def test_tasks_of_srun_are_ranks_and_shells_of_persons_are_not(cluster, here):
     assert cluster.call("srun", "-N2", "-n3", "bash", "./asks").split("\n") == ["rank 1"] * 3
     cluster.call("sbatch", "--wait", "-n2", "--output=said", "asks")
     assert Path("said").read_text() == "no rank None\n"
+
+
+@pytest.mark.slow
+def test_tasks_may_serve_a_frozen_player_to_the_others(cluster, here, capsys):
+    """Those of the second machine do. The signal reaches all tasks, and the job goes on by itself."""
+    options = "--run", "../placed_run.py:taught"
+    job = submit(cluster, script(capsys, *options, "--strategy", "teacher=zero3@2-3,*=zero3@0-1"))
+    told(cluster, here, job, 2, "USR1")
+    without_slurm(here, "alone", *options, "--strategy", "single")
+    ended, said = cluster.wait(job, 240), (here / f"taught-{job}.log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    assert json.loads((here / "place-1-1").read_text())[:3] == [1, 1, 2]  # of the ranks that train
+    assert not (here / "place-1-2").exists()
+    assert distance(final(here / "runs/001-taught"), final(here / "alone/001-taught")) < EXACT
+    without_slurm(here, "untaught", "--strategy", "single")
+    assert distance(final(here / "runs/001-taught"), final(here / "untaught/001-placed")) > BROKEN
