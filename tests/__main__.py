@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 
-TWO_AT_A_TIME = ("-m", "not slow and not alone", "-n", "2", "--dist", "loadfile")
+TWO_AT_A_TIME = ("-m", "not slow and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 TIERS = {
     "ranks": ("tests/ranks", "tests/unit", "tests/matrix", *TWO_AT_A_TIME),  # two worlds: ranks wait a lot
     "system": ("tests/system", *TWO_AT_A_TIME),

@@ -25,6 +25,13 @@ for number, action in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.d
         signal.signal(number, action)
 
 
+FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last ones they would keep one worker idle
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     """`ranks(n)`: a world of n gloo ranks that lives as long as the test session."""

@@ -107,6 +107,7 @@ def test_the_counts_are_resumed_bit_for_bit(policy, world, ranks, tmp_path):
     assert distance(resumed, unbroken) == 0
 
 
+@pytest.mark.slow
 def test_they_travel_between_policies_and_the_control_without_them_arrives_elsewhere(ranks, by_hand, tmp_path):
     played(ranks, Counting, "zero3", 2, steps=HALF, save=str(tmp_path / "half.ckpt"), **EPOCHS)
     arrived = played(ranks, Counting, "zero1", 4, resume=str(tmp_path / "half.ckpt"), **EPOCHS)

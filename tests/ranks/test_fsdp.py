@@ -417,6 +417,7 @@ def iteration_state_unless(cleared):
         return look(iteration_state, OnlyForward)
 
 
+@pytest.mark.slow
 def test_nothing_adds_up_from_phase_to_phase(ranks):
     assert ranks(2).run(iteration_state_unless, True) == [(0, 0, False)] * 2
     assert ranks(2).run(iteration_state_unless, False)[0][0] > 0

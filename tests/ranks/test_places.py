@@ -16,7 +16,7 @@ from gan import GanModule, Phase, Player, ranks
 from strategies import PhaseStrategy
 from strategies.processes.places import Places, _first_difference
 from tests.support.hard_games import Plain
-from tests.support.parity import often, trainer, vectors
+from tests.support.parity import trainer, vectors
 from tests.support.worlds import Ranks
 
 LIMIT = timedelta(seconds=3)
@@ -99,7 +99,8 @@ def test_ranks_that_wait_for_each_other_are_named(pair):
     assert "rank 1 plays phase 'generator' of step 2 where rank 0 plays phase 'discriminator' of step 2" in other
 
 
-@pytest.mark.parametrize("policy", ["zero3", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["zero3", "ddp"])
 def test_a_loader_that_ends_first_is_named(policy, pair):
     one, other = pair.run(astray, Plain, (5, 3), policy)
     assert "rank 0 plays phase 'discriminator' of step 3 where rank 1 has ended step 2 and begins no other" in one
@@ -130,9 +131,8 @@ def test_without_lines_in_common_memory_it_is_not(pair):
     assert "RankLost: rank 0 (process" in said and "phase 'first'" not in said
 
 
-@pytest.mark.parametrize(
-    "policy", [*often(["zero3", "zero1", "zero2", "fsdp"]), pytest.param("ddp", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["zero3", "zero1", "zero2", "fsdp", "ddp"])
 def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
     one, other = pair.run(astray, Alone, (5, 5), policy)
     where = "in gan.ranks.mean (test_places.py, line"

@@ -257,6 +257,7 @@ def test_what_cannot_be_served_is_refused(folder, what, words):
     assert said.message is not None and words.replace("(1)", f"({total - 1})") in said.message, said
 
 
+@pytest.mark.slow
 def test_ranks_that_call_differently_are_named(folder):
     with pytest.raises(world.WorldFailed) as caught:
         placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
@@ -345,6 +346,7 @@ def stopped(game: Callable[[], Any], policy: str, training: int, total: int) -> 
     return seen[-1]
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_serving_rank_ends_the_run(folder):
     arguments = partial(stopped, partial(Distil, folder), "teacher=zero3@2-3,*=ddp", 2, 4)
     found = world.call(arguments, ranks=4, limit=120, preload=["tests.support.preload"], connected=False)

@@ -150,7 +150,8 @@ def compiled(policy, world):
         return fit(SharedBase, policy, world, 4)
 
 
-@pytest.mark.parametrize("policy", ["zero3+compile", pytest.param("fake=ddp+compile,*=zero3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["zero3+compile", "fake=ddp+compile,*=zero3"])
 def test_a_compiled_network_finds_the_weights_that_others_store(policy, ranks):
     assert distance(ranks(2).run(compiled, policy, 2)[0], fit(SharedBase, "single", 1, 4)) < EXACT
 

@@ -71,6 +71,7 @@ def played(policy: str, world: int, steps: int, save: str | None = None, resume:
     return snapshot(game, strategy)
 
 
+@pytest.mark.slow
 def test_it_is_resumed_bit_for_bit_and_under_another_policy(ranks, tmp_path):
     path = str(tmp_path / "half.ckpt")
     unbroken = ranks(2).run(played, "zero3", 2, 8)[0]

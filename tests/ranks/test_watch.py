@@ -89,6 +89,7 @@ def test_the_control_without_the_watch_waits_on(pair):
     assert not pair.pipes[0].poll(3) and not pair.pipes[1].poll()
 
 
+@pytest.mark.slow
 def test_a_slow_step_ends_as_it_should(ranks):
     for said in ranks(2).run(trained, Slow):
         assert said is not None and said.startswith(Stopped.__name__)

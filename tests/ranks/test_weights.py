@@ -98,7 +98,9 @@ def alone() -> dict[str, Any]:
 
 
 WORLDS = often(
-    [(policy, world) for world in (2, 4) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")], ("zero3", "fsdp")
+    [(policy, 2) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")]
+    + [pytest.param(policy, 4, marks=pytest.mark.slow) for policy in ("zero3", "fsdp", "ddp", "zero1", "zero2")],
+    ("zero3", "fsdp"),
 )
 
 

@@ -191,6 +191,7 @@ def test_it_resumes_bit_for_bit(ranks, tmp_path):
         assert distance(one, other) == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_from_policy_to_policy(ranks, tmp_path):
     path, expected = None, fit(Saved, "single", 1, 5)
     for step, (policy, world) in enumerate([("zero1", 4), ("ddp", 2), ("zero1", 2), ("single", 1), ("zero1", 4)], 1):

@@ -52,6 +52,7 @@ def test_turns_are_resumed_bit_for_bit(policy, world, ranks, tmp_path):
     assert distance(played(ranks, Turns, policy, world, resume=str(tmp_path / "half.ckpt")), unbroken) == 0
 
 
+@pytest.mark.slow
 def test_turns_travel_between_policies_and_the_control_that_forgets_them_arrives_elsewhere(ranks, tmp_path):
     expected = fit(Turns, "single", 1)
     path = None

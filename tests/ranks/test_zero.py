@@ -538,6 +538,7 @@ def test_no_bucket_is_found_where_its_memory_was(ranks):
 # ---- checkpoints that travel ----
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_same_under_every_policy(saved):
     """The same tensors in the same places and sizes as one device's."""
     trees = [read_checkpoint(saved(policy)) for policy in OURS]

@@ -18,7 +18,6 @@ from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.saved import tensors
 from tests.support.slurm import cluster as started
 
-pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[2]
 STEPS = 8
 RUN = '''

@@ -103,6 +103,7 @@ def test_a_mistake_is_not_tried_again():
     assert attempts() == {0}
 
 
+@pytest.mark.slow
 def test_a_failure_at_one_step_three_times_ends_the_run(capfd):
     code = "begin(4); fail('error', 'ValueError: no such label') if rank == 1 else time.sleep(60)"
     with pytest.raises(UserError, match=r"no such label \(step 4\)\nThis was the third failure there"):
@@ -325,7 +326,8 @@ def test_refused_or_ended_is_not_tried_again():
     assert not history.again(failure(status=-9), 9)
 
 
-@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     """The ranks of the only host save. The ranks of one host among others are lost, and the others go on."""
     root = Path(__file__).parents[4]
