@@ -9,12 +9,11 @@ from unittest import mock
 
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
-from safetensors.torch import save_file
 
 from gan.fit import command as fit
 from gan.fit.folder import RunFolder
-from tests.support.hard_games import mlp
 from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.placed_games import Taught
 from tests.support.saved import tensors
 from tests.support.slurm import cluster as started
 
@@ -29,9 +28,9 @@ from pathlib import Path
 import torch
 
 from datasets import GlobalLoader
-from gan import Player
 from gan.runs import Run
-from tests.support.hard_games import Plain, mlp
+from tests.support.hard_games import Plain
+from tests.support.placed_games import Taught
 
 
 class Placed(Plain):
@@ -63,24 +62,12 @@ def placed(max_steps: int = 8, slow: bool = False) -> Run:
     return Run(Placed(), None, max_steps)
 
 
-class Taught(Placed):
-    """Its teacher may be on ranks of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.teacher = mlp(6, 5)
-
-    def configure_players(self):
-        yield from super().configure_players()
-        yield Player("teacher", self.teacher, weights="../teacher.safetensors")
-
-    def fool(self, batch):
-        distance = self.teacher(self.fake(batch["x"])) - self.teacher(batch["x"])
-        return {"fool": super().fool(batch), "distance": distance.square().mean()}
+class PlacedAndTaught(Taught, Placed):
+    file = "../teacher.safetensors"
 
 
 def taught(max_steps: int = 8) -> Run:
-    return Run(Taught(), None, max_steps)
+    return Run(PlacedAndTaught(), None, max_steps)
 '''
 OPTIONS = (
     "--run",
@@ -105,7 +92,7 @@ def folder(tmp_path_factory):
     """All tests open one file, because a process cannot have two modules of one name."""
     folder = tmp_path_factory.mktemp("placed")
     (folder / "placed_run.py").write_text(RUN)
-    save_file(mlp(6, 5).double().state_dict(), folder / "teacher.safetensors")
+    Taught.write(folder)
     return folder
 
 

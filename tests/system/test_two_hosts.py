@@ -14,6 +14,7 @@ from strategies.processes import lifeline
 from tests.support import crashes, hasty
 from tests.support.namespaces import ADDRESSES, two_hosts
 from tests.support.parity import BROKEN, EXACT, distance
+from tests.support.placed_games import Taught
 from tests.support.saved import tensors
 from tests.support.worlds import ROOT
 
@@ -138,6 +139,42 @@ def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
     one = crashes.train(tmp_path / "alone", 1, *settings)
     assert one.statuses == [0], one.said
     assert distance(tensors(folder.checkpoint(newest)), tensors(crashes.newest(tmp_path / "alone"))) <= EXACT
+
+
+TAUGHT = """
+import torch
+from datasets import GlobalLoader
+from gan.runs import Run
+from tests.support.hard_games import Plain
+from tests.support.placed_games import Taught
+
+
+class OnTwoHosts(Taught, Plain):
+    def train_dataloader(self):
+        numbers = torch.randn(48, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return GlobalLoader([{"x": row} for row in numbers], batch_size=16)
+
+
+def taught(max_steps: int = 5) -> Run:
+    return Run(OnTwoHosts(), None, max_steps)
+"""
+
+
+@pytest.mark.slow
+def test_one_host_serves_a_frozen_player_to_the_other(tmp_path):
+    (tmp_path / "taught.py").write_text(TAUGHT)
+    Taught.write(tmp_path)
+    run = sys.executable, "-m", "gan.fit", "taught.py:taught", "--accelerator", "cpu", "--precision", "64-true"
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    placed = "--strategy", "teacher=zero3@2-3,*=zero3@0-1", "--devices", "2", "--nodes", "2"
+    with two_hosts() as hosts:
+        how = dict(cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        both = [hosts.start(n, [*run, *placed, "--rendezvous", f"{ADDRESSES[0]}:29400"], **how) for n in range(2)]
+        said = [each.communicate(timeout=IMPORTS)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    subprocess.run([*run, "--strategy", "single", "--out", "single"], cwd=tmp_path, env=environment, check=True)
+    found, wanted = (tensors(RunFolder(tmp_path / out / "001-taught").checkpoint(5)) for out in ("runs", "single"))
+    assert distance(found, wanted) <= EXACT
 
 
 def ended(launcher):
