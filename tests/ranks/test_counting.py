@@ -99,6 +99,7 @@ def test_the_control_that_counts_something_else_is_another_training(control, by_
 HALF = 6  # in the middle of an epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "world"), [("single", 1), ("zero3", 2)])
 def test_the_counts_are_resumed_bit_for_bit(policy, world, ranks, tmp_path):
     unbroken = played(ranks, Counting, policy, world, **EPOCHS)

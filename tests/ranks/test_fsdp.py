@@ -159,7 +159,7 @@ class Local:
         output_tensor.copy_(own * group.size() if op == dist.ReduceOp.SUM else own)  # as if all ranks had the same
 
 
-@pytest.mark.parametrize("broken", [Stale, Unreduced])
+@pytest.mark.parametrize("broken", often([Stale, Unreduced], [Stale]))
 def test_the_control_without_one_collective_differs(broken, ranks, alone):
     assert distance(ranks(2).run(train, Odd, policy=broken, world=2)[0], alone) > BROKEN
 

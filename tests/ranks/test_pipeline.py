@@ -104,9 +104,8 @@ def test_stages_train_as_one_device(policy, world, ranks, alone):
     assert farthest(alone[batches], found) < EXACT
 
 
-@pytest.mark.parametrize(
-    ("policy", "world"), [("pipeline", 2), pytest.param("pipeline+schedule:1f1b", 4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "world"), [("pipeline", 2), ("pipeline+schedule:1f1b", 4)])
 def test_micro_batches_train_as_one_device(policy, world, ranks):
     choice = f"encoder=ddp,discriminator=ddp,*={policy}"
     found = ranks(world).run(trained, StagedMicro, choice, world)
@@ -203,6 +202,7 @@ def shrink(network):
         weight.mul_(0.999)
 
 
+@pytest.mark.slow
 def test_after_freeze_schedules_and_hooks_are_as_on_one_device(ranks):
     found = ranks(2).run(trained, Conducted, "encoder=ddp,*=pipeline", 2)
     assert farthest(train(Conducted, policy="single"), found) < EXACT

@@ -72,7 +72,9 @@ def told(world, who, number, *args):
     os.kill(world.processes[who].pid, number)
 
 
-@pytest.mark.parametrize(("who", "number"), [(0, signal.SIGTERM), (1, signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("who", "number"), [(0, signal.SIGTERM), pytest.param(1, signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_waits_in_vain_ends_when_it_is_told(who, number, pair):
     told(pair, who, number)
     assert pair.pipes[1 - who].poll(10)

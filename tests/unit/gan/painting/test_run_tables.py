@@ -161,6 +161,7 @@ def test_looking_changes_no_random_state(run):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_edges_of_instances_are_shown_beside_masks(tmp_path):
     layouts.cityscapes(tmp_path / "data")
     settings = {"data": tmp_path / "data", "size": 32, "upsamplings": 2, "workers": 0, "perceptual": "off"}

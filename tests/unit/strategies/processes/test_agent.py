@@ -119,7 +119,13 @@ def test_the_control_failures_at_other_steps_do_not():
     assert attempts() == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
     code = f"""
         def wish(*_):

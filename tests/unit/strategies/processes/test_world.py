@@ -66,6 +66,7 @@ def until(condition):
     return condition()
 
 
+@pytest.mark.slow
 def test_ranks_end_when_the_program_is_killed_that_has_started_them(tmp_path):
     code = f"from {__name__} import *; call(waits_in_vain, {str(tmp_path)!r}, ranks=2, limit=100)"
     program = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[4])
