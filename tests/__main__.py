@@ -1,4 +1,4 @@
-"""`make test`: three tiers, one after the other, and their totals. `python -m pytest` runs the same in one process."""
+"""`make test`: two tiers, one after the other, and their totals. `python -m pytest` runs the same in one process."""
 
 import re
 import subprocess
@@ -6,10 +6,9 @@ import sys
 import time
 from collections import Counter
 
-TWO_AT_A_TIME = ("-m", "not slow and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 TIERS = {
-    "ranks": ("tests/ranks", "tests/unit", "tests/matrix", *TWO_AT_A_TIME),  # two worlds: ranks wait a lot
-    "system": ("tests/system", *TWO_AT_A_TIME),
+    # Two files at a time, although both may have worlds of ranks: ranks wait a lot.
+    "together": ("tests", "-m", "not slow and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("tests", "-m", "alone and not slow"),
 }
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
@@ -40,8 +39,8 @@ def main() -> int:
         code, counts = run(*arguments)
         codes.append(code)
         total += counts
-        lines.append(f"{name:8}{said(counts, time.monotonic() - start)}")
-    print("====", *lines, f"{'all':8}{said(total, time.monotonic() - began)}", sep="\n")
+        lines.append(f"{name:10}{said(counts, time.monotonic() - start)}")
+    print("====", *lines, f"{'all':10}{said(total, time.monotonic() - began)}", sep="\n")
     return next(filter(None, codes), 0)
 
 
