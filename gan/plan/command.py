@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from gan.errors import UserError, refuse
 from gan.fit.command import quiet
 from gan.fit.options import run_settings, underscores
-from gan.plan import options, table
+from gan.plan import options, placed, table
 from gan.plan.opening import Opened, opened
 from gan.plan.search import search
 from gan.runs import build, short_name
@@ -20,10 +20,10 @@ from strategies.auto import Auto
 from strategies.choice import Choice, choices
 from strategies.cost.amounts import readable
 from strategies.cost.budget import Budget
+from strategies.placing.placement import placement_of
 from strategies.policies import POLICIES
 from strategies.policies.policy import World
 
-SPARE = 0.1  # of a device's memory, for what is not a tensor
 OWN = ("run", "strategy", "nodes", "devices", "memory", "json")
 
 
@@ -33,27 +33,26 @@ def main(argv: list[str] | None = None) -> int:
     try:
         quiet()
         settings = options.parse(argv)
+        choice = _choice(settings.strategy)
         ranks = settings.nodes * settings.devices
-        choice = _choice(settings.strategy, ranks)
-        with private.fake_world(ranks):
-            game = opened(lambda: build(settings.run, **run_settings(settings)), ranks)
+        placement = placement_of(choice, ranks)
+        assignment.check_ranks(choice, ranks, placement)
+        training = ranks if placement is None else len(placement.training)
+        with private.fake_world(training):
+            game = opened(lambda: build(settings.run, **run_settings(settings)), training)
+            if placement is not None:
+                return placed.plan(settings, choice, game, placement)
             return _plan(argv, settings, choice, game)
     except UserError as error:
         return refuse(error)
 
 
-def _choice(strategy: str, ranks: int) -> dict[str, Choice]:
+def _choice(strategy: str) -> dict[str, Choice]:
     """What was typed for --strategy. Refuses what has no plan."""
     choice = choices(strategy, {**POLICIES, "auto": Auto})
     if assignment.in_threads(choice):
         raise UserError("strategy dp is for a quick try of one process, and has no plan; type --strategy ddp")
-    assignment.check_ranks(choice, ranks)
-    for player, each in choice.items():
-        if each.ranks is not None:
-            raise UserError(
-                f"gan.plan counts ranks that all train, and '{player}={each}' is on ranks of its own; leave @... out. "
-                f"Ranks that serve a frozen player hold its weights, and those that train hold none of them"
-            )
+    for each in choice.values():
         for option, why in (("bf16", "counts 32-bit numbers"), ("compile", "cannot know what torch.compile keeps")):
             if option in each.options:
                 raise UserError(f"gan.plan {why}; leave {option} out of --strategy {strategy}")
@@ -61,7 +60,7 @@ def _choice(strategy: str, ranks: int) -> dict[str, Choice]:
 
 
 def _plan(argv: list[str], settings: Namespace, choice: Mapping[str, Choice], game: Opened) -> int:
-    ranks, usable = settings.nodes * settings.devices, settings.memory * (1 - SPARE)
+    ranks, usable = settings.nodes * settings.devices, table.usable(settings.memory)
     # A GPU's: its index means nothing, and it need not be there.
     world = World(ranks, 0, torch.device("cuda"), settings.devices)
     budget = Budget(game.game, world, game.trace)
@@ -86,18 +85,12 @@ def _plan(argv: list[str], settings: Namespace, choice: Mapping[str, Choice], ga
         print(json.dumps({"ranks": ranks, "memory": settings.memory, **plan, **more}, indent=1))
         return 0 if fits else 1
 
-    total = sum(p.numel() for each in belongings.values() for p in each.parameters.values())
-    where = f"{ranks} rank{'s' * (ranks > 1)}" + (
-        f", {settings.nodes} nodes of {settings.devices}" if settings.nodes > 1 else ""
-    )
-    print(f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on each rank\n")
-    if game.why:
-        print(f"measured on this CPU, because it cannot be played without values: {game.why}\n")
+    print(*table.head(settings, game, budget), "", sep="\n")
     print(*table.memory(cost, budget.everybody(chosen)), "", sep="\n")
     print(*table.traffic(cost), "", sep="\n")
-    print(f"{table.typed(chosen)}: {_verdict(cost.peak.bytes, settings.memory)}")
+    print(f"{table.typed(chosen)}: {table.verdict(cost.peak.bytes, settings.memory)}")
     took = budget.cost(auto)
-    print(f"auto would take {table.typed(auto)}: {_verdict(took.peak.bytes, settings.memory)}")
+    print(f"auto would take {table.typed(auto)}: {table.verdict(took.peak.bytes, settings.memory)}")
     if not best.fits:
         least = f"{readable(best.cost.peak.bytes)} under {table.typed(best.chosen)}"
         print(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
@@ -107,15 +100,6 @@ def _plan(argv: list[str], settings: Namespace, choice: Mapping[str, Choice], ga
     print(f"the cheapest that fits needs {readable(best.cost.peak.bytes)} and moves {links}:")
     print(f"  {_command(argv, settings, table.typed(best.chosen))}")
     return 0 if fits else 1
-
-
-def _verdict(needed: float, memory: float) -> str:
-    """Whether it fits, and by how much."""
-    usable = memory * (1 - SPARE)
-    of = f"of {readable(memory)} less a tenth"
-    if needed <= usable:
-        return f"fits, with {readable(usable - needed)} to spare {of}"
-    return f"does not fit: {readable(needed - usable)} too much {of}"
 
 
 def _command(argv: list[str], settings: Namespace, strategy: str) -> str:

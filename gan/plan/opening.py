@@ -1,7 +1,8 @@
 """Makes a run's game and a rank's batch without values, and traces the game's phases."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,9 +34,9 @@ class Opened:
     samples: int
     why: str = ""
 
-    def trace(self, recompute: frozenset[str]) -> Sequence[Trace]:
-        """What happens in its phases, if these players recompute."""
-        return traces(self.game, self.batch, recompute, "cpu" if self.why else "meta")
+    def trace(self, recompute: frozenset[str], served: Mapping[str, str] = MappingProxyType({})) -> Sequence[Trace]:
+        """What happens in its phases, if these players recompute, and those in `served` are on other ranks."""
+        return traces(self.game, self.batch, recompute, "cpu" if self.why else "meta", served)
 
 
 def opened(make: Callable[[], Run], ranks: int) -> Opened:

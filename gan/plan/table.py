@@ -1,13 +1,18 @@
 """What a plan says to a person, and to a program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from jsonargparse import Namespace
+
+from gan.plan.opening import Opened
+from gan.runs import short_name
 from strategies.choice import Choice
 from strategies.cost.amounts import Held, readable
-from strategies.cost.budget import Cost
+from strategies.cost.budget import Budget, Cost
 
+SPARE = 0.1  # of a device's memory, for what is not a tensor
 COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")
 
 
@@ -18,6 +23,32 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         "  " + "  ".join(c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
         for row in rows
     ]
+
+
+def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
+    """What is planned, and for how many ranks."""
+    total = sum(p.numel() for each in budget.belongings.values() for p in each.parameters.values())
+    ranks = settings.nodes * settings.devices
+    where = f"{ranks} rank{'s' * (ranks > 1)}"
+    where += f", {settings.nodes} nodes of {settings.devices}" if settings.nodes > 1 else ""
+    each = "each rank that trains" if budget.served else "each rank"
+    yield f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on {each}"
+    if game.why:
+        yield f"\nmeasured on this CPU, because it cannot be played without values: {game.why}"
+
+
+def usable(memory: float) -> float:
+    """What a plan may take of a device's memory."""
+    return memory * (1 - SPARE)
+
+
+def verdict(needed: float, memory: float) -> str:
+    """Whether it fits, and by how much."""
+    of = f"of {readable(memory)} less a tenth"
+    spare = usable(memory) - needed
+    if spare >= 0:
+        return f"fits, with {readable(spare)} to spare {of}"
+    return f"does not fit: {readable(-spare)} too much {of}"
 
 
 def memory(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:

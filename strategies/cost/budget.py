@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor, nn
 
 from gan.module import GanModule
-from strategies.choice import Choice
+from strategies.choice import Choice, ranks_as_typed
 from strategies.cost.amounts import Collective, Group, Held, Moved, moved
+from strategies.cost.living import Count
 from strategies.cost.paper import size
 from strategies.cost.trace import Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy, World
 
-LOSSES = "losses"  # what moves for no player: sums over ranks in losses, and in batch norms
+# What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
+LOSSES, ANSWERS = "losses", "answers"
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,39 @@ class Curve:
     collectives: Sequence[Collective]
 
 
+@dataclass(frozen=True)
+class Serving:
+    """Ranks that serve players to `training` others."""
+
+    ranks: range
+    training: int
+
+    @property
+    def calls(self) -> int:
+        """How many ranks that train send their calls to one of these."""
+        return -(-self.training // len(self.ranks))
+
+    @property
+    def where(self) -> str:
+        return ranks_as_typed(self.ranks)
+
+    def activations(self, trace: Trace) -> np.ndarray:
+        """For the calls of one rank, during and after the events."""
+        counts = [event.there.get(self.where, Count()) for event in trace.events]
+        return np.array([*(each.alive for each in counts), *(each.highest for each in counts)], dtype=float)
+
+
 @dataclass
 class Budget:
-    """The costs of a game in a world of ranks. `trace` traces its phases, for the players that recompute."""
+    """The costs of a game in a world of ranks. `trace` traces its phases, for the players that recompute.
+
+    `world` are the ranks that train. `served` are the players that other ranks serve to them.
+    """
 
     game: GanModule
     world: World
     trace: Callable[[frozenset[str]], Sequence[Trace]]
+    served: Mapping[str, Serving] = field(default_factory=dict)
     _traces: dict[frozenset[str], Sequence[Trace]] = field(default_factory=dict)
     _policies: dict[tuple[str, str], Policy] = field(default_factory=dict)
     _curves: dict[tuple[str, str, frozenset[str]], list[Curve]] = field(default_factory=dict)
@@ -92,10 +121,13 @@ class Budget:
         if key not in self._policies:
             made = self.game.players[player]
             kind = POLICIES[choice.policy]
-            self._policies[key] = policy = kind(made, self.world, choice.options, self.belongings[player])
+            self._policies[key] = policy = kind(made, self._world_of(player), choice.options, self.belongings[player])
             if made.follows is not None:
                 policy.followed = self.policy(made.follows, choice)
         return self._policies[key]
+
+    def _world_of(self, player: str) -> World:
+        return replace(self.world, size=len(self.served[player].ranks)) if player in self.served else self.world
 
     def traces(self, recompute: frozenset[str]) -> Sequence[Trace]:
         if recompute not in self._traces:
@@ -107,16 +139,53 @@ class Budget:
         return {name: chosen[player.follows or name] for name, player in self.game.players.items()}
 
     def cost(self, chosen: Mapping[str, Choice]) -> Cost:
-        """Under these choices, for each player that follows no other one."""
+        """Of a rank that trains, under these choices, for each player that follows no other one."""
         choices = self.everybody(chosen)
-        held = {name: self.policy(name, choice).holds() for name, choice in choices.items()}
         recompute = self.recomputing(choices)
+        here = {name: choice for name, choice in choices.items() if name not in self.served}
+        buffers = {name: Held(self.policy(name, choices[name]).buffers) for name in self.served}
+        more = []
+        for trace in self.traces(recompute):
+            sums = [Collective("all-reduce", trace.reduced, Group(self.world.size))] if self.world.size > 1 else []
+            calls = {name: self._sent(self.served[name].ranks, each.sent) for name, each in trace.asked.items()}
+            more.append({**calls, LOSSES: sums})
+        activations = [each + self.others for each in self.activations(recompute)]
+        return self._cost(here, recompute, activations, more, buffers)
+
+    def serving(self, chosen: Mapping[str, Choice]) -> dict[range, Cost]:
+        """Of the ranks that serve players. Each keeps the graphs of all calls that it answers."""
+        choices = self.everybody(chosen)
+        recompute, found = self.recomputing(choices), {}
+        for serving in self.served.values():
+            there = {name: choices[name] for name, each in self.served.items() if each == serving}
+            activations, more = [], []
+            for trace in self.traces(recompute):
+                others = (serving.calls - 1) * trace.resting.get(serving.where, 0)  # it answers one call at a time
+                activations.append(serving.activations(trace) + others)
+                returned = sum(each.returned for name, each in trace.asked.items() if name in there)
+                more.append({ANSWERS: self._sent(serving.ranks, serving.calls * returned)})
+            found[serving.ranks] = self._cost(there, recompute, activations, more)
+        return found
+
+    def _sent(self, serving: range, amount: float) -> list[Collective]:
+        """From a rank that trains to one that serves, or back."""
+        return [Collective("send", amount, Group(2, serving.start))]
+
+    def _cost(
+        self,
+        choices: Mapping[str, Choice],
+        recompute: frozenset[str],
+        activations: Sequence[np.ndarray],
+        more: Sequence[Mapping[str, Sequence[Collective]]],
+        buffers: Mapping[str, Held] = MappingProxyType({}),
+    ) -> Cost:
+        """Of a rank that has these players, and of others their buffers. `more`: collectives that no policy makes."""
+        held = {name: self.policy(name, choice).holds() for name, choice in choices.items()} | dict(buffers)
         curves = {name: self.curves(name, choice, recompute) for name, choice in choices.items()}
         phases = []
         for number, trace in enumerate(self.traces(recompute)):
             mine = {name: each[number] for name, each in curves.items()}
-            activations = self.activations(recompute)[number]
-            total = activations + sum(each.gradients + each.flying for each in mine.values())
+            total = activations[number] + sum(each.gradients + each.flying for each in mine.values())
             at = int(total.argmax())
             players = {
                 name: replace(
@@ -126,14 +195,14 @@ class Budget:
                 )
                 for name, curve in mine.items()
             }
-            collectives = {name: curve.collectives for name, curve in mine.items()}
-            own = [Collective("all-reduce", trace.reduced, Group(self.world.size))] if self.world.size > 1 else []
-            collectives[LOSSES] = own
+            collectives = {name: curve.collectives for name, curve in mine.items()} | dict(more[number])
             links = moved([one for each in collectives.values() for one in each], self.world.local)
-            activated = float(activations[at]) + self.others
             phase = next(each for each in self.game.phases if each.name == trace.phase)
             idle = max(self.policy(name, choice).idle(phase) for name, choice in choices.items())
-            phases.append(PhaseCost(trace.phase, trace.every, players, activated, collectives, links, idle))
+            activated = float(activations[number][at])
+            phases.append(
+                PhaseCost(trace.phase, trace.every, players | dict(buffers), activated, collectives, links, idle)
+            )
         host = sum((self.policy(name, choice).on_host() for name, choice in choices.items()), Held())
         return Cost(held, host, phases)
 

@@ -73,4 +73,4 @@ def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | Non
         kept += [value for value in state.values() if isinstance(value, torch.Tensor)]
     with Living(leave_out=kept) as living, torch.no_grad():
         optimizer.step()
-    return living.highest
+    return living.here.highest

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,11 +18,13 @@ from gan.module import GanModule
 from gan.phase import Phase, Player
 from strategies import private
 from strategies.cost import trace as kinds
-from strategies.cost.living import Living
+from strategies.cost.living import Count, Living
 from strategies.cost.trace import Trace
 from strategies.guard import Guard
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
+from strategies.placing.elsewhere import Elsewhere
+from strategies.placing.on_paper import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy, World
 from strategies.ranks import Ranks
@@ -28,21 +32,31 @@ from strategies.sharding.parameters import listen, unlisten
 from strategies.turn import PhaseContext, gradients
 
 
-def traces(game: GanModule, batch: Any, recompute: Collection[str] = (), device: str = "meta") -> list[Trace]:
+def traces(
+    game: GanModule,
+    batch: Any,
+    recompute: Collection[str] = (),
+    device: str = "meta",
+    served: Mapping[str, str] = MappingProxyType({}),
+) -> list[Trace]:
     """What happens in each phase of an assembled game, with a rank's batch.
 
     The game and the batch are on the meta device, or on a CPU, where the phases are really computed. The players in
-    `recompute` compute their blocks again in backward. `turn.gradients` plays a phase, as in training.
+    `recompute` compute their blocks again in backward. Those in `served` are on other ranks, with these numbers.
+    `turn.gradients` plays a phase, as in training.
     """
     world = World(1, 0, torch.device(device))
     belongings = belongings_of(game.players, game)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Recorded(player, world, {}, belongings[name], recorder) for name, player in game.players.items()}
-    undo = [Again(game.players[name], recorder) for name in sorted(recompute)]
+    undo: list[Again | Elsewhere] = [Again(game.players[name], recorder) for name in sorted(recompute)]
     before, game._trainer = game._trainer, PaperTrainer(policies)
     try:
         for policy in policies.values():
             policy.quiet()
+        for name, where in served.items():
+            policies[name] = elsewhere(policies[name], where, recorder)
+            undo.append(policies[name])
         with recorder.listening(), without_values(device):
             found = {}
             for step, phases in steps(game.phases).items():
@@ -57,6 +71,14 @@ def traces(game: GanModule, batch: Any, recompute: Collection[str] = (), device:
             each.release()
         for policy in policies.values():
             policy.learn(True)
+
+
+def elsewhere(policy: "Recorded", where: str, recorder: "Recorder") -> Elsewhere:
+    """In place of this policy, that of a player on other ranks, which are in this process too."""
+    servers = ServersOnPaper(policy, where, partial(recorder.living.away, where), recorder.asked)
+    away = Elsewhere(policy.player, policy.world, {}, policy.belongings, servers=servers)
+    servers.serve(away)
+    return away
 
 
 def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:
@@ -191,11 +213,23 @@ class Recorder:
         self.trace, self.living.reduced = trace, 0
         self.add(kinds.BEGIN)
 
+    def asked(self, player: str, sent: int, returned: int) -> None:
+        """Bytes go to the ranks that serve a player, and others come back."""
+        asked = self.trace.asked.setdefault(player, kinds.Asked())
+        asked.sent, asked.returned = asked.sent + sent, asked.returned + returned
+
     def add(self, kind: str, what: Any = None) -> None:
         if self.trace.events:
-            self.trace.events[-1].highest = self.living.highest + self.batch
+            last = self.trace.events[-1]
+            last.highest = self.living.here.highest + self.batch
+            for where, count in self.living.there.items():
+                last.there.setdefault(where, Count()).highest = count.highest
+        if not self.living.is_away:
+            for where, count in self.living.there.items():
+                self.trace.resting[where] = max(self.trace.resting.get(where, 0), count.alive)
         self.living.reset()
-        self.trace.add(kind, what, self.living.alive + self.batch)
+        self.trace.add(kind, what, self.living.here.alive + self.batch)
+        self.trace.events[-1].there = {where: replace(count) for where, count in self.living.there.items()}
 
     def backward(self, last: bool) -> None:
         """A learner is armed for a backward; several learners are armed for the same one."""

@@ -52,9 +52,7 @@ class Elsewhere(Policy):
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)
-        for path, module in self.player.module.named_modules():
-            self._take_calls(path, module)
-        self.attributes = Attributes(self.player.module)
+        self.take_calls()
 
     def make_storage(self) -> Storage:
         return Away(self.belongings.parameters)
@@ -112,6 +110,24 @@ class Elsewhere(Policy):
             self.servers.enter(self.contexts[-1])
 
     # ---- calls ----
+
+    def take_calls(self) -> None:
+        """From now on calls of the network, of its parts and of their methods go to the serving ranks."""
+        for path, module in self.player.module.named_modules():
+            self._take_calls(path, module)
+        self.attributes = Attributes(self.player.module)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Inside the `with`, calls are answered here. It is for a plan, in which this process is all ranks."""
+        for _, module, made in self.taken:
+            for name in made:
+                del vars(module)[name]
+        try:
+            yield
+        finally:
+            for _, module, made in self.taken:
+                vars(module).update(made)
 
     def _take_calls(self, path: str, module: nn.Module) -> None:
         """Calls of a module, and of its own methods, go to the serving ranks. The module's hooks run there."""

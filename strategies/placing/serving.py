@@ -60,6 +60,7 @@ class Served(GanModule):
         first.begin(policies.values() if training else ())
         for policy in policies.values():
             policy.adopt(training)
+            policy.learn(False)
         first.fill_shards()
         return policies
 

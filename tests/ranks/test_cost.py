@@ -1,7 +1,10 @@
 """The model of cost says what a rank really holds and moves, within 5 %."""
 
+from functools import partial
+
 import pytest
 
+from tests.support import placed_costs
 from tests.support.composite import Sized
 from tests.support.parity import often, single
 from tests.support.planned import BUCKET, STEPS, payload, pictures, planned, small
@@ -75,3 +78,27 @@ def test_so_they_are_on_one_rank_where_all_policies_do_the_same(policy, ranks):
 def test_the_control_another_policys_plan_is_wrong(policy, other, ranks):
     found = differences(ranks, policy, 2, plan=other)
     assert any(abs(by) > WITHIN for by in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "ranks"),
+    [("teacher=zero3@1-2,*=ddp", 3), ("teacher=zero3@2,*=zero1@0-1", 3), ("teacher=ddp@1,*=ddp", 2)],
+)
+def test_ranks_that_serve_a_player_are_planned_too(policy, ranks, tmp_path):
+    """One of them may answer two ranks; and it shares the weights, or has all of them."""
+    file = tmp_path / "teacher.safetensors"
+    placed_costs.write(file)
+    training, serving = placed_costs.planned(file, policy, ranks)
+    trained, served = placed_costs.measured(file, policy, ranks)
+    for phase, found in zip(training.phases, zip(*trained, strict=True), strict=True):
+        assert phase.bytes == pytest.approx(max(each.highest for each in found), rel=WITHIN)
+    (cost,) = serving.values()
+    for found in served:
+        assert cost.peak.bytes == pytest.approx(found["highest"], rel=0.001)
+        gathered = placed_costs.STEPS * sum(moved.get("all-gather", 0) for moved in payload(cost).values())
+        assert found["payload"].get("all-gather", 0) == gathered
+    # The control: if the ranks that train had the teacher, they would need more.
+    policy = policy.rpartition("=")[2].partition("@")[0]
+    alike = planned(partial(placed_costs.taught, file), policy, len(trained), pictures(0), BUCKET)
+    assert alike.peak.bytes > (1 + 2 * WITHIN) * training.peak.bytes

@@ -61,6 +61,16 @@ def note(tensor: torch.Tensor, storages: dict[int, Any]) -> None:
         storages[key] = weakref.ref(storage, lambda _: storages.pop(key, None))
 
 
+def noted() -> dict[int, Any]:
+    """The memory of all tensors that are there."""
+    gc.collect()
+    storages: dict[int, Any] = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and not each.is_meta and not isinstance(each, DTensor):
+            note(each, storages)
+    return storages
+
+
 def total(storages: dict[int, Any]) -> int:
     return sum(storage.nbytes() for ref in list(storages.values()) if (storage := ref()) is not None)
 
@@ -73,11 +83,7 @@ class WeighedStrategy(PhaseStrategy):
         self.weighed: list[tuple[int, Weighed]] = []
 
     def run(self, phase: Phase, batch: Any) -> None:
-        gc.collect()
-        storages: dict[int, Any] = {}
-        for each in gc.get_objects():
-            if issubclass(type(each), torch.Tensor) and not each.is_meta and not isinstance(each, DTensor):
-                note(each, storages)
+        storages = noted()
         before = total(storages)
         with Scale(storages) as scale:
             super().run(phase, batch)

@@ -84,6 +84,46 @@ def test_games_of_all_kinds_have_a_plan(run, capsys):
         assert plan["bytes"] > sum(sum(held.values()) for held in plan["between_phases"].values()) > 0
 
 
+PLACED = """
+import torch
+from datasets import GlobalLoader
+from gan.runs import Run
+from tests.support.hard_games import Plain
+from tests.support.placed_games import Taught
+
+
+class Placed(Taught, Plain):
+    def train_dataloader(self):
+        return GlobalLoader([{"x": row} for row in torch.zeros(64, 6)], batch_size=16)
+
+
+def placed() -> Run:
+    return Run(Placed(), None, 1)
+"""
+
+
+def test_ranks_that_serve_a_player_have_a_plan_of_their_own(tmp_path, capsys):
+    (tmp_path / "placed_plan.py").write_text(PLACED)
+    words = [f"{tmp_path}/placed_plan.py:placed", "--devices", "4", "--memory", "1M"]
+    strategy = "teacher=zero3@2-3,*=ddp@0-1"
+    assert main([*words, "--strategy", strategy]) == 0
+    said = capsys.readouterr().out
+    assert "on 4 ranks; 8 samples on each rank that trains" in said
+    assert re.findall(r"^---- ranks (.*)$", said, re.MULTILINE) == ["0-1 train", "2-3 serve"]
+    assert said.count(": fits, with ") == 2
+    assert main([*words, "--strategy", strategy, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    held = {
+        at: {name: player["weights"] for name, player in part["between_phases"].items()}
+        for at, part in plan["parts"].items()
+    }
+    assert held["0-1"].keys() == {"generator", "discriminator", "teacher"} and held["0-1"]["teacher"] == 0
+    weights = 4 * (6 * 8 + 8 + 8 * 5 + 5)
+    assert held["2-3"] == {"teacher": pytest.approx(weights / 2, abs=8)}
+    assert main([*words, "--strategy", "generator=zero3@2-3,*=ddp@0-1"]) == 2
+    assert "and only frozen players can be" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

@@ -83,7 +83,7 @@ def test_attention_without_values_keeps_what_the_fused_kernel_keeps():
         x = torch.randn(2, 4, 64, 16, device=device, requires_grad=True)
         with Living([x]) as living, mode:
             out = F.scaled_dot_product_attention(x * 1, x * 1, x * 1)
-        return living.alive, out.shape
+        return living.here.alive, out.shape
 
     real, shape = kept("cpu", torch.enable_grad())
     assert kept("meta", FusedAttention()) == (real, shape)
@@ -95,10 +95,10 @@ def test_living_memory_is_what_lives():
     with Living([weight]) as living:
         one = weight * 2
         two = one + 1
-        assert living.alive == 2 * weight.nbytes
+        assert living.here.alive == 2 * weight.nbytes
         view = two[1:]
         del one, two
-        assert living.alive == weight.nbytes  # the view keeps all of it
+        assert living.here.alive == weight.nbytes  # the view keeps all of it
         del view
-        assert living.alive == 0
-        assert living.highest == 2 * weight.nbytes
+        assert living.here.alive == 0
+        assert living.here.highest == 2 * weight.nbytes
