@@ -109,7 +109,7 @@ class GanModule(LightningModule):
         """
         if hparams_file is not None:
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
-        saved = load(checkpoint_path, weights_only is not False)
+        saved = load(checkpoint_path, weights_only)
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
         game.on_load_checkpoint(saved)
         left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict

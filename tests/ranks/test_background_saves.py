@@ -46,7 +46,7 @@ class gated:
         def write(*args):
             if threading.current_thread() is not threading.main_thread():
                 assert self.open.wait(60)
-            real(*args)
+            return real(*args)
 
         self.patch = mock.patch.object(writing, "_write_file", write)
         self.patch.start()
