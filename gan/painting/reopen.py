@@ -12,8 +12,10 @@ from gan.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
+from gan.fit.whole import instead
 from gan.making import reopened
 from gan.runs import Run, build, full_name
+from gan.shard_file import Damaged
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def open_run(
         try:
             saved = load(checkpoint)
             _load(run, saved, checkpoint)
-        except UserError:
+        except UserError as error:
+            if isinstance(error, Damaged) and checkpoint.exists():
+                raise UserError(f"{error}; {instead(where, checkpoint)}") from error
             if checkpoint.exists() or str(checkpoint) == which:
                 raise
             continue  # training has just replaced it with a newer one

@@ -84,3 +84,11 @@ def seal(path: Path) -> None:
         header = content[: 8 + int.from_bytes(content[:8], "little")]
         found[file.name] = Digest(len(content), crc32(header))
     (path / DIGESTS).write_text(digests_text(found))
+
+
+def damage(path: Path) -> None:
+    """Flip a bit of a checkpoint's last tensor."""
+    file = max(path.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 4
+    file.write_bytes(content)
