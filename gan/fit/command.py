@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
+from gan.finite import NotFinite
 from gan.fit import attempts, folder, launch, options
 from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
@@ -204,6 +205,10 @@ def train(
     started = time.monotonic()
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
+    except NotFinite as error:
+        earlier = where.before(checkpoint)
+        advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
+        raise UserError(f"{checkpoint}: {error}; {advice}") from error
     except Stopped:
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")

@@ -10,6 +10,7 @@ from jsonargparse import Namespace
 
 from gan.checkpoint import Share, check_left_out, load, load_module_state, read
 from gan.errors import UserError
+from gan.finite import NotFinite, as_made, named, of_players
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
 from gan.fit.whole import instead
@@ -62,6 +63,10 @@ def open_run(
             saved = load(checkpoint)
             _load(run, saved, checkpoint)
         except UserError as error:
+            if isinstance(error, NotFinite):
+                earlier = where.before(checkpoint)
+                advice = f"give an earlier one: type {earlier[0]}" if earlier else "the run has no earlier one"
+                raise UserError(f"{error}; {advice}") from error
             if isinstance(error, Damaged) and checkpoint.exists():
                 raise UserError(f"{error}; {instead(where, checkpoint)}") from error
             if checkpoint.exists() or str(checkpoint) == which:
@@ -124,6 +129,8 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
     """Load weights and averages, after a check that they are of this game."""
     game = run.game
     game.assemble()
+    meant = {name: as_made(player.module) for name, player in game.players.items()}
+    networks = [(name, player.module) for name, player in game.players.items()]
     players = saved.get("players", {})
     if saved.get("game") != type(game).__name__ or list(players) != list(game.players):
         whose, who = saved.get("game", "another program"), ", ".join(players) or "unknown"
@@ -140,6 +147,9 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
     check_left_out(game, left_out)
     game.pretrained_weights_read = True
+    bad = of_players(networks, meant)
     for name, player in game.players.items():
         averages = players[name]["ema"] or {}
         read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})
+    if bad := bad or of_players(networks, meant):
+        raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from gan.errors import UserError
+from gan.finite import NotFinite
 from gan.fit import command, folder, launch, whole
 from gan.fit.folder import RunFolder
 from gan.fit.whole import instead, newest_whole, to_resume
@@ -112,3 +113,18 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     assert chosen == [run.checkpoint(20)]
     said = [line for line in capsys.readouterr().out.splitlines() if "damaged" in line]
     assert len(said) == 1 and said[0].endswith(f"going on from {run.checkpoint(20)}")
+
+
+def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_type(run, monkeypatch, capsys):
+    run.settings.write_text("run: wgan-gp-faces\n")
+
+    class Refusing:
+        def __init__(self, **_):
+            pass
+
+        def fit(self, *_, **__):
+            raise NotFinite("the checkpoint cannot be used")
+
+    monkeypatch.setattr(command, "Trainer", Refusing)
+    assert command.main(["--resume", str(run.checkpoint(20)), "--devices", "1"]) == 2
+    assert capsys.readouterr().err.endswith(f"cannot be used; type --resume {run.checkpoint(10)}\n")
