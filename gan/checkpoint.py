@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from gan.contents import check_kinds, need
 from gan.errors import UserError
 from gan.shard_file import CHUNK, Damaged, Digest, SavedPiece, crc32, kind_of, saved_pieces
 
@@ -114,7 +115,7 @@ def check(path: Path) -> None:
     """
     _, pieces = _opened(path)
     tasks = ((each, first) for each in pieces if each.checksums for first in range(0, each.chunks, AT_A_TIME))
-    with _failing(path), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with failing(path), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for _ in pool.map(lambda task: task[0].check(task[1], task[1] + AT_A_TIME), tasks):
             pass
 
@@ -133,7 +134,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         there = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
         raise UserError(f"no checkpoint at {path}; {there}, or type --resume auto")
     identity = _identity(path)
-    with _failing(path, identity):
+    with failing(path, identity):
         digests = _digests(path)
         saved = _values(path, digests)
         if digests is None and saved["format"] != UNCHECKED:
@@ -149,6 +150,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
                 shape = torch.Size(shape)
                 _check_whole(name, shape, dtype, own)
                 _insert(tree, key, SavedTensor(path, identity, name, shape, dtype, own))
+            check_kinds(tree)
         except UserError:
             raise
         except Exception as error:
@@ -283,10 +285,8 @@ def _check_whole(name: str, shape: torch.Size, dtype: torch.dtype, pieces: Colle
     for piece in pieces:
         if piece.kind != kind_of(dtype) or piece.nbytes != piece.count * dtype.itemsize:
             raise Damaged(f"{piece.file.name} is damaged: '{name}' in it does not hold numbers of {dtype}")
-        if piece.start != stop:
-            break
-        stop = piece.stop
-    if stop != math.prod(shape) or any(piece.stop > stop for piece in pieces):
+        stop = piece.stop if piece.start == stop else -1
+    if stop != math.prod(shape):
         raise Damaged(f"'{name}' is missing or not whole; has a file been removed?")
     torch.empty(shape, dtype=dtype, device="meta")  # torch refuses what is no shape
 
@@ -304,9 +304,14 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def read(wanted: Mapping[SavedTensor, Share]) -> None:
     """Fill shares with the saved values. Only the MiBs that these shares lie in are read from the files."""
-    assert all(saved.shape == share.shape for saved, share in wanted.items())
+    for saved, share in wanted.items():
+        if saved.shape != share.shape:
+            raise Damaged(
+                f"{saved.source} is damaged, or of other networks: '{saved.key}' has shape {tuple(saved.shape)}, and "
+                f"{tuple(share.shape)} is needed"
+            )
     for path, identity in dict.fromkeys((saved.source, saved.identity) for saved in wanted):
-        with _failing(path, identity):
+        with failing(path, identity):
             _read({saved: share for saved, share in wanted.items() if saved.source == path})
 
 
@@ -346,6 +351,20 @@ def whole(tree: Any) -> Any:
     return tree
 
 
+def averages_of(saved: Mapping[str, Any], player: str) -> dict[str, SavedTensor] | None:
+    """The moving average of a player's weights in a checkpoint, if it has one."""
+    state, where = saved["players"][player], f"players/{player}/"
+    if "ema" in state and state["ema"] is None:
+        return None
+    averages = need(state, "ema", dict, where)
+    return {name: tensor_of(averages, name, f"{where}ema/") for name in averages}
+
+
+def tensor_of(state: Mapping[str, Any], name: str, where: str) -> SavedTensor:
+    """A tensor in a part of a checkpoint. Raise if it is not there, or is none."""
+    return need(state, name, SavedTensor, where)
+
+
 def load_module_state(
     module: nn.Module,
     saved: Mapping[str, Any],
@@ -366,6 +385,8 @@ def load_module_state(
     found = {key: saved[names[id(value)]] for key, value in own.items() if id(value) in names}
     sharded = {key: own[key] for key in found if isinstance(own[key], nn.Parameter) and own[key] in shares}
     for key, weight in sharded.items():
+        if not isinstance(found[key], SavedTensor):
+            raise RuntimeError(f"{key} is no tensor there")
         if found[key].shape != weight.shape:
             raise RuntimeError(f"size mismatch for {key}: {tuple(found[key].shape)} there, {tuple(weight.shape)} here")
     wanted = {found[key]: shares[weight] for key, weight in sharded.items()}
@@ -399,7 +420,7 @@ def check_left_out(module: nn.Module, left_out: Mapping[str, Checksum]) -> None:
 
 
 @contextmanager
-def _failing(path: Path, identity: tuple[int, int] | None = None) -> Iterator[None]:
+def failing(path: Path, identity: tuple[int, int] | None = None) -> Iterator[None]:
     """Turn failures of disks and files into an error that names the checkpoint. Our own mistakes are not changed.
 
     If another directory has got the checkpoint's name since `identity`, that is the reason, also if nothing failed.

@@ -26,8 +26,9 @@ from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
 from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
-from gan.fit.whole import newest_whole, to_resume
+from gan.fit.whole import instead, newest_whole, to_resume
 from gan.runs import RUNS, Run, build, short_name
+from gan.shard_file import Damaged
 from strategies import PhaseStrategy
 from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
@@ -209,6 +210,8 @@ def train(
         earlier = where.before(checkpoint)
         advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
         raise UserError(f"{checkpoint}: {error}; {advice}") from error
+    except Damaged as error:
+        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
     except Stopped:
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gan.checkpoint import Share, load_module_state
+from gan.checkpoint import Share, averages_of, load_module_state
 from gan.errors import UserError
 from gan.finite import Bad, NotFinite, named
 from gan.module import GanModule
@@ -82,7 +82,7 @@ def load_networks(
 
     def load_averages() -> None:
         for name, policy in policies.items():
-            load_average(policy, checkpoint["players"][name]["ema"])
+            load_average(policy, averages_of(checkpoint, name))
 
     ranks.each(load_weights)
     for policy in policies.values():
@@ -103,6 +103,11 @@ def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: Savi
     learners = [policy for policy in policies.values() if policy.optimizer is not None]
 
     def load_optimizers() -> None:
+        if len(learners) != len(checkpoint["optimizer_states"]):
+            raise UserError(
+                f"the checkpoint has {len(checkpoint['optimizer_states'])} optimizers, and this run {len(learners)}; "
+                f"resume with the settings it was trained with"
+            )
         for policy, state in zip(learners, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(policy, state)
 

@@ -28,10 +28,10 @@ def training_state(policy: Policy) -> dict[str, Any]:
 
 def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
     """Load the loss scale and the counts of updates."""
-    policy.skipped = state["skipped"]
+    policy.skipped = state.get("skipped", 0)
     if policy.average is not None:
         policy.average.updates = state.get("ema_updates", 0)  # earlier versions did not save it
-    if policy.loss_scale is not None and state["loss_scale"] is not None:
+    if policy.loss_scale is not None and state.get("loss_scale") is not None:
         policy.loss_scale.load_state_dict(state["loss_scale"])
 
 
@@ -50,7 +50,10 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
     if saved is None:
         policy.ema.load_state_dict(None)
     else:
-        read({saved[name]: share for name, share in average_state(policy).items()})
+        shares = average_state(policy)
+        if missing := shares.keys() - saved.keys():
+            raise UserError(f"player '{policy.player.name}': the checkpoint has no average of '{min(missing)}'")
+        read({saved[name]: share for name, share in shares.items()})
 
 
 def optimizer_state(policy: Policy) -> dict[str, Any]:

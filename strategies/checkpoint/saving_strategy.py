@@ -9,16 +9,18 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import noise
+from gan.checkpoint import failing
 from gan.errors import UserError
 from gan.finite import named
 from gan.pool import ImagePool
 from strategies import random_state
 from strategies.checkpoint.background import Background
+from strategies.checkpoint.contents import check_training
 from strategies.checkpoint.finite import FiniteWeights
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
 from strategies.checkpoint.left_out import LeftOut
@@ -129,6 +131,15 @@ class SavingStrategy(LaunchedStrategy):
         optimizer = getattr(optimizer, "optimizer", optimizer)
         return optimizer_state(next(each for each in self.policies.values() if each.optimizer is optimizer))
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
+        tree = super().load_checkpoint(checkpoint_path, weights_only)
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == TrainerFn.FITTING and not self.handing_over:
+            with failing(Path(checkpoint_path)):
+                check_training(tree, trainer)
+        return tree
+
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
         ranks = self._saving_ranks()
@@ -150,7 +161,13 @@ class SavingStrategy(LaunchedStrategy):
             warn_of_own_dropouts(policy.player for policy in self.policies.values())
         states, self._resumed_states = self._resumed_states, None
         if states is not None and len(states) == self.world_size:
-            random_state.restore(states[self.global_rank])
+            try:
+                random_state.restore(states[self.global_rank])
+            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
+                raise UserError(
+                    f"{self.lightning_module.trainer.ckpt_path} is damaged: what it has of rank {self.global_rank}'s "
+                    f"random states is none; take an earlier one"
+                ) from error
         elif states is not None or self.world_size > 1:
             # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
             random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))

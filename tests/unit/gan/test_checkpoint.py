@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gan.checkpoint import Share, check, check_left_out, checksum, load, load_module_state, read, whole
 from gan.errors import UserError
-from gan.shard_file import STARTS, Damaged
+from gan.shard_file import CHECKSUMS, STARTS, Damaged
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
 from tests.support.saved import number_of, numbered, seal
@@ -232,6 +233,168 @@ def test_a_checkpoint_with_a_note_in_it_is_still_one(path):
     (path / "note.txt").write_text("the good one")
     remove(path)
     assert not path.exists()
+
+
+# ---- crafted on purpose, with checksums that fit ----
+
+
+def change_header(**changes):
+    """A change of what the header says of `state/a`, which has 20 numbers of 4 bytes."""
+
+    def change(path):
+        file, header, elements = shard_of(path)
+        header["state/a"].update(changes)
+        put_shard(file, header, elements)
+
+    return change
+
+
+def change_metadata(**changes):
+    def change(path):
+        file, header, elements = shard_of(path)
+        header["__metadata__"].update({name.upper(): text for name, text in changes.items()})
+        put_shard(file, header, elements)
+
+    return change
+
+
+def write_header(text):
+    def change(path):
+        file, _, elements = shard_of(path)
+        file.write_bytes(len(text).to_bytes(8, "little") + text + elements)
+
+    return change
+
+
+def twice(path):
+    """The same ranges in two files."""
+    file, header, elements = shard_of(path)
+    put_shard(file.with_name("shard-00002-model-00001-of-00001.safetensors"), header, elements)
+
+
+def half_twice(path):
+    """Two pieces that are together as many numbers as the tensor has, but the same ones."""
+    file, header, elements = shard_of(path)
+    for name in ("state/a", "state/b"):
+        header[name] |= {"shape": [10], "data_offsets": [0, 40] if name == "state/a" else [40, 80]}
+    header["__metadata__"][CHECKSUMS] = json.dumps({name: 8 * "0" for name in ("state/a", "state/b")})
+    put_shard(file, header, elements[:80])
+    twice(path)
+
+
+def change_values(**changes):
+    def change(path):
+        saved = torch.load(path / "values.pt", weights_only=True)
+        torch.save({**saved, **changes}, path / "values.pt")
+
+    return change
+
+
+def claim(key=("state", "a"), shape=(20,), dtype=torch.float32):
+    return change_values(tensors={"state/a": (key, shape, dtype)})
+
+
+def laughs():
+    """A tree of 2**60 leaves, of 60 lists."""
+    many = [0]
+    for _ in range(60):
+        many = [many, many]
+    return many
+
+
+def endless():
+    inside = []
+    inside.append(inside)
+    return inside
+
+
+def deep():
+    inside = []
+    for _ in range(220):
+        inside = [inside]
+    return inside
+
+
+def compressed(path):
+    values = path / "values.pt"
+    with zipfile.ZipFile(values) as archive:
+        members = [(each.filename, archive.read(each)) for each in archive.infolist()]
+    with zipfile.ZipFile(values, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content + bytes(10**6))
+
+
+SHARD, PLACE = "shard-00001.* is damaged: ", "'state/[ab]' in it has no place of its own"
+NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a checkpoint's file", "'state/a' is missing or not whole"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_header(shape=[10**15]), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
+        (change_header(dtype="F64"), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
+        (change_header(dtype=["F32"]), SHARD + "'state/a' in it does not hold numbers"),
+        (change_header(shape=[-20]), SHARD + PLACE),
+        (change_header(shape=["20"]), SHARD + PLACE),
+        (change_header(shape=[]), NO_HEADER),
+        (change_header(shape=[4, 5]), NO_HEADER),
+        (change_header(data_offsets=[0, 160]), SHARD + PLACE),
+        (change_header(data_offsets=[80, 160]), SHARD + PLACE),
+        (change_header(data_offsets=[0, 10**15]), SHARD + "'state/a' in it has no checksums"),
+        (change_header(data_offsets="0"), NO_HEADER),
+        (change_metadata(dcp_sharding_info="["), NO_HEADER),
+        (change_metadata(dcp_sharding_info="3"), NO_HEADER),
+        (change_metadata(dcp_sharding_info='{"state/a": {}}'), NO_HEADER),
+        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [0]}}'), "'state/b' is missing or not"),
+        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [-5]}}'), SHARD + PLACE),
+        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [5]}}'), NOT_WHOLE),
+        (change_metadata(crc32_of_each_mib="{}"), NO_HEADER),
+        (change_metadata(crc32_of_each_mib='{"state/a": "", "state/b": ""}'), SHARD + ".* has no checksums"),
+        (write_header(b"["), NO_HEADER),
+        (write_header(b"[" * 100_000), NO_HEADER),
+        (write_header(b"3"), NO_HEADER),
+        (write_header(b'{"state/a": 3}'), NO_HEADER),
+        (write_header(b"\xff\xfe"), NO_HEADER),
+        (lambda path: shard_of(path)[0].write_bytes(b"\xff" * 100), SHARD + "it has no header"),
+        (lambda path: shard_of(path)[0].write_bytes(b""), SHARD + "it has no header"),
+        (twice, NOT_WHOLE),
+        (half_twice, NOT_WHOLE),
+        (claim(shape=(10**15,)), NOT_WHOLE),
+        (claim(shape=(0, 2**62, 2**62)), "values.pt is damaged|'state/a' is missing or not whole"),
+        (claim(shape=(-4, -5)), "values.pt is damaged"),
+        (claim(shape="20"), "values.pt is damaged: what it says of tensors"),
+        (claim(dtype=torch.float64), SHARD + "'state/a' in it does not hold numbers of torch.float64"),
+        (claim(dtype="torch.float32"), "values.pt is damaged: what it says of tensors"),
+        (claim(key=()), "values.pt is damaged: what it says of tensors"),
+        (claim(key=("number", "a")), "values.pt is damaged: what it says of tensors"),
+        (claim(key=([],)), "values.pt is damaged: what it says of tensors"),
+        (change_values(tensors={"state/a": 3}), "values.pt is damaged: what it says of tensors"),
+        (change_values(tensors=[]), "values.pt is damaged: it has no values and tensors"),
+        (change_values(values=None), "values.pt is damaged: it has no values and tensors"),
+        (change_values(format="two"), "values.pt is damaged: it is not of a checkpoint"),
+        (change_values(more=laughs()), "values.pt is damaged: its values are nested without end"),
+        (change_values(more=endless()), "values.pt is damaged: its values are nested without end"),
+        (change_values(more=deep()), "values.pt is damaged: its values are nested without end"),
+        (change_values(more=torch.zeros(1).expand(10**15)), "values.pt is damaged: a tensor in it claims more than"),
+        (lambda path: torch.save([], path / "values.pt"), "values.pt is damaged: it is not of a checkpoint"),
+        (compressed, "values.pt is damaged: it is compressed"),
+        (change_values(values={"players": 3}), "values.pt is damaged: 'players' is not of kind dict"),
+    ],
+)
+def test_what_was_crafted_is_refused_in_one_line(change, message, path):
+    change(path)
+    seal(path)
+    with pytest.raises(Damaged, match=f"x.ckpt cannot be read as a checkpoint: ({message})") as raised:
+        whole(load(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_as_it_was_is_read_though_it_was_written_again(path):
+    change_header()(path)
+    change_metadata()(path)
+    change_values()(path)
+    seal(path)
+    assert number_of(path) == 1
 
 
 class Malice:
