@@ -13,6 +13,8 @@ from torch import Tensor
 from gan.checkpoint import SavedTensor, Share, read
 from gan.ema import Ema
 from gan.errors import UserError
+from gan.shard_file import Damaged
+from strategies.optimizers import treats_elements
 from strategies.policies.policy import Policy
 
 
@@ -118,6 +120,11 @@ def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str,
     if policy.storage.per_element(key):
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
     else:
+        if treats_elements(policy.optimizer) and value.shape not in (owned.shape, torch.Size()):
+            raise Damaged(
+                f"{value.source} is damaged, or of other networks: '{value.key}' has shape {tuple(value.shape)}, and "
+                f"{tuple(owned.shape)} is needed"
+            )
         share = Share.whole(value.empty())
     wanted[value] = share
     return share.tensor
