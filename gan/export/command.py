@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gan.checkpoint import averages_of, load, whole
+from gan.checkpoint import load, whole
 from gan.errors import UserError, refuse
 from gan.files import whole_file
 from gan.fit import options
@@ -115,7 +115,7 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
     places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
     found = []
     for name, player in game.players.items():
-        average = averages_of(saved, name) if weights == "ema" else None
+        average = saved["players"][name]["ema"] if weights == "ema" else None
         averages = {id(player.module.get_parameter(key)): tensor for key, tensor in (average or {}).items()}
         state = {}
         for key, tensor in _state(player.module).items():
