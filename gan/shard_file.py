@@ -165,8 +165,6 @@ def saved_pieces(path: Path, digest: Digest | None) -> list[SavedPiece]:
     `digest` is None for files of earlier versions, in which nothing has a checksum.
     """
     length = path.stat().st_size
-    if digest is not None and length != digest.length:
-        raise Damaged(f"{path.name} is damaged: it has {length} bytes and had {digest.length}")
     with path.open("rb", buffering=0) as file:
         lead = file.read(8)
         size = int.from_bytes(lead, "little")
