@@ -324,6 +324,14 @@ def compressed(path):
             archive.writestr(name, content + bytes(10**6))
 
 
+def counted_often(path):
+    """The archive's directory has each member many times, as if it were larger than its bytes."""
+    change_values(more=torch.zeros(50_000))(path)
+    with zipfile.ZipFile(path / "values.pt", "a") as archive:
+        archive.filelist *= 50
+        archive._didModify = True
+
+
 SHARD, PLACE = "shard-00001.* is damaged: ", "'state/[ab]' in it has no place of its own"
 NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a checkpoint's file", "'state/a' is missing or not whole"
 
@@ -378,6 +386,7 @@ NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a checkpoint's file", 
         (change_values(more=torch.zeros(1).expand(10**15)), "values.pt is damaged: a tensor in it claims more than"),
         (lambda path: torch.save([], path / "values.pt"), "values.pt is damaged: it is not of a checkpoint"),
         (compressed, "values.pt is damaged: it is compressed"),
+        (counted_often, "values.pt is damaged: it claims more than it has"),
         (change_values(values={"players": 3}), "values.pt is damaged: 'players' is not of kind dict"),
     ],
 )
