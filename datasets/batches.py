@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from gan.contents import need
 from gan.errors import UserError
 from gan.noise import seed_for
 
@@ -149,6 +150,8 @@ class ResumableLoader(DataLoader):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the last batch that was handed out."""
+        for name in ("epoch", "batch", "skipped", *self._order()):
+            need(state, name, int, "the data loader's ")
         for name, value in self._order().items():
             if state[name] != value:
                 raise UserError(

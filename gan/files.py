@@ -1,9 +1,15 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and files of tensors that are read without running code."""
 
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from gan.errors import UserError
 
 
 @contextmanager
@@ -23,3 +29,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def load_plain(path: Path) -> Any:
+    """What `torch.save` has written, of tensors and plain values only. The error says why it cannot be read.
+
+    torch's own error would advise to run the file's code.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error
+    except Exception as error:  # torch raises many kinds of errors for broken files
+        raise UserError((str(error).splitlines() or [type(error).__name__])[0]) from error

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from lightning import LightningModule
 
 from gan import noise
-from gan.checkpoint import check_left_out, load, load_module_state
+from gan.checkpoint import check_left_out, failing, load, load_module_state
+from gan.contents import need
 from gan.errors import UserError
 from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
@@ -109,7 +111,9 @@ class GanModule(LightningModule):
         """
         if hparams_file is not None:
             raise UserError("hyper-parameters are read from the checkpoint, or given by name; leave hparams_file out")
-        saved = load(checkpoint_path, weights_only is not False)
+        saved = load(checkpoint_path, weights_only)
+        with failing(Path(checkpoint_path)):
+            need(saved, "state_dict", dict)
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
         game.on_load_checkpoint(saved)
         left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict

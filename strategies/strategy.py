@@ -31,6 +31,7 @@ from strategies.assignment import assign, in_threads
 from strategies.auto import USABLE, Auto, memory
 from strategies.check.first_step import check_step
 from strategies.check.trial import Trial, Trials
+from strategies.checkpoint.finite import FiniteWeights
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy, refuse_other
@@ -301,6 +302,7 @@ class PhaseStrategy(SavingStrategy):
         world = World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
         elsewhere = self._servers(game)
         self.policies = assign(self.choice, game, world, self.precision_plugin, self._smallest, elsewhere)
+        self.finite = FiniteWeights(game, game.players)
         self.left_out = LeftOut(game, self.policies, self.is_global_zero, self.first.frozen_files)
         self.first.begin(self.policies.values() if training else ())
         if training or self.resumes_from is not None:

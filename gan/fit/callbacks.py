@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 from tqdm import tqdm
 
+from gan.contents import need, numbers
 from gan.files import whole_file
 from gan.fit import launch, metrics
 from gan.fit.folder import RunFolder
@@ -179,7 +180,9 @@ class Score(Callback):
         return {"first": self.first, "last": self.last}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        self.first, self.last = dict(state["first"]), dict(state["last"])
+        first, last = (need(state, name, dict, "callbacks/Score/") for name in ("first", "last"))
+        numbers([*first.values(), *last.values()], "callbacks/Score")
+        self.first, self.last = dict(first), dict(last)
 
 
 class WriteSettings(Callback):
@@ -271,7 +274,8 @@ class Keep(Callback):
         return {"wrote": list(self.wrote or ())}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self.wrote = list(state["wrote"])
+        self.wrote = list(need(state, "wrote", list, "callbacks/Keep/"))
+        numbers(self.wrote, "callbacks/Keep/wrote")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put Lightning's handlers back, before Lightning removes them."""

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
+from gan.finite import NotFinite
 from gan.fit import attempts, folder, launch, options
 from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
@@ -24,7 +26,9 @@ from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
 from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
+from gan.fit.whole import instead, newest_whole, to_resume
 from gan.runs import RUNS, Run, build, short_name
+from gan.shard_file import Damaged
 from strategies import PhaseStrategy
 from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
@@ -114,10 +118,10 @@ def _fit(argv: list[str] | None) -> None:
         attempts.check(place)
         # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
         may_have = place is not None and (place.by != "slurm" or place.restarts)
-        if may_have and (begun := launch.begun_by(out, launchers)) is not None:
+        if may_have and (begun := launch.begun_by(out, launchers, partial(newest_whole, say=say))) is not None:
             return begun
         if resumed is not None:
-            return Chosen(*resumed)
+            return Chosen(resumed[0], to_resume(settings.resume, *resumed, say))
         return Chosen(folder.create(Path(settings.out), short_name(settings.run)))
 
     chosen, launchers = launch.agree(place, choose)
@@ -202,6 +206,12 @@ def train(
     started = time.monotonic()
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
+    except NotFinite as error:
+        earlier = where.before(checkpoint)
+        advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
+        raise UserError(f"{checkpoint}: {error}; {advice}") from error
+    except Damaged as error:
+        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
     except Stopped:
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
@@ -286,7 +296,8 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
     say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
     say(f"everything goes to {where.path}/")
-    step = None if checkpoint is None else folder.step_of(checkpoint)
+    typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
+    step = folder.step_of(checkpoint) if typed else None
     if step is not None and (latest := max(where.steps(), default=step)) > step:
         say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
 

@@ -68,6 +68,11 @@ class RunFolder:
         steps = self.steps()
         return self.checkpoint(steps[-1]) if steps else None
 
+    def before(self, checkpoint: Path) -> list[Path]:
+        """The checkpoints of earlier steps, newest first. Before a copy under another name: all."""
+        last = step_of(checkpoint)
+        return [self.checkpoint(step) for step in reversed(self.steps()) if last is None or step < last]
+
     def resuming(self, step: int) -> Path:
         """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
         path = self.checkpoint(step)

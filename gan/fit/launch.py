@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import torch.distributed as dist
@@ -62,13 +63,17 @@ def launcher_of(place: Launched | None) -> str | None:
     return None
 
 
-def begun_by(out: Path, launchers: list[str]) -> Chosen | None:
-    """The newest run in `out` that one of these launchers has begun."""
+def begun_by(out: Path, launchers: list[str], pick: Callable[[list[Path]], Path] = itemgetter(0)) -> Chosen | None:
+    """The newest run in `out` that one of these launchers has begun.
+
+    `pick` chooses one of the launch's checkpoints and those of earlier steps, newest first.
+    """
     found = [record for path in out.glob("*/launch.json") if (record := _read(RunFolder(path.parent)))]
     for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):
         if set(launchers) & set(record["launchers"]):
-            there = (folder.checkpoints / name for name in reversed(record["checkpoints"]))
-            return Chosen(folder, next(filter(Path.is_dir, there), None), again=True)
+            noted = (folder.checkpoints / name for name in reversed(record["checkpoints"]))
+            there = list(filter(Path.is_dir, noted))
+            return Chosen(folder, pick([*there, *folder.before(there[-1])]) if there else None, again=True)
     return None
 
 

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.checkpoint import Share, check_left_out, load, load_module_state, read
+from gan.checkpoint import Share, averages_of, check_left_out, failing, load, load_module_state, read
+from gan.contents import need
 from gan.errors import UserError
+from gan.finite import NotFinite, as_made, named, of_players
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
+from gan.fit.whole import instead
 from gan.making import reopened
 from gan.runs import Run, build, full_name
+from gan.shard_file import Damaged
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,13 @@ def open_run(
         try:
             saved = load(checkpoint)
             _load(run, saved, checkpoint)
-        except UserError:
+        except UserError as error:
+            if isinstance(error, NotFinite):
+                earlier = where.before(checkpoint)
+                advice = f"give an earlier one: type {earlier[0]}" if earlier else "the run has no earlier one"
+                raise UserError(f"{error}; {advice}") from error
+            if isinstance(error, Damaged) and checkpoint.exists():
+                raise UserError(f"{error}; {instead(where, checkpoint)}") from error
             if checkpoint.exists() or str(checkpoint) == which:
                 raise
             continue  # training has just replaced it with a newer one
@@ -120,6 +130,8 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
     """Load weights and averages, after a check that they are of this game."""
     game = run.game
     game.assemble()
+    meant = {name: as_made(player.module) for name, player in game.players.items()}
+    networks = [(name, player.module) for name, player in game.players.items()]
     players = saved.get("players", {})
     if saved.get("game") != type(game).__name__ or list(players) != list(game.players):
         whose, who = saved.get("game", "another program"), ", ".join(players) or "unknown"
@@ -127,15 +139,22 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
             f"{checkpoint} is of {whose} with players {who}; the run's settings make {type(game).__name__} with "
             f"players {', '.join(game.players)}"
         )
+    with failing(checkpoint):
+        state, _ = need(saved, "state_dict", dict), need(saved, "global_step", int)
+        averages = {name: averages_of(saved, name) or {} for name in players}
     left_out = saved.get("left_out", {})
     in_files = reopened(game, game.players.values(), saved)
     try:
-        load_module_state(game, saved["state_dict"], left_out=in_files.union(left_out))
+        load_module_state(game, state, left_out=in_files.union(left_out))
     except RuntimeError as error:
         first = " ".join(" ".join(str(error).splitlines()[:2]).split())
         raise UserError(f"{checkpoint} has other networks than the run's settings make: {first}") from error
     check_left_out(game, left_out)
     game.pretrained_weights_read = True
+    bad = of_players(networks, meant)
     for name, player in game.players.items():
-        averages = players[name]["ema"] or {}
-        read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages.items()})
+        if unknown := averages[name].keys() - dict(player.module.named_parameters(remove_duplicate=False)).keys():
+            raise UserError(f"{checkpoint} has an average of '{min(unknown)}', which player '{name}' does not have")
+        read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages[name].items()})
+    if bad := bad or of_players(networks, meant):
+        raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gan.errors import UserError
-from gan.files import whole_file
+from gan.files import load_plain, whole_file
 
 PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
 
@@ -76,9 +76,9 @@ class Styles:
         if not path.is_file():
             raise UserError(f"there is no file of styles '{path}'; make one with python -m gan.sample RUN save-styles")
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise UserError(f"'{path}' cannot be read as styles: {(str(error).splitlines() or [''])[0]}") from error
+            saved = load_plain(path)
+        except UserError as error:
+            raise UserError(f"'{path}' cannot be read as styles: {error}") from error
         _check_parts(saved, path)
         return cls(saved["codes"], saved["present"], tuple(saved["label_names"]), saved["source"])
 

@@ -9,6 +9,7 @@ from filelock import FileLock
 from torchvision.models import VGG19_Weights
 
 from gan.errors import UserError
+from gan.files import load_plain
 from nets.vgg import Vgg19
 
 SOURCE = VGG19_Weights.IMAGENET1K_V1
@@ -20,10 +21,9 @@ def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
     if not path.is_file():
         raise UserError(f"there is no file '{path}' of VGG-19's weights; {_advice()}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"'{path}' cannot be read as weights: {reason}; {_advice()}") from error
+        state = load_plain(path)
+    except UserError as error:
+        raise UserError(f"'{path}' cannot be read as weights: {error}; {_advice()}") from error
     try:
         return Vgg19(state, normalise)
     except (ValueError, AttributeError) as error:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gan.checkpoint import PART, VALUES, replaced
+from gan.checkpoint import DIGESTS, PART, VALUES, replaced
 from gan.errors import UserError
 
 _LOCKS: set[int] = set()  # this process holds them
@@ -147,6 +147,6 @@ def _refuse_other(path: Path) -> None:
 def _is_ours(path: Path) -> bool:
     """Whether a folder is a checkpoint, also an incomplete one: it has no files but those of a checkpoint."""
     return path.is_dir() and all(
-        entry.name == VALUES or (entry.name.startswith("shard-") and entry.suffix == ".safetensors")
+        entry.name in (VALUES, DIGESTS) or (entry.name.startswith("shard-") and entry.suffix == ".safetensors")
         for entry in path.iterdir()
     )

@@ -5,13 +5,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gan.checkpoint import Share, load_module_state
+from gan.checkpoint import Share, averages_of, load_module_state
 from gan.errors import UserError
+from gan.finite import Bad, NotFinite, named
 from gan.module import GanModule
 from gan.pool import ImagePool
+from strategies.checkpoint.finite import FiniteWeights
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.module_state import module_state
 from strategies.checkpoint.player_state import (
+    average_state,
     load_average,
     load_optimizer_state,
     load_training_state,
@@ -51,8 +54,12 @@ def load_networks(
     strict: bool,
     ranks: SavingRanks,
     left_out: LeftOut,
+    finite: FiniteWeights,
 ) -> None:
-    """Check that the checkpoint is of this game, then load weights and averages. Each rank reads what it owns."""
+    """Check that the checkpoint is of this game, then load weights and averages. Each rank reads what it owns.
+
+    Weights that are not finite are refused: no optimizer can mend them.
+    """
     name, saved = type(game).__name__, list(checkpoint.get("players", ()))
     if checkpoint.get("game") != name or saved != list(policies):
         raise UserError(
@@ -75,13 +82,20 @@ def load_networks(
 
     def load_averages() -> None:
         for name, policy in policies.items():
-            load_average(policy, checkpoint["players"][name]["ema"])
+            load_average(policy, averages_of(checkpoint, name))
 
     ranks.each(load_weights)
     for policy in policies.values():
         policy.storage.shards_changed()
         policy.storage.reshard()
+
+    def not_finite() -> list[Bad]:
+        loaded = module_state(game, _shares(policies), True, left_out=left_out.parameters.values())
+        return finite.bad(loaded, {name: _average(policy) for name, policy in policies.items()})
+
     ranks.each(load_averages)
+    if found := list(dict.fromkeys(each for bad in ranks.each(not_finite) for each in bad)):
+        raise NotFinite(f"the checkpoint cannot be used: {named(found)}; take an earlier one")
 
 
 def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: SavingRanks) -> None:
@@ -89,12 +103,21 @@ def load_training(policies: Policies, checkpoint: Mapping[str, Any], ranks: Savi
     learners = [policy for policy in policies.values() if policy.optimizer is not None]
 
     def load_optimizers() -> None:
+        if len(learners) != len(checkpoint["optimizer_states"]):
+            raise UserError(
+                f"the checkpoint has {len(checkpoint['optimizer_states'])} optimizers, and this run {len(learners)}; "
+                f"resume with the settings it was trained with"
+            )
         for policy, state in zip(learners, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(policy, state)
 
     ranks.each(load_optimizers)
     for name, policy in policies.items():
         load_training_state(policy, checkpoint["players"][name])
+
+
+def _average(policy: Policy) -> dict[str, Share] | None:
+    return None if policy.ema is None else average_state(policy)
 
 
 def _shares(policies: Policies) -> dict[nn.Parameter, Share | None]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.checkpoint import Checksum, Share, check_left_out, checksum, read
+from gan.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, read, tensor_of
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.weights import WeightFiles, check_files
@@ -78,7 +78,7 @@ class LeftOut:
                         raise UserError(f"the checkpoint has neither '{name}' nor its file; is it of another network?")
                     weight = self.parameters[name]
                     share = shares[weight] if weight in shares else Share.whole(weight)
-                    if share is not None and not _equals(share, saved[name]):
+                    if share is not None and not _equals(share, tensor_of(saved, name, "state_dict/")):
                         raise UserError(
                             f"the checkpoint has other values of '{name}' than {self.of_players[player].path}; leave "
                             f"weights out for player '{player}'"
@@ -87,8 +87,9 @@ class LeftOut:
         def compare() -> None:
             noted = dict(checkpoint.get("left_out", {}))
             for name in self.made.keys() & saved.keys():  # saved before saved=False was typed
-                share = Share.whole(saved[name].empty())
-                read({saved[name]: share})
+                there = tensor_of(saved, name, "state_dict/")
+                share = Share.whole(there.empty())
+                read({there: share})
                 noted[name] = checksum(share.tensor)
             for name in self.made.keys() - noted.keys():
                 raise UserError(f"the checkpoint has neither '{name}' nor its checksum; is it of another network?")
@@ -105,7 +106,7 @@ class LeftOut:
             ranks.each(compare)
 
 
-def _equals(share: Share, saved: Any) -> bool:
+def _equals(share: Share, saved: SavedTensor) -> bool:
     """Whether a checkpoint has the same values as this rank's share."""
     there = replace(share, tensor=torch.empty_like(share.tensor, device="cpu", memory_format=torch.contiguous_format))
     read({saved: there})

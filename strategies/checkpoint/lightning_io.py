@@ -27,11 +27,8 @@ class WholeCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """A checkpoint's tree. The tensors in it are read later, when they are needed.
-
-        Everything else is read by a weights-only `torch.load`, unless the caller passes `weights_only=False`.
-        """
-        return load(path, weights_only is not False)
+        """A checkpoint's tree. The tensors in it are read later, when they are needed."""
+        return load(path, weights_only)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         remove(path)

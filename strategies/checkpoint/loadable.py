@@ -33,7 +33,7 @@ def unloadable(values: Any) -> UserError:
     advice = ADVICE.get(str(key[0]) if key else "", "save plain values").format(last=key[-1] if key else "")
     return UserError(
         f"'{'/'.join(map(str, key))}' is a {kind}, which could not be loaded again without running code; {advice} "
-        f"({PLAIN})"
+        f"({PLAIN}), or allow a class of your own by torch.serialization.add_safe_globals"
     )
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from gan.checkpoint import SavedTensor, Share, read
 from gan.ema import Ema
 from gan.errors import UserError
+from gan.shard_file import Damaged
+from strategies.optimizers import treats_elements
 from strategies.policies.policy import Policy
 
 
@@ -28,10 +30,10 @@ def training_state(policy: Policy) -> dict[str, Any]:
 
 def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
     """Load the loss scale and the counts of updates."""
-    policy.skipped = state["skipped"]
+    policy.skipped = state.get("skipped", 0)
     if policy.average is not None:
         policy.average.updates = state.get("ema_updates", 0)  # earlier versions did not save it
-    if policy.loss_scale is not None and state["loss_scale"] is not None:
+    if policy.loss_scale is not None and state.get("loss_scale") is not None:
         policy.loss_scale.load_state_dict(state["loss_scale"])
 
 
@@ -50,7 +52,10 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
     if saved is None:
         policy.ema.load_state_dict(None)
     else:
-        read({saved[name]: share for name, share in average_state(policy).items()})
+        shares = average_state(policy)
+        if missing := shares.keys() - saved.keys():
+            raise UserError(f"player '{policy.player.name}': the checkpoint has no average of '{min(missing)}'")
+        read({saved[name]: share for name, share in shares.items()})
 
 
 def optimizer_state(policy: Policy) -> dict[str, Any]:
@@ -115,6 +120,11 @@ def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str,
     if policy.storage.per_element(key):
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
     else:
+        if treats_elements(policy.optimizer) and value.shape not in (owned.shape, torch.Size()):
+            raise Damaged(
+                f"{value.source} is damaged, or of other networks: '{value.key}' has shape {tuple(value.shape)}, and "
+                f"{tuple(owned.shape)} is needed"
+            )
         share = Share.whole(value.empty())
     wanted[value] = share
     return share.tensor

@@ -9,14 +9,19 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import noise
+from gan.checkpoint import failing
 from gan.errors import UserError
+from gan.finite import named
 from gan.pool import ImagePool
 from strategies import random_state
 from strategies.checkpoint.background import Background
+from strategies.checkpoint.contents import check_training
+from strategies.checkpoint.finite import FiniteWeights
 from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
@@ -39,6 +44,7 @@ class SavingStrategy(LaunchedStrategy):
         super().__init__(*args, **kwargs)
         self.policies: dict[str, Policy] = {}
         self.left_out: LeftOut  # made with the policies
+        self.finite: FiniteWeights
         self.background = Background()
         self.ranks = Ranks()
         self.seed = 0
@@ -71,9 +77,16 @@ class SavingStrategy(LaunchedStrategy):
         self.places.compare()
         checkpoint |= game_state(self.lightning_module, self.policies, self.left_out)
         checkpoint["seed"] = self.seed
-        own = self._set_aside or random_state.capture(), os.path.abspath(filepath), secrets.token_hex(8)
-        states, paths, names = zip(*self.gather_objects(own), strict=True)
+        averages = {name: player["ema"] for name, player in checkpoint["players"].items()}
+        bad = self.finite.bad(checkpoint["state_dict"], averages)
+        own = self._set_aside or random_state.capture(), os.path.abspath(filepath), secrets.token_hex(8), bad
+        states, paths, names, bad = zip(*self.gather_objects(own), strict=True)
         checkpoint["random_states"], where, name = list(states), paths[0], names[0]
+        if found := list(dict.fromkeys(each for of_rank in bad for each in of_rank)):
+            rank_zero_warn(
+                f"{where} has weights that are not finite: {named(found)}; it will not be resumed or opened. Stop "
+                f"this run, and go on from an earlier checkpoint"
+            )
         if storage_options == IN_BACKGROUND:
             write = prepare(where, checkpoint, self._saving_ranks(), copied=True)
             self.background.start(partial(write, self._ranks_of_thread(name)), self.ending.wish)
@@ -118,10 +131,19 @@ class SavingStrategy(LaunchedStrategy):
         optimizer = getattr(optimizer, "optimizer", optimizer)
         return optimizer_state(next(each for each in self.policies.values() if each.optimizer is optimizer))
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
+        tree = super().load_checkpoint(checkpoint_path, weights_only)
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == TrainerFn.FITTING and not self.handing_over:
+            with failing(Path(checkpoint_path)):
+                check_training(tree, trainer)
+        return tree
+
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
         ranks = self._saving_ranks()
-        load_networks(self.lightning_module, self.policies, checkpoint, strict, ranks, self.left_out)
+        load_networks(self.lightning_module, self.policies, checkpoint, strict, ranks, self.left_out, self.finite)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume."""
@@ -139,7 +161,13 @@ class SavingStrategy(LaunchedStrategy):
             warn_of_own_dropouts(policy.player for policy in self.policies.values())
         states, self._resumed_states = self._resumed_states, None
         if states is not None and len(states) == self.world_size:
-            random_state.restore(states[self.global_rank])
+            try:
+                random_state.restore(states[self.global_rank])
+            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
+                raise UserError(
+                    f"{self.lightning_module.trainer.ckpt_path} is damaged: what it has of rank {self.global_rank}'s "
+                    f"random states is none; take an earlier one"
+                ) from error
         elif states is not None or self.world_size > 1:
             # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
             random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))

@@ -6,7 +6,6 @@ would take more code than this file has.
 """
 
 import io
-import json
 import os
 import pickle
 from collections import defaultdict
@@ -17,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 
-from gan.checkpoint import FORMAT, START, STARTS, VALUES, Key, Share, reason
+from gan import shard_file
+from gan.checkpoint import DIGESTS, FORMAT, VALUES, Key, Share, digests_text, reason
 from gan.errors import UserError
+from gan.shard_file import Digest, Piece, crc32
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
 from strategies.checkpoint.loadable import unloadable
 from strategies.checkpoint.ranks import ALONE, SavingRanks
@@ -80,20 +80,19 @@ def prepare(
         offers = ranks.each(offer)
         dealt = _deal(offers)
         ranks.each(fix)
-        return partial(_write, path, mine, pickled, dealt, stack.pop_all())
+        return partial(_write, path, mine, pickled, stack.pop_all())
 
 
 def _write(
     path: Path,
     mine: Mapping[str, Share],
     pickled: io.BytesIO,
-    dealt: list[list[str]],
     stack: ExitStack,
     ranks: SavingRanks,
 ) -> None:
     with _naming(path, ranks), stack:
-        ranks.each(lambda: _write_file(part_of(path), ranks.rank, mine))
-        ranks.first(lambda: _complete(path, pickled, dealt))
+        files = ranks.each(lambda: _write_file(part_of(path), ranks.rank, mine))
+        ranks.first(lambda: _complete(path, pickled, files))
 
 
 @contextmanager
@@ -154,36 +153,12 @@ def _file(part: Path, rank: int) -> Path:
     return part / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors"
 
 
-def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> None:
-    """Write a safetensors file: the header's length in 8 bytes, the header, the elements of all tensors.
-
-    It writes one tensor after the other, so a rank needs memory for the copy of one tensor only. safetensors' own
-    `save_file` copies all tensors of a GPU to the CPU before it writes the first.
-    """
+def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> dict[str, Digest]:
+    """Write this rank's file, if it has anything to write. Returns the file's name and what a reader checks it with."""
     if not shares:
-        return
-    starts = {name: {START: [share.start]} for name, share in shares.items()}
-    header: dict[str, Any] = {"__metadata__": {"DCP_VERSION": "1.0", STARTS: json.dumps(starts), "format": "pt"}}
-    # Tensors with wide elements first: then each tensor begins at a multiple of its element size.
-    ordered = sorted(shares.items(), key=lambda item: -item[1].tensor.itemsize)
-    end = 0
-    for name, share in ordered:
-        begin, end = end, end + share.tensor.nbytes
-        kind = _kind(share.tensor.dtype)
-        header[name] = {"dtype": kind, "shape": [share.tensor.numel()], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with _file(part, rank).open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, share in ordered:
-            file.write(share.tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _kind(dtype: torch.dtype) -> str:
-    """safetensors' name for a dtype, read from the header of an empty tensor."""
-    return json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"]
+        return {}
+    file = _file(part, rank)
+    return {file.name: shard_file.write(file, {name: Piece(s.tensor, s.start) for name, s in shares.items()})}
 
 
 def _pickle(values: dict[str, Any], offers: list[dict[str, Offer]], file: io.BytesIO) -> None:
@@ -203,14 +178,18 @@ def _pickle(values: dict[str, Any], offers: list[dict[str, Offer]], file: io.Byt
         raise unloadable(values) from error
 
 
-def _complete(path: Path, pickled: io.BytesIO, dealt: list[list[str]]) -> None:
-    """After all tensors are written: write values.pt, and give the folder its final name."""
+def _complete(path: Path, pickled: io.BytesIO, files: list[dict[str, Digest]]) -> None:
+    """After all tensors are written: write values.pt and digests.json, and give the folder its final name."""
     part = part_of(path)
-    for rank, names in enumerate(dealt):
-        if names and not _file(part, rank).is_file():
+    for rank, written in enumerate(files):
+        if any(not (part / name).is_file() for name in written):
             raise UserError(f"what rank {rank} wrote is not there; save to a disk that all machines share")
-    with (part / VALUES).open("wb") as file:
-        file.write(pickled.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
+    values = pickled.getbuffer()
+    digests = {name: digest for written in files for name, digest in written.items()}
+    digests[VALUES] = Digest(len(values), crc32(values))
+    for name, content in ((VALUES, values), (DIGESTS, digests_text(digests).encode())):
+        with (part / name).open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
     put(path)

@@ -46,7 +46,7 @@ class gated:
         def write(*args):
             if threading.current_thread() is not threading.main_thread():
                 assert self.open.wait(60)
-            real(*args)
+            return real(*args)
 
         self.patch = mock.patch.object(writing, "_write_file", write)
         self.patch.start()
@@ -229,7 +229,7 @@ def failing(folder, who, what):
     def write(part, *rest):
         if rank == who and part.name.startswith("b"):
             raise OSError(errno.ENOSPC, "No space left on device") if what == "disk" else ZeroDivisionError("a mistake")
-        real(part, *rest)
+        return real(part, *rest)
 
     def both(trainer):
         trainer.strategy.save_in_background(folder / "a.ckpt")
@@ -297,7 +297,7 @@ def dies_while_it_writes(folder):
     def write(part, *rest):
         if rank == 1 and part.name.startswith("b"):
             os.kill(os.getpid(), signal.SIGKILL)
-        real(part, *rest)
+        return real(part, *rest)
 
     def both(trainer):
         trainer.save_checkpoint(folder / "a.ckpt")

@@ -8,21 +8,22 @@ import os
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import gan.checkpoint
+from gan import shard_file
 from gan.checkpoint import Share, load, read
 from gan.errors import UserError
+from gan.shard_file import SavedPiece
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
 from strategies.checkpoint.folders import remove
@@ -113,7 +114,7 @@ def save_shares(path):
 
 
 def read_shares(path):
-    """What a rank reads of it, and how many elements of it that took."""
+    """What a rank reads of it, and how many bytes of it that took."""
     rank, size = dist.get_rank(), dist.get_world_size()
     first, last = CUTS[size][rank : rank + 2]
     mine = torch.zeros(last - first)
@@ -123,30 +124,24 @@ def read_shares(path):
     return sum(seen)
 
 
+def in_small_chunks(deed, path):
+    """With a checksum for every four elements."""
+    with mock.patch.object(shard_file, "CHUNK", 16):
+        return deed(path)
+
+
 class seen_reads:
-    """Notes the elements of every range that is read from a file."""
+    """Notes the bytes of everything that is read from a file, but for its header."""
 
     def __enter__(self):
-        seen = []
+        seen, real = [], SavedPiece._read_chunk
 
-        class File(contextlib.AbstractContextManager):
-            def __init__(self, *args, **kwargs):
-                self.file = safe_open(*args, **kwargs)
-                self.metadata = self.file.metadata
+        def read_chunk(piece, file, number, buffer):
+            before = file.tell()
+            real(piece, file, number, buffer)
+            seen.append(file.tell() - max(before, piece.place + number * shard_file.CHUNK))
 
-            def get_slice(self, name):
-                saved = self.file.get_slice(name)
-
-                def ranged(_, wanted):
-                    seen.append(wanted.stop - wanted.start)
-                    return saved[wanted]
-
-                return mock.MagicMock(get_shape=saved.get_shape, __getitem__=ranged)
-
-            def __exit__(self, *_):
-                self.file.__exit__(None, None, None)
-
-        self.patch = mock.patch.object(gan.checkpoint, "safe_open", File)
+        self.patch = mock.patch.object(SavedPiece, "_read_chunk", read_chunk)
         self.patch.start()
         return seen
 
@@ -157,13 +152,14 @@ class seen_reads:
 def test_shares_are_cut_differently_for_another_number_of_ranks(ranks, tmp_path):
     for size in (2, 4):
         path = tmp_path / f"{size}.ckpt"
-        ranks(size).run(save_shares, path)
-        tree = read_checkpoint(path)
+        ranks(size).run(in_small_chunks, save_shares, path)
+        tree = in_small_chunks(read_checkpoint, path)
         assert tree["values"] == 0  # the first rank's
         assert torch.equal(tree["dealt"]["out"], WHOLE) and torch.equal(tree["all"]["w"], torch.arange(50.0))
         assert all(torch.equal(tree["own"][rank], WHOLE[:rank]) for rank in range(size))
         for other in (2, 4):
-            assert sum(ranks(other).run(read_shares, path)) == 103
+            read_in_all = sum(ranks(other).run(in_small_chunks, read_shares, path))
+            assert 4 * 103 <= read_in_all < 4 * 103 + 5 * 2 * 16  # whole chunks, at both ends of up to 5 ranges
 
 
 def test_what_all_ranks_have_is_written_once_and_by_all_in_turn(ranks, tmp_path):
@@ -178,7 +174,7 @@ def test_what_all_ranks_have_is_written_once_and_by_all_in_turn(ranks, tmp_path)
 def test_a_share_that_is_missing_is_noticed(ranks, tmp_path):
     ranks(4).run(save_shares, tmp_path / "x.ckpt")
     next((tmp_path / "x.ckpt").glob("shard-00001-*")).unlink()
-    with pytest.raises(UserError, match="is missing or not whole"):
+    with pytest.raises(UserError, match=r"shard-00001-model-00001-of-00001.safetensors is missing"):
         read_checkpoint(tmp_path / "x.ckpt")
 
 
@@ -191,6 +187,7 @@ POINTS = {  # where a process is killed, and what is there then
     "in the middle of the tensors": [LAST, PART],
     "between the tensors and the values": [LAST, PART],
     "in the middle of the values": [LAST, PART],
+    "in the middle of the digests": [LAST, PART],
     "before it gets its name": [LAST, PART],
     "between the two renames": [PART, REPLACED],
     "before the older one is removed": [LAST, REPLACED],
@@ -210,6 +207,7 @@ def kill_in(point, path, number, how=save):
             "in the middle of the tensors": (os, "fsync", die),
             "between the tensors and the values": (writing, "_complete", die),
             "in the middle of the values": (os, "fsync", the_second_time(os.fsync, die)),
+            "in the middle of the digests": (os, "fsync", the_third_time(os.fsync, die)),
             "before it gets its name": (writing, "put", die),
             "between the two renames": (Path, "rename", the_second_time(Path.rename, die)),
             "before the older one is removed": (folders, "remove", the_second_time(folders.remove, die)),
@@ -225,14 +223,17 @@ def kill_in(point, path, number, how=save):
     assert process.exitcode == -signal.SIGKILL
 
 
-def the_second_time(real, deed):
+def the_second_time(real, deed, number=2):
     calls = []
 
     def call(*args):
         calls.append(args)
-        return deed() if len(calls) == 2 else real(*args)
+        return deed() if len(calls) == number else real(*args)
 
     return call
+
+
+the_third_time = partial(the_second_time, number=3)
 
 
 @pytest.mark.parametrize(("point", "left"), POINTS.items())
@@ -475,7 +476,7 @@ def weighed(policy, folder, gathering):
     with seen_reads() as seen:
         trainer(PhaseStrategy(policy, check=False), world, 2).fit(loaded, data, ckpt_path=folder / "x.ckpt")
     sizes = 8 * saved.net[1].weight.numel(), 8 * 4 * sum(p.numel() for p in saved.net.parameters())
-    return saved.saving, loaded.loading, 8 * sum(seen), *sizes
+    return saved.saving, loaded.loading, sum(seen), *sizes
 
 
 @pytest.mark.parametrize("policy", ["zero2", "zero3"])

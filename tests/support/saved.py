@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gan.checkpoint import Share, load, whole
+from gan.checkpoint import DIGESTS, VALUES, Share, digest_of, digests_text, load, whole
+from gan.shard_file import Digest, crc32
 from strategies.checkpoint.writing import save
 
 
@@ -73,3 +74,21 @@ def number_of(path: Path) -> int:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def seal(path: Path) -> None:
+    """Write the digests of a checkpoint's files as they are now, as somebody would who has changed them on purpose."""
+    found = {VALUES: digest_of(path / VALUES)}
+    for file in path.glob("*.safetensors"):
+        content = file.read_bytes()
+        header = content[: 8 + int.from_bytes(content[:8], "little")]
+        found[file.name] = Digest(len(content), crc32(header))
+    (path / DIGESTS).write_text(digests_text(found))
+
+
+def damage(path: Path) -> None:
+    """Flip a bit of a checkpoint's last tensor."""
+    file = max(path.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 4
+    file.write_bytes(content)

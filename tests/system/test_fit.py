@@ -244,7 +244,7 @@ def test_a_checkpoint_on_the_way_is_written_beside_training_if_that_is_typed(in_
 
     def write(*args):
         beside.append(threading.current_thread() is not threading.main_thread())
-        real(*args)
+        return real(*args)
 
     with mock.patch.object(writing, "_write_file", write):
         settings = dict(max_steps=3, save_every=2, save_in_background=in_background)

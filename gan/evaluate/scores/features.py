@@ -14,6 +14,7 @@ from torchmetrics.image.kid import KernelInceptionDistance
 from torchvision.models import vgg19
 
 from gan.errors import UserError
+from gan.files import load_plain
 from nets.published import load_vgg19
 from nets.vgg import Vgg19
 
@@ -169,10 +170,9 @@ class _Given(nn.Module):
 def read_weights(file: Path, what: str) -> dict[str, Tensor]:
     """Read a state dict from a file, which may hold only tensors."""
     try:
-        weights = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds of errors for broken files
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file} cannot be read as {what}, a state dict of only tensors ({reason})") from error
+        weights = load_plain(file)
+    except UserError as error:
+        raise UserError(f"{file} cannot be read as {what}, a state dict of only tensors ({error})") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UserError(f"{file} is not {what}: a state dict of only tensors, as torch.save(net.state_dict()) makes")
     return weights

@@ -1,11 +1,14 @@
-"""Files written as a whole or not at all."""
+"""Files written as a whole or not at all, and files of tensors."""
 
 import os
+import pickle
+import re
 
 import pytest
 import torch
 
-from gan.files import whole_file
+from gan.errors import UserError
+from gan.files import load_plain, whole_file
 
 
 @pytest.mark.parametrize(
@@ -66,3 +69,19 @@ def test_two_processes_have_a_temporary_file_each(tmp_path, monkeypatch):
             other.write_text("other")
         assert path.read_text() == "other"
     assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"garbage", "it is not of torch.save, or holds more than tensors and plain values"),
+        (pickle.dumps(re.compile), "it is not of torch.save, or holds more than tensors and plain values"),
+        (b"", "it is not of torch.save, or holds more than tensors and plain values"),
+    ],
+)
+def test_a_file_that_is_not_plain_is_named_without_advice_to_run_it(content, message, tmp_path):
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(UserError, match=f"^{message}$"):
+        load_plain(tmp_path / "x.pt")
+    torch.save({"a": torch.ones(1)}, tmp_path / "x.pt")
+    assert load_plain(tmp_path / "x.pt") == {"a": torch.ones(1)}

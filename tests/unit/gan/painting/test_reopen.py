@@ -13,7 +13,7 @@ from gan.painting import reopen
 from gan.painting.reopen import open_run
 from gan.runs import build
 from tests.support import opening
-from tests.support.saved import read_checkpoint, write_checkpoint
+from tests.support.saved import damage, read_checkpoint, write_checkpoint
 
 
 @pytest.fixture
@@ -164,6 +164,39 @@ def test_a_checkpoint_of_another_game_or_none_is_refused(copy):
     shutil.rmtree(path)
     torch.save(saved, path)
     with pytest.raises(UserError, match=r"step-000002.ckpt cannot be read as a checkpoint: it is one file"):
+        open_run(str(copy))
+
+
+def test_a_damaged_one_is_named_with_the_whole_one_before_it(copy):
+    path = the_checkpoint(copy)
+    other = shutil.copytree(path, path.with_name("step-000001.ckpt"))
+    damage(path)
+    for which in (copy, path):
+        with pytest.raises(UserError, match=f"000002.ckpt cannot .* damaged: .* before it is {other}: type {other}$"):
+            open_run(str(which))
+    assert open_run(str(other)).checkpoint == other
+    damage(other)
+    with pytest.raises(UserError, match=r"000002.ckpt cannot .* damaged.*; no earlier checkpoint of the run is whole"):
+        open_run(str(copy))
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_weights_that_are_not_finite_are_refused_by_name(averaged, copy):
+    path = the_checkpoint(copy)
+    saved = read_checkpoint(path)
+    weights = {name.removeprefix("generator."): weight for name, weight in saved["state_dict"].items()}
+    player = build("sean-faces", **opening.WIDTHS).game.generator
+    averages = {name: weights[name].clone() for name, _ in player.named_parameters()}
+    saved["players"]["generator"]["ema"] = averages
+    name = list(averages)[3]
+    (averages if averaged else weights)[name].view(-1)[-1] = torch.nan
+    write_checkpoint(path, saved)
+    message = rf"000002.ckpt cannot be used: '{name}' of player 'generator' has NaN; "
+    with pytest.raises(UserError, match=f"{message}the run has no earlier one$"):
+        open_run(str(copy))
+    earlier = path.with_name("step-000001.ckpt")
+    earlier.mkdir()
+    with pytest.raises(UserError, match=f"{message}give an earlier one: type {earlier}$"):
         open_run(str(copy))
 
 
