@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and files by which processes lock each other out."""
 
 import os
 from collections.abc import Iterator
@@ -23,3 +23,31 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+_LOCKABLE: set[int] = set()
+
+
+@contextmanager
+def lockable(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Give a handle of a file or folder, to lock it with. The lock ends with the block, and with this process.
+
+    A process that is forked meanwhile, such as a loader's worker, closes its copy, or the lock would outlive this one.
+    """
+    handle = os.open(path, flags, 0o666)
+    _LOCKABLE.add(handle)
+    try:
+        yield handle
+    finally:
+        if handle in _LOCKABLE:  # not in a forked process
+            _LOCKABLE.remove(handle)
+            os.close(handle)
+
+
+def _let_go() -> None:
+    for handle in _LOCKABLE:
+        os.close(handle)
+    _LOCKABLE.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -430,8 +430,9 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     assert "sean-folder on 1 CPU process, strategy ddp: 3 steps of 4 samples" in capsys.readouterr().out
     run = here / "runs" / "001-sean-folder"
     settings = yaml.safe_load((run / "settings.yaml").read_text())
-    wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, data="mine", generator_rate=1e-4)
+    wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, generator_rate=1e-4)
     assert {key: settings[key] for key in wanted} == wanted
+    assert settings["data"] == str(here / "mine")  # from whatever folder it is opened
     rows = metrics.read(run / "metrics.csv")
     assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
     assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
