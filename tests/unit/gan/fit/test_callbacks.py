@@ -1,12 +1,14 @@
 """The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
 
+import re
 from types import SimpleNamespace
 
+import pytest
 import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from gan.fit.callbacks import Bar, Pictures, Score, _losses
+from gan.fit.callbacks import Bar, Pictures, Score, WriteSettings, _losses
 from gan.fit.folder import RunFolder
 from gan.fit.metrics import Record
 from strategies import PhaseStrategy
@@ -93,3 +95,28 @@ def test_the_score_remembers_the_first_value_over_an_interruption():
     engine.callback_metrics = {"val/x": torch.tensor(0.5)}
     other.on_validation_end(engine, None)
     assert (other.first, other.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 0.5, "val/y": 2})
+
+
+@pytest.mark.parametrize("spoil", ["samples", "curves"])
+def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    if spoil == "samples":
+        folder.samples.write_text("a file")
+    else:
+        folder.curves.mkdir()
+    log = Record(folder)
+    log.rows = {0: {"d/x": 1.0}}
+    plain, _ = shown(folder, [])
+    drawn, _ = shown(folder, [Pictures(folder, log, every=2)])
+    assert distance(plain, drawn) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert said.endswith("; training goes on") and str(folder.samples if spoil == "samples" else folder.curves) in said
+    assert folder.curves.is_file() == (spoil == "samples")
+
+
+def test_settings_that_cannot_be_written_are_said_and_the_older_ones_stay(tmp_path, capsys):
+    settings, game = tmp_path / "settings.yaml", tmp_path / "game.txt"
+    game.mkdir()
+    WriteSettings({game: "players", settings: "new"}).on_train_start(SimpleNamespace(is_global_zero=True), None)
+    assert settings.read_text() == "new"
+    assert re.search(r"warning: .*game.txt cannot be written \(Is a directory: .*\); training", capsys.readouterr().err)

@@ -93,3 +93,11 @@ def test_a_refused_run_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
     kept.discard()
     assert not gone.path.exists()
     assert kept.path.exists()
+
+
+def test_a_new_folder_that_cannot_be_filled_is_removed(tmp_path):
+    run = folder.create(tmp_path, "sean")
+    run.game.mkdir()
+    with pytest.raises(UserError, match=r"cannot write to '.*001-sean': Is a directory; choose a folder with --out"):
+        run.fill({run.settings: "run: sean", run.game: "players"})
+    assert not run.path.exists()
