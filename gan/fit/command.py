@@ -337,7 +337,7 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, keep: Kee
     step = trainer.global_step
     saved, best = where.checkpoint(step), keep.best_checkpoint()
     rows = (
-        ("look at", max(where.samples.glob("step-[0-9]*.png"), default=None)),
+        ("look at", next(reversed(where.grids().values()), None)),
         ("curves", where.curves),
         ("metrics", where.metrics),
         ("checkpoint", saved if saved.exists() else where.newest_checkpoint()),

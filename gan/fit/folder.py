@@ -79,6 +79,11 @@ class RunFolder:
         steps = self.steps()
         return self.checkpoint(steps[-1]) if steps else None
 
+    def grids(self) -> dict[int, Path]:
+        """The grids that training drew, by step, in order. A user may keep other pictures beside them."""
+        found = ((re.fullmatch(r"step-(\d+)", path.stem), path) for path in self.samples.glob("step-*.png"))
+        return dict(sorted((int(name[1]), path) for name, path in found if name is not None))
+
     def resuming(self, step: int) -> Path:
         """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
         path = self.checkpoint(step)

@@ -60,6 +60,28 @@ def test_what_resumes_at_a_step_is_the_run_or_that_step_where_there_is_a_later_o
     assert run.resuming(15) == run.path
 
 
+def test_grids_are_in_the_order_of_their_steps_and_other_pictures_are_none(tmp_path):
+    run = make(tmp_path, "sean")
+    assert run.grids() == {}
+    for name in (
+        "step-1000000.png",
+        "step-999999.png",
+        "step-000010.png",
+        "step-abc.png",
+        "step-000010-a.png",
+        "reals.png",
+    ):
+        (run.samples / name).touch()
+    assert [(step, path.name) for step, path in run.grids().items()] == [
+        (10, "step-000010.png"),
+        (999_999, "step-999999.png"),
+        (1_000_000, "step-1000000.png"),
+    ]
+    (tmp_path / "002-file").mkdir()
+    (tmp_path / "002-file" / "samples").write_text("a file")
+    assert folder.RunFolder(tmp_path / "002-file").grids() == {}
+
+
 def test_a_half_written_checkpoint_is_not_found(tmp_path):
     run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt.part")
     assert run.newest_checkpoint().name == "step-000010.ckpt"
