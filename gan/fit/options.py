@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
+from gan.checkpoint import reason
 from gan.errors import UserError
 from gan.fit import folder
 from gan.fit.parser import Parser
@@ -68,7 +69,10 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     typed = None if known.run is None else full_name(known.run)
 
     # A resumed run starts from the settings it was trained with; what is typed overrides them.
-    resumed = folder.find(known.resume, Path(known.out), typed) if known.resume else None
+    try:
+        resumed = folder.find(known.resume, Path(known.out), typed) if known.resume else None
+    except OSError as error:
+        raise UserError(f"cannot look for a run to resume: {reason(error)}") from error
     if resumed is not None:
         argv = ["--config", str(resumed[0].settings), *argv]
         run = _saved_run(resumed[0].settings, typed)
