@@ -74,7 +74,8 @@ def closed(path):
         os.close(number)
     sys.stdout = sys.stderr = None
     with outputs(), path.open("w"):
-        os.write(1, b"said")
+        for number in (1, 2):
+            os.write(number, b"said")
         print("said", flush=True)
         print("said", file=sys.stderr, flush=True)
         assert not sys.stderr.isatty()
