@@ -147,12 +147,12 @@ def _fit(argv: list[str] | None) -> None:
     with ExitStack() as held:
         chosen, launchers = launch.agree(place, choose)
         where, fresh = chosen.folder, resumed is None and not chosen.again
+        if trained is not None and trained.changed and not chosen.again:
+            say(str(trained))
         if settings.dry_run:
             ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
             say(all_settings, summary, ends)
             return
-        if trained is not None and trained.changed and not chosen.again:
-            say(str(trained))
         try:
             train(settings, computer, strategy, run, chosen, texts(chosen, launchers))
         except UserError:
