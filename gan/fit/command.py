@@ -110,7 +110,7 @@ def _fit(argv: list[str] | None) -> None:
         start_ranks(settings, computer, out, typed)
         return
     now = options.run_settings(settings)
-    trained = Resumed(*resumed, settings.run, now) if resumed is not None else None
+    trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
     try:
         run = build(settings.run, **now)
     except UserError as error:
@@ -140,7 +140,7 @@ def _fit(argv: list[str] | None) -> None:
         if settings.dry_run:
             return chosen
         if trained is not None and not chosen.again:
-            trained.check(run)
+            trained.check(run, chosen.checkpoint)
         held.enter_context(lock.training(chosen.folder))
         return chosen
 

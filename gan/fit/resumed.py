@@ -17,8 +17,9 @@ from gan.runs import Run
 class Resumed:
     """A run that is trained on, with the settings that it was trained with and those that it has now."""
 
-    def __init__(self, folder: RunFolder, checkpoint: Path, run: str, now: Mapping[str, Any]) -> None:
-        self.folder, self.checkpoint, self.now = folder, checkpoint, now
+    def __init__(self, folder: RunFolder, run: str, now: Mapping[str, Any]) -> None:
+        """`run` is where the run is now, and `now` are its settings."""
+        self.folder, self.now = folder, now
         saved = options.load(folder.settings, run)
         self.out, self.before = Path(saved.out), options.run_settings(saved)
         self.changed = [name for name, value in now.items() if value != self.before.get(name)]
@@ -32,16 +33,16 @@ class Resumed:
     def _typed(self, settings: Mapping[str, Any]) -> str:
         return " ".join(f"--{name.replace('_', '-')} {settings.get(name)}" for name in self.changed)
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Run, checkpoint: Path) -> None:
         """Refuse networks that the checkpoint's weights do not fit."""
-        saved = load(self.checkpoint).get("state_dict", {})
+        saved = load(checkpoint).get("state_dict", {})
         for name, weight in run.game.state_dict(keep_vars=True).items():
             there = getattr(saved.get(name), "shape", None)
             if there is None or not isinstance(weight, Tensor) or is_lazy(weight) or there == weight.shape:
                 continue
             by = f"{self}; leave out what changes them" if self.changed else "its code or its data have changed"
             raise UserError(
-                f"the checkpoint's networks are of other sizes: '{name}' is {_text(there)} in {self.checkpoint.name} "
+                f"the checkpoint's networks are of other sizes: '{name}' is {_text(there)} in {checkpoint.name} "
                 f"and {_text(weight.shape)} now. {by[0].upper()}{by[1:]}"
             )
 

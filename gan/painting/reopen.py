@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.checkpoint import Share, check_left_out, load, load_module_state, read
+from gan.checkpoint import Share, check_left_out, load, load_module_state, read, reason
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
@@ -54,6 +54,8 @@ def open_run(
             where, checkpoint = _find(which, out, name and full_name(name))
         except FileNotFoundError:
             continue  # training has just removed a checkpoint: there is a newer one
+        except OSError as error:
+            raise UserError(f"cannot look for the run '{which}': {reason(error)}") from error
         settings = options.load(where.settings, name, **overrides)
         run = _build(settings, where)
         try:

@@ -36,7 +36,7 @@ def resumed(folder, typed=(), **saved):
     kept = {**yaml.safe_load(options.dump(settings, NAME)), **saved}
     folder.settings.write_text(yaml.safe_dump(kept))
     now, where = options.parse(["--resume", str(folder.path), *typed])
-    return Resumed(*where, NAME, options.run_settings(now))
+    return Resumed(where[0], NAME, options.run_settings(now))
 
 
 def game(width):
@@ -46,7 +46,7 @@ def game(width):
 def test_nothing_is_said_where_nothing_has_changed(trained):
     again = resumed(trained)
     assert str(again) == "" and again.changed == []
-    again.check(game(3))
+    again.check(game(3), trained.checkpoint(8))
 
 
 def test_what_has_changed_is_said_in_one_line(trained):
@@ -67,7 +67,7 @@ def test_what_has_changed_is_said_in_one_line(trained):
         "the run was trained with --data mine --batch-size 4 --max-steps None --generator-rate 0.0001, "
         "and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1"
     )
-    again.check(game(3))
+    again.check(game(3), trained.checkpoint(8))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_has_changed_is_said_in_one_line(trained):
 )
 def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed(typed, why, trained):
     with pytest.raises(UserError) as caught:
-        resumed(trained, typed).check(game(4))
+        resumed(trained, typed).check(game(4), trained.checkpoint(8))
     assert str(caught.value) == (
         f"the checkpoint's networks are of other sizes: 'net.weight' is 3 x 2 in step-000008.ckpt and 4 x 2 now. {why}"
     )
