@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, and files of tensors that are read without running code."""
+"""Files that are written as a whole or not at all, that are read without running code, or that are locked."""
 
 import os
 import pickle
@@ -42,3 +42,31 @@ def load_plain(path: Path) -> Any:
         raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error
     except Exception as error:  # torch raises many kinds of errors for broken files
         raise UserError((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+_LOCKABLE: set[int] = set()
+
+
+@contextmanager
+def lockable(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Give a handle of a file or folder, to lock it with. The lock ends with the block, and with this process.
+
+    A process that is forked meanwhile, such as a loader's worker, closes its copy, or the lock would outlive this one.
+    """
+    handle = os.open(path, flags, 0o666)
+    _LOCKABLE.add(handle)
+    try:
+        yield handle
+    finally:
+        if handle in _LOCKABLE:  # not in a forked process
+            _LOCKABLE.remove(handle)
+            os.close(handle)
+
+
+def _let_go() -> None:
+    for handle in _LOCKABLE:
+        os.close(handle)
+    _LOCKABLE.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

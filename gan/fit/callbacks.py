@@ -1,11 +1,9 @@
-"""The callbacks of `gan.fit`: the progress bar, pictures, scores, settings and checkpoints."""
+"""The callbacks of `gan.fit`: the progress bar, pictures, scores and settings. keep.py has that of checkpoints."""
 
-import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,17 +14,16 @@ from tqdm import tqdm
 
 from gan.contents import need, numbers
 from gan.files import whole_file
-from gan.fit import launch, metrics
+from gan.fit import metrics
 from gan.fit.folder import RunFolder
+from gan.fit.spare import Spare
 from gan.painting import grids, sounds
 from gan.sound import Sound
 from strategies import random_state
 from strategies.micro_batches import rows
 from strategies.processes.progress import Progress
-from strategies.processes.stopping import SIGNALS, Ending, Signals
 
 SHOWN = 8
-KEPT = 2  # checkpoints
 
 
 class Bar(ProgressBar):
@@ -88,12 +85,14 @@ def _losses(losses: dict[str, Tensor]) -> str:
 class Pictures(Callback):
     """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them.
 
-    A person's own run may have no `show(batch)` or hold nothing out; then only the curves are drawn.
+    A person's own run may have no `show(batch)` or hold nothing out; then only the curves are drawn. A picture that
+    cannot be written is left out.
     """
 
     def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:
         self.folder, self.record, self.every = folder, log, every
         self.batch: Any = None
+        self._spare = Spare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
@@ -131,13 +130,16 @@ class Pictures(Callback):
 
     def _save(self, trainer: Trainer, columns: dict[str, Tensor | Sound], name: str) -> None:
         if trainer.is_global_zero:
-            path = self.folder.samples / name
-            grids.save(grids.grid(columns, SHOWN), path)
-            sounds.save_columns(columns, path)
+            path, picture = self.folder.samples / name, grids.grid(columns, SHOWN)
+            with self._spare.trying(path, "pictures"):
+                path.parent.mkdir(exist_ok=True)
+                grids.save(picture, path)
+                sounds.save_columns(columns, path)
 
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero:
-            metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
+            with self._spare.trying(self.folder.curves):
+                metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
 
 
 def first_samples(data: LightningDataModule | None, count: int) -> dict[str, Tensor] | None:
@@ -195,12 +197,13 @@ class WriteSettings(Callback):
 
     def __init__(self, texts: Mapping[Path, str]) -> None:
         self.texts = texts
+        self._spare = Spare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write them. Lightning lets no rank come here before all ranks have loaded the checkpoint."""
         if trainer.is_global_zero:
             for path, text in self.texts.items():
-                with whole_file(path) as part:
+                with self._spare.trying(path), whole_file(path) as part:
                     part.write_text(text)
 
 
@@ -212,75 +215,3 @@ class Steps(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self.progress.begin(trainer.global_step)
-
-
-class Keep(Callback):
-    """Saves a checkpoint every `every` steps, at the end, on Ctrl-C or another signal to end, and when the guard stops.
-
-    It is written by hand, because Lightning's ModelCheckpoint cannot save at such a moment. A signal may reach one rank
-    or all, at any time. All ranks save after the same step, and the strategy ends the run before the next one (see
-    strategies/processes/stopping.py). A second Ctrl-C ends the run at once.
-
-    Training goes on while a checkpoint is written, unless `in_background` is false or the run ends here.
-
-    The newest two checkpoints that this run wrote are kept, and its older ones are removed. Other checkpoints stay:
-    copies that the user made, and those of later steps, if the run was resumed from an earlier one. So each checkpoint
-    holds the list of steps that the run wrote. A checkpoint of an older version has no such list. Then the run is
-    taken to have written all checkpoints in its folder up to the step it resumes from.
-    """
-
-    def __init__(self, folder: RunFolder, every: int, in_background: bool = True) -> None:
-        self.folder, self.every, self.in_background = folder, every, in_background
-        self.ending: Ending | None = None
-        self.signals = Signals()
-        self.wrote: list[int] | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handlers, which are set by now."""
-        self.ending = trainer.strategy.ending
-        if self.wrote is None:
-            there = self.folder.steps() if trainer.global_step else ()
-            self.wrote = [step for step in there if step <= trainer.global_step]
-        self.signals.take((signal.SIGINT, *SIGNALS), self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.ending.wished and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.ending.wish(number)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save where it is due. This is between two steps, never inside one."""
-        step = trainer.global_step
-        due = step % self.every == 0 or step == trainer.max_steps
-        ends = self.ending.look() or trainer.strategy.guard.hopeless
-        if due or ends:
-            self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
-
-    def save(self, trainer: Trainer, in_background: bool) -> None:
-        """Save this step's checkpoint. When it is whole, remove this run's checkpoints except the newest two."""
-        step = trainer.global_step
-        self.wrote = [*(other for other in self.wrote if other < step), step]
-        if trainer.is_global_zero:
-            launch.note(self.folder, self.folder.checkpoint(step))
-        save = trainer.strategy.save_in_background if in_background else trainer.save_checkpoint
-        save(self.folder.checkpoint(step))
-        if trainer.is_global_zero:
-            for older in self.wrote[:-KEPT]:
-                trainer.strategy.remove_checkpoint(self.folder.checkpoint(older))
-        self.wrote = self.wrote[-KEPT:]
-
-    def state_dict(self) -> dict[str, list[int]]:
-        """The steps whose checkpoints this run wrote, and may remove."""
-        return {"wrote": list(self.wrote or ())}
-
-    def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self.wrote = list(need(state, "wrote", list, "callbacks/Keep/"))
-        numbers(self.wrote, "callbacks/Keep/wrote")
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put Lightning's handlers back, before Lightning removes them."""
-        self.signals.give_back()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put them back after a failure too."""
-        self.signals.give_back()

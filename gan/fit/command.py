@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,16 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.finite import NotFinite
-from gan.fit import attempts, folder, launch, options
+from gan.fit import attempts, folder, launch, lock, options
 from gan.fit import slurm as slurm_job
-from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
+from gan.fit.callbacks import Bar, Pictures, Score, Steps, WriteSettings
 from gan.fit.describe import describe
 from gan.fit.folder import RunFolder
+from gan.fit.keep import Keep
 from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
+from gan.fit.resumed import Resumed
+from gan.fit.spare import outputs
 from gan.fit.whole import instead, newest_whole, to_resume
 from gan.runs import RUNS, Run, build, short_name
 from gan.shard_file import Damaged
@@ -62,15 +66,16 @@ class Computer:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
-    try:
-        _fit(argv)
-    except BaseException as error:
-        report(error)
-        if isinstance(error, UserError):
-            return 2 if agent.speaks() else refuse(error)
-        if isinstance(error, KeyboardInterrupt):
-            return 128 + signal.SIGINT
-        raise
+    with outputs():
+        try:
+            _fit(argv)
+        except BaseException as error:
+            report(error)
+            if isinstance(error, UserError):
+                return 2 if agent.speaks() else refuse(error)
+            if isinstance(error, KeyboardInterrupt):
+                return 128 + signal.SIGINT
+            raise
     return 0
 
 
@@ -108,43 +113,59 @@ def _fit(argv: list[str] | None) -> None:
     if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
         start_ranks(settings, computer, out, typed)
         return
-    run = build(settings.run, **options.run_settings(settings))
+    now = options.run_settings(settings)
+    trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
+    try:
+        run = build(settings.run, **now)
+    except UserError as error:
+        raise trained.where_data_were(error) if trained is not None else error from None
     summary, all_settings = describe(run.game), options.dump(settings, settings.run)
     if settings.resume == "auto" and resumed is None:
         say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
+
+    def texts(chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
+        """What the files of the run's folder say that are written before its first step."""
+        found = {chosen.folder.settings: all_settings, chosen.folder.game: summary}
+        if launchers and not settings.dry_run:
+            begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
+            found[chosen.folder.launch] = launch.text(launchers, *begun_from)
+        return found
 
     def choose(launchers: list[str]) -> Chosen:
         """For the first rank. The files of a resumed run stay as they are until it trains."""
         attempts.check(place)
         # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
         may_have = place is not None and (place.by != "slurm" or place.restarts)
-        if may_have and (begun := launch.begun_by(out, launchers, partial(newest_whole, say=say))) is not None:
-            return begun
-        if resumed is not None:
-            return Chosen(resumed[0], to_resume(settings.resume, *resumed, say))
-        return Chosen(folder.create(Path(settings.out), short_name(settings.run)))
+        begun = launch.begun_by(out, launchers, partial(newest_whole, say=say)) if may_have else None
+        if begun is not None:
+            chosen = begun
+        elif resumed is not None:
+            chosen = Chosen(resumed[0], to_resume(settings.resume, *resumed, say))
+        else:
+            chosen = Chosen(folder.create(Path(settings.out), short_name(settings.run)))
+            chosen.folder.fill(texts(chosen, launchers))
+        if settings.dry_run:
+            return chosen
+        if trained is not None and not chosen.again:
+            trained.check(run, chosen.checkpoint)
+        held.enter_context(lock.training(chosen.folder))
+        return chosen
 
-    chosen, launchers = launch.agree(place, choose)
-    where, fresh = chosen.folder, resumed is None and not chosen.again
-    texts = {where.settings: all_settings, where.game: summary}
-    if settings.dry_run:
-        ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
-        say(*texts.values(), ends)
-    if launchers and not settings.dry_run:
-        begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
-        texts[where.launch] = launch.text(launchers, *begun_from)
-    first = rank_zero_only.rank == 0
-    if first and fresh:
-        for path, text in texts.items():
-            path.write_text(text)  # nobody else knows this folder yet
-    if settings.dry_run:
-        return
-    try:
-        train(settings, computer, strategy, run, chosen, texts)
-    except UserError:
-        if first and fresh:
-            where.discard()
-        raise
+    with ExitStack() as held:
+        chosen, launchers = launch.agree(place, choose)
+        where, fresh = chosen.folder, resumed is None and not chosen.again
+        if trained is not None and trained.changed and not chosen.again:
+            say(str(trained))
+        if settings.dry_run:
+            ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
+            say(all_settings, summary, ends)
+            return
+        try:
+            train(settings, computer, strategy, run, chosen, texts(chosen, launchers))
+        except UserError:
+            if rank_zero_only.rank == 0 and fresh:
+                where.discard()
+            raise
 
 
 def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[str]) -> None:
@@ -174,7 +195,9 @@ def train(
     log, score = Record(where), Score(run.scores)
     strategy.requeues = False
     strategy.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
+    strategy.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
+    keep = keeper(settings, run, where, every)
     trainer = Trainer(
         strategy=strategy,
         accelerator=computer.accelerator,
@@ -192,7 +215,7 @@ def train(
             Bar(settings.get("batch_size")),
             Pictures(where, log, every),
             score,
-            Keep(where, settings.save_every or every, settings.save_in_background),
+            keep,
             WriteSettings(texts),
             Steps(),
         ],
@@ -213,12 +236,28 @@ def train(
     except Damaged as error:
         raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
     except Stopped:
+        keep.refuse_if_not_saved(trainer.is_global_zero)
         step = trainer.global_step
         say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
-        finish(run, score, trainer, where, time.monotonic() - started)
+        finish(run, score, trainer, where, keep, time.monotonic() - started)
+        keep.refuse_if_not_saved(trainer.is_global_zero)
+
+
+def keeper(settings: Namespace, run: Run, where: RunFolder, every: int) -> Keep:
+    """What saves and removes checkpoints. `every` so many steps the run is validated."""
+    save_every, best = settings.save_every or every, settings.keep_best
+    if best and not run.scores:
+        raise UserError(f"--keep-best {best}: this run has no scores to tell which is best; leave --keep-best out")
+    if best and save_every % every and every % save_every:
+        raise UserError(
+            f"--keep-best {best} needs checkpoints of validated steps, which are {every}, {2 * every}, ..., and those "
+            f"of --save-every {save_every} are others; type --save-every {every}"
+        )
+    score = run.score if best else ""
+    return Keep(where, save_every, settings.save_in_background, settings.keep, best, score)
 
 
 def machine(settings: Namespace) -> Computer:
@@ -302,7 +341,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
         say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
 
 
-def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: float) -> None:
+def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, keep: Keep, seconds: float) -> None:
     """Print the scores and where the results are."""
     say(f"\n{trainer.global_step} steps, {seconds / 60:.1f} minutes")
     for name, words in run.scores.items():
@@ -310,12 +349,13 @@ def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, seconds: 
         if first:
             say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
     step = trainer.global_step
-    saved = where.checkpoint(step)
+    saved, best = where.checkpoint(step), keep.best_checkpoint()
     rows = (
-        ("look at", max(where.samples.glob("step-*.png"), default=None)),
+        ("look at", next(reversed(where.grids().values()), None)),
         ("curves", where.curves),
         ("metrics", where.metrics),
         ("checkpoint", saved if saved.exists() else where.newest_checkpoint()),
+        ("best", best and f"{best[0]} ({run.score} {best[1]:.4f})"),
         ("train on", f"{ON} --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
     )
     for title, value in rows:

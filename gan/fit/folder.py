@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,16 @@ class RunFolder:
         return self.path / "samples"
 
     @property
+    def best(self) -> Path:
+        """The scores of the checkpoints that are kept; see best.py."""
+        return self.path / "best.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that trains this run; see lock.py."""
+        return self.path / "run.lock"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -73,10 +84,24 @@ class RunFolder:
         last = step_of(checkpoint)
         return [self.checkpoint(step) for step in reversed(self.steps()) if last is None or step < last]
 
+    def grids(self) -> dict[int, Path]:
+        """The grids that training drew, by step, in order. A user may keep other pictures beside them."""
+        found = ((re.fullmatch(r"step-(\d+)", path.stem), path) for path in self.samples.glob("step-*.png"))
+        return dict(sorted((int(name[1]), path) for name, path in found if name is not None))
+
     def resuming(self, step: int) -> Path:
         """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
         path = self.checkpoint(step)
         return path if path.exists() and path != self.newest_checkpoint() else self.path
+
+    def fill(self, texts: Mapping[Path, str]) -> None:
+        """Write the first files of a folder that nobody else knows yet. If that fails, the folder is removed."""
+        try:
+            for path, text in texts.items():
+                path.write_text(text)
+        except OSError as error:
+            self.discard()
+            raise UserError(f"cannot write to '{self.path}': {error.strerror}; choose a folder with --out") from error
 
     def discard(self) -> None:
         """Remove the folder of a run that was refused before its first step. With metrics or checkpoints it stays."""

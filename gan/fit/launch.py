@@ -26,7 +26,7 @@ from strategies.processes import agent, launched
 from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
 
-NOTED = 3  # the two checkpoints that are kept, and one that is being written
+NOTED = 3  # the two newest checkpoints that are there, and one that is being written
 
 _calls = itertools.count()  # a process may train several times
 
@@ -86,7 +86,9 @@ def note(folder: RunFolder, checkpoint: Path) -> None:
     """This launch saves a checkpoint, from which its next attempt goes on if it has become whole."""
     if found := _read(folder):
         record = found[1]
-        others = (name for name in record["checkpoints"] if name != checkpoint.name)
+        others = (
+            name for name in record["checkpoints"] if name != checkpoint.name and (folder.checkpoints / name).exists()
+        )
         with whole_file(folder.launch) as part:
             part.write_text(text(record["launchers"], *others, checkpoint.name))
 

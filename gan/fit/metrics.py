@@ -1,6 +1,7 @@
 """The metrics of a run: metrics.csv, with one row for each logged step, and the picture of its curves."""
 
 import csv
+import io
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,18 @@ import numpy as np
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from gan.errors import UserError
+from gan.files import whole_file
 from gan.fit.folder import RunFolder
+from gan.fit.spare import Spare, warn
 
 
 class Record(Logger):
     """A Lightning logger that writes metrics.csv and continues the file when a run is resumed.
 
     It is written by hand, because Lightning's CSVLogger empties the file of a resumed run. Here a resumed run keeps
-    the rows up to the step it resumes from, and adds its own below them.
+    the rows up to the step it resumes from, and adds its own below them. If the file cannot be written, training goes
+    on, and the next time that it can be, all rows are.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -25,7 +30,8 @@ class Record(Logger):
         self.columns: list[str] = ["step"]
         self.rows: dict[int, dict[str, float]] = {}
         self._fresh = True
-        self._written = 0
+        self._written = 0  # so many rows are in the file; with 0 all are written
+        self._spare = Spare()
 
     @property
     def name(self) -> str:
@@ -59,7 +65,14 @@ class Record(Logger):
     def _take_up(self, step: int) -> None:
         """Read the rows of a resumed run. Rows that were written after its checkpoint are dropped."""
         self._fresh = False
-        self.rows = {number: row for number, row in read(self.folder.metrics).items() if number < step}
+        try:
+            found = read(self.folder.metrics)
+        except UserError as error:
+            found, aside = {}, self.folder.metrics.with_name("metrics-damaged.csv")
+            with self._spare.trying(aside):
+                self.folder.metrics.replace(aside)
+                warn(f"{error}; it is now {aside.name}, and a new file begins")
+        self.rows = {number: row for number, row in found.items() if number < step}
 
     @rank_zero_only
     def save(self) -> None:
@@ -67,17 +80,26 @@ class Record(Logger):
         if not self.rows:
             return  # Lightning may call it before anything was logged
         names = sorted({name for row in self.rows.values() for name in row} - set(self.columns))
-        rewrite = bool(names) or self._written == 0
         self.columns += names
-        if rewrite:
-            self._written = 0
-        with self.folder.metrics.open("w" if rewrite else "a", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, restval="")
-            if rewrite:
-                writer.writeheader()
-            for step, row in list(self.rows.items())[self._written :]:
-                writer.writerow({"step": step, **{name: f"{value:.6g}" for name, value in row.items()}})
-        self._written = len(self.rows)
+        there, self._written = 0 if names else self._written, 0
+        with self._spare.trying(self.folder.metrics):
+            if there:
+                with self.folder.metrics.open("a", newline="") as file:
+                    file.write(self._text(there))
+            else:
+                with whole_file(self.folder.metrics) as part:
+                    part.write_text(self._text(0), newline="")
+            self._written = len(self.rows)
+
+    def _text(self, first: int) -> str:
+        """The rows from this one on, and above the first one of all the names of the columns."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns, restval="")
+        if not first:
+            writer.writeheader()
+        for step, row in list(self.rows.items())[first:]:
+            writer.writerow({"step": step, **{name: f"{value:.6g}" for name, value in row.items()}})
+        return text.getvalue()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -86,15 +108,16 @@ class Record(Logger):
 
 
 def read(path: Path) -> dict[int, dict[str, float]]:
-    """The rows of a metrics file by step; none if there is no file."""
+    """The rows of a metrics file by step; none if there is no file. A last line that was cut off is left out."""
     if not path.is_file():
         return {}
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        int(row["step"]): {name: float(value) for name, value in row.items() if name != "step" and value}
-        for row in rows
-    }
+    try:
+        with path.open(newline="") as file:
+            names, *rows = [*filter(None, csv.reader(line for line in file if line.endswith("\n")))] or [["step"]]
+        named = (dict(zip(names, values, strict=True)) for values in rows)
+        return {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}
+    except (OSError, csv.Error, ValueError, KeyError) as error:  # also what is no text
+        raise UserError(f"'{path}' is damaged ({type(error).__name__}: {error}); remove it, or mend it") from error
 
 
 Panel = dict[str, list[tuple[int, float]]]
@@ -143,7 +166,8 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
         axes.set(title=group, xlabel="step")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    figure.savefig(path)
+    with whole_file(path) as part:
+        figure.savefig(part, format=path.suffix.removeprefix("."))
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:

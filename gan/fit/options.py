@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
+from gan.checkpoint import reason
 from gan.errors import UserError
 from gan.fit import folder
 from gan.fit.parser import Parser
@@ -68,7 +69,10 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     typed = None if known.run is None else full_name(known.run)
 
     # A resumed run starts from the settings it was trained with; what is typed overrides them.
-    resumed = folder.find(known.resume, Path(known.out), typed) if known.resume else None
+    try:
+        resumed = folder.find(known.resume, Path(known.out), typed) if known.resume else None
+    except OSError as error:
+        raise UserError(f"cannot look for a run to resume: {reason(error)}") from error
     if resumed is not None:
         argv = ["--config", str(resumed[0].settings), *argv]
         run = _saved_run(resumed[0].settings, typed)
@@ -98,7 +102,7 @@ def _saved_run(settings: Path, typed: str | None) -> str:
 
 def dump(settings: Namespace, run: str) -> str:
     """All settings as YAML, without those that belong to a single call of the command."""
-    kept = {name: _written(value) for name, value in settings.as_dict().items() if name not in PASSING}
+    kept = {name: _written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
     try:
         return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
     except yaml.YAMLError as error:
@@ -157,7 +161,7 @@ def _parser(run: str) -> Parser:
         "--restarts",
         type=NonNegativeInt,
         default=3,
-        help="how often lost or crashed ranks are started again, from their last checkpoint",
+        help="how often lost ranks are started again, from their last checkpoint",
     )
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     what = "what ranks communicate by; default: nccl between GPUs, else gloo"
@@ -188,6 +192,13 @@ def _parser(run: str) -> Parser:
         default=True,
         help="train on while a checkpoint is written; needs host memory for a copy of what each rank writes",
     )
+    add("--keep", type=PositiveInt, default=2, help="how many of the newest checkpoints to keep")
+    add(
+        "--keep_best",
+        type=NonNegativeInt,
+        default=0,
+        help="how many of the best ones to keep as well, by the run's first score",
+    )
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
@@ -197,7 +208,7 @@ def _parser(run: str) -> Parser:
     add(
         "--debug",
         action="store_true",
-        help="be deterministic, detect anomalies, compare all ranks after every phase, check every tenth step",
+        help="be deterministic, detect anomalies, compare ranks, check every tenth step",
     )
     add_run_options(parser, run)
     cpus = slurm.cpus()
@@ -270,10 +281,15 @@ def underscores(argument: str) -> str:
     return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
 
 
-def _written(value: Any) -> Any:
-    """The value as settings.yaml has it, from which it is read again by its type."""
+def _written(name: str, value: Any) -> Any:
+    """The value as settings.yaml has it, from which it is read again by its type.
+
+    The path of data that are there is written from the root, so that the run can be opened from any folder.
+    """
     if isinstance(value, Enum):
         return value.name
+    if (isinstance(value, Path) or (name == "data" and isinstance(value, str) and value)) and Path(value).exists():
+        return str(Path(value).absolute())
     return str(value) if isinstance(value, Path | str) else _plain(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.checkpoint import Share, averages_of, check_left_out, failing, load, load_module_state, read
+from gan.checkpoint import Share, averages_of, check_left_out, failing, load, load_module_state, read, reason
 from gan.contents import need
 from gan.errors import UserError
 from gan.finite import NotFinite, as_made, named, of_players
@@ -58,6 +58,8 @@ def open_run(
             where, checkpoint = _find(which, out, name and full_name(name))
         except FileNotFoundError:
             continue  # training has just removed a checkpoint: there is a newer one
+        except OSError as error:
+            raise UserError(f"cannot look for the run '{which}': {reason(error)}") from error
         settings = options.load(where.settings, name, **overrides)
         run = _build(settings, where)
         try:

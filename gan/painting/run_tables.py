@@ -92,13 +92,13 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
 
     A column of the grid becomes a row here. A row that is the same at every step, such as the truth, is shown once.
     """
-    paths = sorted(opened.folder.samples.glob("step-*.png"), key=_step)
-    if not paths:
+    drawn = list(opened.folder.grids().items())
+    if not drawn:
         return Table(note="This run has drawn no grids yet.")
-    paths = [paths[k] for k in spread(len(paths), most)]
-    moments = [f"step {_step(path):,}" for path in paths]
+    drawn = [drawn[k] for k in spread(len(drawn), most)]
+    moments = [f"step {step:,}" for step, _ in drawn]
     sheets = []
-    for path in paths:
+    for _, path in drawn:
         with Image.open(path) as sheet:
             sheets.append(sheet.convert("RGB"))
 
@@ -267,7 +267,3 @@ def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[I
         for left in range(first, sheet.width, width)
     ]
     return [cells[0][column::columns] for column in range(columns)] if wide else cells
-
-
-def _step(path: Path) -> int:
-    return int(path.stem.partition("-")[2])

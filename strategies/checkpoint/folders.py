@@ -10,8 +10,7 @@ error. To remove a checkpoint, it is first renamed to `.part`.
 While a process saves, it holds a shared lock on the parent folder. The system releases the lock when the process ends.
 Before it writes, the process tries to get an exclusive lock. If it gets one, no other process is writing there. Then
 every `.part` is a leftover of a killed process, and is removed. On a file system without locks only a leftover of the
-same name is removed. A process that is forked meanwhile, such as a loader's worker, closes its copy of the lock, or
-the lock would outlive the process that saves.
+same name is removed.
 """
 
 import fcntl
@@ -23,8 +22,7 @@ from pathlib import Path
 
 from gan.checkpoint import DIGESTS, PART, VALUES, replaced
 from gan.errors import UserError
-
-_LOCKS: set[int] = set()  # this process holds them
+from gan.files import lockable
 
 
 def part_of(path: Path) -> Path:
@@ -37,9 +35,7 @@ def new_part(path: Path) -> Iterator[None]:
     part = part_of(path)
     _refuse_other(path)
     part.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(part.parent, os.O_RDONLY)
-    _LOCKS.add(lock)
-    try:
+    with lockable(part.parent) as lock:
         _remove_leftovers(path, lock)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -54,18 +50,6 @@ def new_part(path: Path) -> Iterator[None]:
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-    finally:
-        _LOCKS.remove(lock)
-        os.close(lock)
-
-
-def _let_go() -> None:
-    for lock in _LOCKS:
-        os.close(lock)
-    _LOCKS.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 def _remove_leftovers(path: Path, lock: int) -> None:

@@ -16,6 +16,10 @@ from strategies.private import default_store
 T = TypeVar("T")
 
 
+class DiskError(UserError):
+    """The disk of one of the ranks has failed, or is full. All ranks that save together raise it."""
+
+
 @dataclass(frozen=True)
 class SavingRanks:
     rank: int = 0
@@ -27,7 +31,7 @@ class SavingRanks:
         try:
             result = step()
         except (OSError, UserError) as error:
-            failure, told = error, (UserError, reason(error))
+            failure, told = error, (DiskError if isinstance(error, OSError) else UserError, reason(error))
         except Exception as error:  # noqa: BLE001 - our own mistake, so it is no UserError on the other ranks
             failure, told = error, (RuntimeError, f"{type(error).__name__}: {error}")
         heard = self._gather((result, told)) if self.size > 1 else [(result, told)]

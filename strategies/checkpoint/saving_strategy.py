@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from strategies.checkpoint.game_state import game_state, load_networks, load_tra
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.ranks import SavingRanks, StoreRanks
+from strategies.checkpoint.ranks import DiskError, SavingRanks, StoreRanks
 from strategies.checkpoint.writing import prepare
 from strategies.dropout import warn_of_own_dropouts
 from strategies.policies.policy import Policy
@@ -34,7 +35,12 @@ from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.processes.stopping import Stopped
 from strategies.ranks import Ranks
 
-IN_BACKGROUND = "in the background"  # passed through Lightning as its storage options
+
+@dataclass(frozen=True)
+class InBackground:
+    """How a checkpoint is saved, passed through Lightning as its storage options."""
+
+    excuse: Callable[[DiskError], None] | None = None
 
 
 class SavingStrategy(LaunchedStrategy):
@@ -87,21 +93,27 @@ class SavingStrategy(LaunchedStrategy):
                 f"{where} has weights that are not finite: {named(found)}; it will not be resumed or opened. Stop "
                 f"this run, and go on from an earlier checkpoint"
             )
-        if storage_options == IN_BACKGROUND:
-            write = prepare(where, checkpoint, self._saving_ranks(), copied=True)
-            self.background.start(partial(write, self._ranks_of_thread(name)), self.ending.wish)
+        if isinstance(storage_options, InBackground):
+            write = partial(prepare(where, checkpoint, self._saving_ranks(), copied=True), self._ranks_of_thread(name))
+            self.background.start(write, self.ending.wish, storage_options.excuse)
         else:
             self.checkpoint_io.save_checkpoint(checkpoint, where, storage_options)
 
-    def save_in_background(self, path: str | Path) -> None:
+    def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:
         """Save a checkpoint while training goes on. It returns as soon as the content is copied to host memory.
 
         Every rank must call it, between two steps. The checkpoint appears completely or not at all. It is there when
         the next save returns, and when `fit` does. If it cannot be written, all ranks raise that after the same step.
+        With `excuse` they do not raise the failure of a disk: each calls that with it, here or in a thread, at once.
         """
         trainer = self.lightning_module.trainer
         running = trainer.state.status == TrainerStatus.RUNNING
-        trainer.save_checkpoint(path, storage_options=IN_BACKGROUND if running else None)
+        try:
+            trainer.save_checkpoint(path, storage_options=InBackground(excuse) if running else None)
+        except DiskError as error:
+            if excuse is None:
+                raise
+            excuse(error)
 
     def _ranks_of_thread(self, name: str) -> SavingRanks:
         if self.world_size == 1:

@@ -24,7 +24,7 @@ from gan.errors import UserError
 from gan.shard_file import Digest, Piece, crc32
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
 from strategies.checkpoint.loadable import unloadable
-from strategies.checkpoint.ranks import ALONE, SavingRanks
+from strategies.checkpoint.ranks import ALONE, DiskError, SavingRanks
 
 
 class Offer(NamedTuple):
@@ -102,9 +102,10 @@ def _naming(path: Path, ranks: SavingRanks) -> Iterator[None]:
         yield
     except OSError as error:
         where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
-        raise UserError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
+        raise DiskError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
     except UserError as error:
-        raise UserError(f"cannot write checkpoint {path}: {error}") from error
+        kind = DiskError if isinstance(error, DiskError) else UserError
+        raise kind(f"cannot write checkpoint {path}: {error}") from error
 
 
 def _copy(share: Share) -> Share:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -26,6 +27,7 @@ from strategies.placing.connecting import refuse_a_group
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement, placement_of
 from strategies.policies.replica import ADVICE
+from strategies.processes import agent
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.interface import choose_interface, clear_errors, own_name
@@ -35,7 +37,7 @@ from strategies.processes.launcher import Here, launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.requeue import Requeue
-from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped
+from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped, tell
 from strategies.processes.watch import Watch
 
 
@@ -60,6 +62,7 @@ class LaunchedStrategy(DDPStrategy):
         self.survivor: Survivor | None = None
         self.watch: Watch | None = None
         self.advice = ""  # the command to type after a rank was lost
+        self.saved: Callable[[], bool] = lambda: True  # whether there is a checkpoint from which that goes on
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
         self.resumes_from: Any = None  # the checkpoint from which the run resumes; the launcher finds it
@@ -164,6 +167,7 @@ class LaunchedStrategy(DDPStrategy):
         main = self.cluster_environment.main_address
         if self.survivor is not None:
             self.survivor.beside = lambda lost: self.places.beside(lost)
+            self.survivor.saved = self.saved
             self.survivor.tie(store, self._whole_size, own_name(main), self.advice)
         with clear_errors(main):
             if self.part is not None:
@@ -256,6 +260,15 @@ class LaunchedStrategy(DDPStrategy):
         """End here if any rank got a signal. The step before is complete and logged, and callbacks have saved it."""
         if self.ending.look():
             raise Stopped
+
+    def end_at_once(self, why: str) -> None:
+        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
+        if self.is_global_zero and not agent.speaks():
+            tell(why)
+        status = 128 + signal.SIGINT
+        if self.survivor is not None:
+            self.survivor.interrupt(why, status)
+        os._exit(status)
 
     def teardown(self) -> None:
         """Put the earlier signal handlers back. A job that was warned goes back into the queue."""

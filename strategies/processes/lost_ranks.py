@@ -61,6 +61,7 @@ class Survivor:
         self.rank, self.first, self.children, self.parent = rank, first, children or {}, parent
         self.lifeline = Lifeline(rank, self.learned)
         self.advice = ""  # what to type
+        self.saved: Callable[[], bool] = lambda: True  # whether there is a checkpoint to go on from
         self.beside: Callable[[int], str] = lambda lost: ""  # where a lost rank was in the game, and where this one is
         self.settle: Callable[[], None] = lambda: None  # finishes what the ranks still do together
         self._end: End | None = None
@@ -196,6 +197,8 @@ class Survivor:
     def _go_on(self) -> str:
         if not self.advice:
             return ""
+        if not self.saved():
+            return "\nAll ranks end, and there is no checkpoint yet; type the same command again"
         return f"\nAll ranks end; go on from the last whole checkpoint with\n  {self.advice}"
 
     def end(self, why: str) -> None:
@@ -208,6 +211,12 @@ class Survivor:
         self.lifeline.leave(end)
         self._finish(UserError(str(end)))
 
+    def interrupt(self, why: str, status: int) -> None:
+        """End this process, and tell the other ranks why. Called in a signal handler."""
+        self._out.set()
+        self.lifeline.leave(replace(self.lifeline.lost, why=why, lost=False, whole=True))
+        self._finish(UserError(why), status)
+
     def end_children(self, patience: float = 0.0, those: Iterable[int] = ()) -> None:
         """Kill the ranks that this process started. `those` get some seconds to end by themselves."""
         until = time.monotonic() + patience
@@ -217,13 +226,13 @@ class Survivor:
         for child in self.children.values():
             child.kill()
 
-    def _finish(self, error: UserError) -> None:
+    def _finish(self, error: UserError, status: int = STATUS) -> None:
         """End this process and its children at once: there is no other way out of a collective."""
         report(error)
         self.end_children()
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(STATUS)
+        os._exit(status)
 
 
 def _of_a_collective(error: BaseException | None) -> bool:

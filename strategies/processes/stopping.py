@@ -1,5 +1,7 @@
 """Signals to end: all ranks end after the same step."""
 
+import contextlib
+import os
 import signal
 import threading
 import time
@@ -48,6 +50,12 @@ class Signals:
             signal.signal(number, handler)
             self.taken.discard(number)
         self.before = {}
+
+
+def tell(text: str) -> None:
+    """Print below the progress bar. For signal handlers, which may be called in the midst of another `print`."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
 
 
 class Stopped(SIGTERMException):

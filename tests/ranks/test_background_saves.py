@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
+from gan import files
 from gan.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
@@ -252,8 +253,8 @@ def failing(folder, who, what):
 @pytest.mark.parametrize(
     ("who", "what", "said"),
     [
-        (0, "disk", ["UserError: cannot write checkpoint {path}: rank 0: No space left on device"] * 2),
-        (1, "disk", ["UserError: cannot write checkpoint {path}: rank 1: No space left on device"] * 2),
+        (0, "disk", ["DiskError: cannot write checkpoint {path}: rank 0: No space left on device"] * 2),
+        (1, "disk", ["DiskError: cannot write checkpoint {path}: rank 1: No space left on device"] * 2),
         (1, "ours", ["RuntimeError: rank 1: ZeroDivisionError: a mistake", "ZeroDivisionError: a mistake"]),
     ],
 )
@@ -328,8 +329,8 @@ def stays(here):
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(lets_go, tmp_path):
     """As a loader's worker is, when an epoch begins. Without letting go, leftovers would stay as long as it lives."""
     with folders.new_part(tmp_path / "x.ckpt"):
-        locks = folders._LOCKS if lets_go else set()
-        with mock.patch.object(folders, "_LOCKS", locks):
+        locks = files._LOCKABLE if lets_go else set()
+        with mock.patch.object(files, "_LOCKABLE", locks):
             here = multiprocessing.get_context("fork").Event()
             worker = multiprocessing.get_context("fork").Process(target=stays, args=(here,))
             worker.start()

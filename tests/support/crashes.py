@@ -25,8 +25,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from gan import errors, noise
 from gan.errors import UserError
 from gan.fit import command as fit_command
-from gan.fit.callbacks import Keep
 from gan.fit.folder import RunFolder
+from gan.fit.keep import Keep
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from strategies.processes import lost_ranks
@@ -214,7 +214,7 @@ def _rank(
     sys.exit(fit_command.main(command))
 
 
-def _finish(run: Any, score: Any, trainer: Any, where: RunFolder, seconds: float) -> None:
+def _finish(run: Any, score: Any, trainer: Any, where: RunFolder, *_: Any) -> None:
     found = snapshot(run.game, trainer.strategy)
     if trainer.is_global_zero:
         torch.save(found, "made.pt")

@@ -1,6 +1,7 @@
 """The command, as it is typed: what it leaves, how it stops and resumes, and what it says to mistakes."""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -22,8 +23,9 @@ from PIL import Image
 from datasets import FolderPairs
 from gan.errors import UserError
 from gan.fit import command as fit
-from gan.fit import metrics
+from gan.fit import lock, metrics
 from gan.fit.callbacks import Bar
+from gan.fit.folder import RunFolder
 from gan.runs import RUNS, build
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing
@@ -359,7 +361,11 @@ def one_step(trained_once, here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--width", "8", "--max-steps", "2"], 2, "networks are of other sizes"),
+        (
+            ["--width", "8", "--max-steps", "2"],
+            2,
+            "was trained with --max-steps 1 --width 4, and goes on with --max-steps 2",
+        ),
         (["--run", "sean-faces"], 2, "is a run of r3gan-faces, not of sean-faces"),
         (["--precision", "16-mixed"], 2, "16-mixed needs a GPU"),
         (["--max-steps", "7", "--width", "8", "--dry-run"], 0, "a dry run: runs/001-r3gan-faces stays as it is"),
@@ -377,6 +383,56 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(arguments, code, messag
     settings = yaml.safe_load((here / "runs" / "001-r3gan-faces" / "settings.yaml").read_text())
     assert (settings["max_steps"], settings["width"]) == (2, 4)
     assert not list((here / "runs" / "001-r3gan-faces").glob("*.part"))
+
+
+def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(one_step, here, monkeypatch, capsys):
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    with lock.training(RunFolder(here / "runs" / "001-r3gan-faces")):
+        before = contents("runs/001-r3gan-faces")
+        assert fit.main(["--resume", "auto", "--max-steps", "2"]) == 2
+        assert f"process {os.getpid()} on {socket.gethostname()} is training 'runs/001-r3gan" in capsys.readouterr().err
+        assert contents("runs/001-r3gan-faces") == before
+
+
+def test_what_a_resumed_run_changes_is_said_and_training_needs_no_reader(one_step, monkeypatch, capsys):
+    """As in `gan.fit ... | head -2`."""
+    heard = []
+
+    def write(text):
+        if len("".join(heard).splitlines()) > 1:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        heard.append(text)
+
+    monkeypatch.setattr(sys, "stdout", mock.Mock(write=write, closed=False))
+    assert fit.main(["--resume", "auto", "--max-steps", "2", "--rate", "0.002"]) == 0
+    said = "the run was trained with --max-steps 1 --rate 0.001, and goes on with --max-steps 2 --rate 0.002\n"
+    assert "".join(heard).startswith(said)
+    assert capsys.readouterr().err.count("standard output cannot be written (Broken pipe); training goes on") == 1
+    assert RunFolder(Path("runs/001-r3gan-faces")).steps() == [1, 2]
+
+
+def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_is_named(here, monkeypatch, capsys):
+    real = writing._write_file
+
+    def write(part, *rest):
+        if part.name.startswith("step-000003"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(part, *rest)
+
+    monkeypatch.setattr(writing, "_write_file", write)
+    settings = dict(max_steps=3, sample_every=1, keep=1, keep_best=1, strategy="single")
+    assert fit.main(options("r3gan-faces", **settings)) == 2
+    said = capsys.readouterr()
+    run = RunFolder(here / "runs" / "001-r3gan-faces")
+    rows = metrics.read(run.metrics)  # a step's score is in the row of the step before it
+    best = min((1, 2), key=lambda step: rows[step - 1]["val/distance"])
+    assert set(run.steps()) <= {best, 2}
+    assert re.search(
+        rf"^  best +runs/001-r3gan-faces/checkpoints/step-00000{best}.ckpt \(val/distance ", said.out, re.M
+    )
+    assert said.err.splitlines()[-1].startswith(
+        "error: the last checkpoint was not saved, and the last one is runs/001"
+    )
 
 
 def test_a_loss_that_is_not_finite_ends_with_a_message_and_a_checkpoint(here, monkeypatch, capsys):
@@ -430,8 +486,9 @@ def test_a_run_is_counted_in_epochs_and_its_perceptual_loss_resumes(pairs, here,
     assert "sean-folder on 1 CPU process, strategy ddp: 3 steps of 4 samples" in capsys.readouterr().out
     run = here / "runs" / "001-sean-folder"
     settings = yaml.safe_load((run / "settings.yaml").read_text())
-    wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, data="mine", generator_rate=1e-4)
+    wanted = dict(perceptual=vgg, epochs=3, max_steps=None, flip=True, fake_once=True, generator_rate=1e-4)
     assert {key: settings[key] for key in wanted} == wanted
+    assert settings["data"] == str(here / "mine")  # from whatever folder it is opened
     rows = metrics.read(run / "metrics.csv")
     assert {"generator/perceptual", "generator/matching", "discriminator/hinge"} <= rows[2].keys()
     assert fit.main(["--resume", "runs/001-sean-folder", "--max-steps", "4"]) == 0
@@ -555,6 +612,27 @@ def test_two_processes_need_no_launcher_and_stop_together(send, number, workers,
     while any(map(alive, family)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, family))
+
+
+@pytest.mark.slow
+def test_two_processes_end_at_once_at_a_second_ctrl_c_and_say_once_what_is_lost(here):
+    """In a terminal the process that starts the ranks gets both, and hands them on."""
+    settings = dict(max_steps=100_000, devices=2, save_every=2, sample_every=10_000)
+    process = start(*options("pix2pix-faces", **settings), "--strategy", "ddp", cwd=here)
+    run = RunFolder(here / "runs" / "001-pix2pix-faces")
+    deadline = time.monotonic() + 90
+    while not run.steps() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    code, _, err = wait(process, 60)
+    if code == 0:
+        pytest.skip("the first one had already ended the run")
+    assert code == 130
+    assert err.count("another Ctrl-C ends at once, without saving") == 1
+    assert len(re.findall(r"^ended at step \d+ without saving: \d steps? lost, .*ckpt remains$", err, re.M)) == 1
+    assert "Traceback" not in err
 
 
 def alive(pid):

@@ -107,6 +107,24 @@ def test_a_collective_that_breaks_names_the_rank_that_was_lost(capfd):
         assert "Connection closed" in str(caught.value.__cause__)
 
 
+def test_before_the_first_checkpoint_there_is_nothing_to_go_on_from():
+    with world(2) as ranks:
+        ranks[0].saved = lambda: False
+        vanish(ranks[1])
+        with pytest.raises(RankLost, match=r"and there is no checkpoint yet; type the same command again$") as caught:
+            ranks[0].run(fails(RuntimeError(GLOO)))
+        assert ADVICE not in str(caught.value)
+
+
+def test_a_rank_that_a_person_ends_at_once_tells_the_others_why(quick):
+    with world(2) as ranks:
+        with pytest.raises(Exited):
+            ranks[0].interrupt("ended at step 5 without saving", 130)
+        assert quick == [130]
+        with pytest.raises(RankLost, match=r"^ended at step 5 without saving$"):
+            ranks[1].run(fails(RuntimeError(GLOO)))
+
+
 def test_the_others_say_that_they_end_as_well(capfd):
     with world(3) as ranks:
         vanish(ranks[2])

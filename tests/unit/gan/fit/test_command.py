@@ -7,7 +7,9 @@ import torch
 
 from gan.errors import UserError
 from gan.fit import options
-from gan.fit.command import machine
+from gan.fit.command import keeper, machine
+from gan.fit.folder import RunFolder
+from gan.runs import Run
 
 ELASTIC = dict(TORCHELASTIC_RUN_ID="1", RANK="2", LOCAL_RANK="0", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2", GROUP_RANK="1")
 
@@ -73,3 +75,21 @@ def test_one_task_drives_several_devices_where_the_policy_can(computer):
     assert computer("--strategy", "dp", "--devices", "4", **alone).devices == 4
     with pytest.raises(UserError, match=r"started 1 rank here and --devices says 4; .*torchrun --nproc-per-node 4"):
         computer("--devices", "4")
+
+
+def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_path):
+    run = Run(None, None, 100, {"val/error": "error", "val/other": "another"})
+
+    def keep(*typed, run=run):
+        return keeper(options.parse(["r3gan-faces", *typed])[0], run, RunFolder(tmp_path), 20)
+
+    assert (keep().newest, keep().best) == (2, None)
+    for typed in ((), ("--save-every", "10"), ("--save-every", "40")):
+        made = keep("--keep", "1", "--keep-best", "3", *typed)
+        assert (made.newest, made.count, made.best.score) == (1, 3, "val/error")
+    with pytest.raises(
+        UserError, match=r"^--keep-best 1 needs .* are 20, 40, .*--save-every 30 .*; type --save-every 20"
+    ):
+        keep("--keep-best", "1", "--save-every", "30")
+    with pytest.raises(UserError, match=r"^--keep-best 1: this run has no scores"):
+        keep("--keep-best", "1", run=Run(None, None, 100))

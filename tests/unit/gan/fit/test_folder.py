@@ -60,6 +60,28 @@ def test_what_resumes_at_a_step_is_the_run_or_that_step_where_there_is_a_later_o
     assert run.resuming(15) == run.path
 
 
+def test_grids_are_in_the_order_of_their_steps_and_other_pictures_are_none(tmp_path):
+    run = make(tmp_path, "sean")
+    assert run.grids() == {}
+    for name in (
+        "step-1000000.png",
+        "step-999999.png",
+        "step-000010.png",
+        "step-abc.png",
+        "step-000010-a.png",
+        "reals.png",
+    ):
+        (run.samples / name).touch()
+    assert [(step, path.name) for step, path in run.grids().items()] == [
+        (10, "step-000010.png"),
+        (999_999, "step-999999.png"),
+        (1_000_000, "step-1000000.png"),
+    ]
+    (tmp_path / "002-file").mkdir()
+    (tmp_path / "002-file" / "samples").write_text("a file")
+    assert folder.RunFolder(tmp_path / "002-file").grids() == {}
+
+
 def test_a_half_written_checkpoint_is_not_found(tmp_path):
     run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt.part")
     assert run.newest_checkpoint().name == "step-000010.ckpt"
@@ -93,3 +115,11 @@ def test_a_refused_run_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
     kept.discard()
     assert not gone.path.exists()
     assert kept.path.exists()
+
+
+def test_a_new_folder_that_cannot_be_filled_is_removed(tmp_path):
+    run = folder.create(tmp_path, "sean")
+    run.game.mkdir()
+    with pytest.raises(UserError, match=r"cannot write to '.*001-sean': Is a directory; choose a folder with --out"):
+        run.fill({run.settings: "run: sean", run.game: "players"})
+    assert not run.path.exists()

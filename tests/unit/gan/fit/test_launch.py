@@ -100,6 +100,13 @@ def test_a_checkpoint_that_did_not_become_whole_is_left_out(tmp_path):
     assert launch.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
 
 
+def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
+    for step in (10, 12, 14, 16):
+        launch.note(folder, folder.checkpoint(step))
+    assert launch.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
+
+
 def test_checkpoints_of_later_steps_that_this_launch_did_not_write_are_left_alone(tmp_path):
     folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
     folder.checkpoint(100).mkdir()

@@ -1,8 +1,14 @@
 """metrics.csv over interruptions, and the picture of the curves."""
 
+import errno
+from pathlib import Path
+from unittest import mock
+
 import numpy as np
+import pytest
 from PIL import Image
 
+from gan.errors import UserError
 from gan.fit import metrics
 from gan.fit.folder import RunFolder
 
@@ -84,3 +90,52 @@ def test_smoothing_is_a_running_mean():
     values = np.arange(100.0)
     assert metrics._smooth(values)[10] == np.mean(values[6:11])
     assert metrics._smooth(np.array([4.0]))[0] == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x89PNG\r\n\x1a\n\x00\x00\n",
+        b"\xff\xfe\n",
+        b"time,x\n0,1\n",
+        b"step,x\n0,1\n10,many\n",
+        b"step,x\n0,1\nten,1\n",
+        b"step,x\n0,1,2\n",
+        b"step,x\n0\n10,1\n",
+        b"step,x\n0," + b"1" * 200_000 + b"\n",
+    ],
+)
+def test_a_damaged_file_is_named_and_a_resumed_run_puts_it_aside(content, tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(content)
+    with pytest.raises(UserError, match=r"^'.*metrics.csv' is damaged \(.*\); remove it, or mend it$"):
+        metrics.read(folder.metrics)
+    write(folder, [(20, {"x": 3})])
+    assert metrics.read(folder.metrics) == {20: {"x": 3}}
+    assert (tmp_path / "metrics-damaged.csv").read_bytes() == content
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1 and "it is now metrics-damaged.csv, and a new file begins" in said
+
+
+@pytest.mark.parametrize("content", ["", "st", "step,x\r\n", "step,x\r\n0,1\r\n10,2", "step,x\n\n0,1\n"])
+def test_a_last_line_that_was_cut_off_is_left_out(content, tmp_path):
+    (tmp_path / "metrics.csv").write_text(content, newline="")
+    assert metrics.read(tmp_path / "metrics.csv") == ({0: {"x": 1}} if "0,1" in content else {})
+
+
+def test_rows_that_could_not_be_written_are_when_there_is_room_again(tmp_path, monkeypatch, capsys):
+    folder = RunFolder(tmp_path)
+    log = metrics.Record(folder)
+    log.log_metrics({"x": 0}, 0)
+    log.log_metrics({"x": 1}, 1)
+    before = folder.metrics.read_text()
+    for step in (2, 3, 4):  # added to the file, and then all rows of it again
+        with monkeypatch.context() as full:
+            for method in ("open", "write_text"):
+                full.setattr(Path, method, mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+            log.log_metrics({"x": step}, step)
+        assert folder.metrics.read_text() == before
+    said = capsys.readouterr().err
+    assert said == f"\nwarning: {folder.metrics} cannot be written (No space left on device); training goes on\n"
+    log.finalize("success")
+    assert metrics.read(folder.metrics) == {step: {"x": step} for step in range(5)}

@@ -1,6 +1,8 @@
 """Options: hyphens, settings of the run, and what overrides what."""
 
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import yaml
@@ -148,3 +150,12 @@ def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
 def test_chosen_gpus_are_saved_as_they_were_typed(here):
     run = saved(here, "r3gan-faces", "--devices", "0,2")
     assert options.load(run.settings).devices == options.parse(["--devices", "0,2"])[0].devices == "0,2"
+
+
+@pytest.mark.parametrize("typed", [["--out", "x" * 300], [], ["--out", "runs/" + "y/" * 3000]])
+def test_a_folder_that_cannot_be_searched_is_refused(typed, monkeypatch):
+    if not typed:
+        monkeypatch.setattr(Path, "iterdir", mock.Mock(side_effect=PermissionError(13, "Permission denied", "runs")))
+        monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    with pytest.raises(UserError, match=r"^cannot look for a run to resume: (File name too long|Permission denied): "):
+        options.parse(["--resume", "auto", *typed])

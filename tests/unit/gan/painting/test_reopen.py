@@ -214,3 +214,9 @@ def test_the_settings_are_those_of_the_file(sean_run):
     saved = yaml.safe_load((sean_run / "settings.yaml").read_text())
     settings = open_run(str(sean_run)).settings
     assert {name: settings[name] for name in saved} == saved
+
+
+@pytest.mark.parametrize(("which", "out"), [("auto", "x" * 300), ("x" * 300, "runs"), ("x" * 300 + "/y.ckpt", "runs")])
+def test_a_name_that_is_too_long_is_refused(which, out):
+    with pytest.raises(UserError, match=r"^cannot look for the run '.*': File name too long: "):
+        open_run(which, Path(out))

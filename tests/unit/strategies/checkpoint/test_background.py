@@ -5,13 +5,14 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch.distributed as dist
 
 from gan.errors import UserError
 from strategies.checkpoint.background import Background
-from strategies.checkpoint.ranks import StoreRanks
+from strategies.checkpoint.ranks import DiskError, StoreRanks
 
 
 class Slow:
@@ -49,6 +50,18 @@ def test_after_a_failure_nothing_comes_afterwards_and_it_is_raised_once():
         background.wait()
     assert seen == ["failed"]
     background.wait()
+    background.close()
+
+
+@pytest.mark.parametrize("error", [DiskError("full"), UserError("a mistake")])
+def test_only_the_failure_of_a_disk_is_excused(error):
+    background, slow, seen = Background(), Slow(error), []
+    background.start(slow, lambda: seen.append("failed"), seen.append)
+    background.afterwards(lambda: seen.append("then"))
+    slow.may.set()
+    with nullcontext() if isinstance(error, DiskError) else pytest.raises(UserError, match="a mistake"):
+        background.wait()
+    assert seen == ([error] if isinstance(error, DiskError) else ["failed"])
     background.close()
 
 
