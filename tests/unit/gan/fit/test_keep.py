@@ -173,7 +173,7 @@ class Slow:
             assert self.may.wait(60)
             if self.error is not None:
                 raise self.error
-        self.real(part, *rest)
+        return self.real(part, *rest)
 
 
 class Looks(Callback):
