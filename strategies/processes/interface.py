@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from gan.errors import UserError
 
 GLOO = "GLOO_SOCKET_IFNAME"
+THIS_HOST = "127.0.0.1"
 SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address, see netdevice(7)
 
 

@@ -28,7 +28,7 @@ from strategies.placing.placement import Part, Placement, placement_of
 from strategies.policies.replica import ADVICE
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
-from strategies.processes.interface import choose_interface, clear_errors, own_name
+from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, own_name
 from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, launcher
@@ -164,7 +164,8 @@ class LaunchedStrategy(DDPStrategy):
         main = self.cluster_environment.main_address
         if self.survivor is not None:
             self.survivor.beside = lambda lost: self.places.beside(lost)
-            self.survivor.tie(store, self._whole_size, own_name(main), self.advice)
+            host = own_name(main) if self.num_nodes > 1 else THIS_HOST
+            self.survivor.tie(store, self._whole_size, host, self.advice)
         with clear_errors(main):
             if self.part is not None:
                 backend, options = self._get_process_group_backend(), self._group_options()

@@ -11,11 +11,10 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from gan.errors import UserError
-from strategies.processes.interface import own_address
+from strategies.processes.interface import THIS_HOST, own_address
 
 PORT = 29400  # torchrun's port, if the address has none
 FILE = "file:"
-THIS_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
