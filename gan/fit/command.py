@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
-from gan.fit import attempts, folder, launch, options
+from gan.fit import attempts, before, folder, launch, options
 from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
 from gan.fit.describe import describe
@@ -30,6 +30,7 @@ from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
 from strategies.processes.launched import Launched, launched
+from strategies.processes.limits import named
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
@@ -60,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
     try:
         _fit(argv)
-    except BaseException as error:
+    except BaseException as raised:
+        error = named(raised) or raised
         report(error)
         if isinstance(error, UserError):
             return 2 if agent.speaks() else refuse(error)
@@ -102,6 +104,7 @@ def _fit(argv: list[str] | None) -> None:
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
+        before.check(settings, strategy, computer.devices, computer.accelerator == "cpu")
         start_ranks(settings, computer, out, typed)
         return
     run = build(settings.run, **options.run_settings(settings))

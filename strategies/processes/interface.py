@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+import torch.distributed as dist
+
 from gan.errors import UserError
 
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -39,6 +41,26 @@ def clear_errors(main_address: str) -> Iterator[None]:
         raise UserError(
             f"the ranks have met at {main_address}, but gloo cannot connect them over the {taken}; type "
             f"export {GLOO}=NAME on each host, with the interface that leads to the others (ip addr shows them)"
+        ) from error
+
+
+@contextlib.contextmanager
+def clear_meeting(address: str, port: int) -> Iterator[None]:
+    """Say which variable is wrong where ranks meet at MASTER_ADDR and MASTER_PORT, and cannot."""
+    try:
+        socket.getaddrinfo(address, port)
+        yield
+    except socket.gaierror as error:
+        raise UserError(
+            f"the environment variable MASTER_ADDR is '{address}', and this host knows no such host "
+            f"({error.strerror}); set it to the host of rank 0"
+        ) from error
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"the environment variable MASTER_PORT is '{port}', and another program listens there already; set it to "
+            f"a free port of {address}, the same on all ranks"
         ) from error
 
 

@@ -28,7 +28,7 @@ from strategies.placing.placement import Part, Placement, placement_of
 from strategies.policies.replica import ADVICE
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
-from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, own_name
+from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, launcher
@@ -205,9 +205,10 @@ class LaunchedStrategy(DDPStrategy):
                 return store_of(place)
             connect(place, backend, **options)  # see `launched.store`; of several hosts each has its own number
         else:
-            environment = self.cluster_environment
-            os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))
-            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=self._timeout or default_pg_timeout))
+            main, port = self.cluster_environment.main_address, self.cluster_environment.main_port
+            os.environ.update(MASTER_ADDR=main, MASTER_PORT=str(port))
+            with clear_meeting(main, port):
+                store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=self._timeout or default_pg_timeout))
             return store
         return private.default_store()
 
