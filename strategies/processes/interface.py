@@ -2,7 +2,8 @@
 
 gloo takes the address that this host's own name has. That is often one that other hosts cannot reach, such as 127.0.0.1
 or a second network card's, or the name has no address. So on several hosts we choose the interface towards the main
-address, on which the ranks have found each other. NCCL chooses well by itself.
+address, on which the ranks have found each other. On one host we choose loopback, which no other host reaches. NCCL
+chooses well by itself.
 """
 
 import contextlib

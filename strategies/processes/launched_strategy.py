@@ -158,8 +158,8 @@ class LaunchedStrategy(DDPStrategy):
         self.set_world_ranks()
         if self.num_processes * self.num_nodes == 1:
             return
-        if self.num_nodes > 1 and self.init_method is None:
-            choose_interface(self.cluster_environment.main_address)
+        if self.init_method is None:
+            choose_interface(self.cluster_environment.main_address if self.num_nodes > 1 else THIS_HOST)
         store = self._meet()  # held until the process group holds it too: rank 0 may be its server
         main = self.cluster_environment.main_address
         if self.survivor is not None:

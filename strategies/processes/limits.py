@@ -11,6 +11,7 @@ from gan.errors import UserError
 
 FILES = 256  # open files of a rank: its libraries, logs, checkpoint, connections to a few others
 OF_A_WORKER = 64  # more for each worker of the loaders: pipes, and the tensors of the batches that it has prepared
+NO_MORE = ("can't start new thread", "Resource temporarily unavailable")  # Python's words, and those of C
 OF_A_RANK = 16  # more for each rank of the run: connections of each process group
 
 
@@ -38,7 +39,7 @@ def named(error: BaseException | None) -> UserError | None:
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return UserError(f"too many open files: this shell allows a process {allowed}; type ulimit -n {4 * allowed}")
-    if (number == errno.EAGAIN and isinstance(error, BlockingIOError)) or "can't start new thread" in text:
+    if any(words in text for words in NO_MORE):
         allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         return UserError(
             f"no more processes or threads can be started ({text}): this shell allows {allowed}; type ulimit -u "

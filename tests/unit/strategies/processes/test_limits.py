@@ -60,6 +60,7 @@ def raised(error, cause=None):
         (RuntimeError("Too many open files. Communication with the workers is"), "type ulimit -n"),
         (raised(RuntimeError("DataLoader"), OSError(errno.EMFILE, "Too many open files")), "type ulimit -n"),
         (RuntimeError("can't start new thread"), r"can't start new thread\): this shell allows .*; type ulimit -u"),
+        (RuntimeError("Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
     ],
 )
