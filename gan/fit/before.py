@@ -17,6 +17,12 @@ from strategies.processes.limits import allow_files
 EACH_CPU = 16  # CPU ranks on each core: more would only wait for each other, and each takes some 400 MB
 
 
+def check_files(settings: Namespace, ranks: int) -> None:
+    """Refuse a shell that allows too few open files for the workers of each rank."""
+    workers = settings.get("workers")
+    allow_files(workers if isinstance(workers, int) else 0, ranks)
+
+
 def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bool) -> None:
     """Refuse what so many devices on each host cannot train."""
     cores = os.cpu_count() or 1
@@ -26,8 +32,7 @@ def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bo
             f"{EACH_CPU * cores} at most"
         )
     least, most = nodes(settings.nodes)
-    workers, batch = settings.get("workers"), settings.get("batch_size")
-    allow_files(workers if isinstance(workers, int) else 0, devices * most)
+    batch = settings.get("batch_size")
     if least == most:  # else the number of ranks is known when the hosts have met
         ranks = devices * most
         placement = placement_of(strategy.choice, ranks)

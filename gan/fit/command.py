@@ -99,6 +99,7 @@ def _fit(argv: list[str] | None) -> None:
         say(slurm_job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
+    before.check_files(settings, computer.processes)
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")

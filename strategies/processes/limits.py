@@ -1,4 +1,4 @@
-"""What the shell allows a process: open files, memory, and how many processes and threads.
+"""What the shell allows: open files of a process, and how many processes and threads.
 
 Without file handles a rank may wait for ever: a loader's worker sends each tensor by a handle, and multiprocessing
 waits without a limit for the one that cannot be sent. So too few are refused before the first process is started.
@@ -38,11 +38,11 @@ def named(error: BaseException | None) -> UserError | None:
     number, text = getattr(error, "errno", None), str(error)
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return UserError(f"too many open files: this shell allows a process {allowed}; type ulimit -n {4 * allowed}")
+        more = max(4096, 4 * allowed)
+        return UserError(f"too many open files: this shell allows a process {allowed}; type ulimit -n {more}")
     if any(words in text for words in NO_MORE):
-        allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         return UserError(
-            f"no more processes or threads can be started ({text}): this shell allows {allowed}; type ulimit -u "
-            f"unlimited, or fewer --devices or --workers"
+            f"no more processes or threads can be started ({text}); type ulimit -u unlimited, or fewer --devices or "
+            f"--workers"
         )
     return named(error.__cause__ or (None if error.__suppress_context__ else error.__context__))

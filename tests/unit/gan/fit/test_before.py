@@ -1,6 +1,7 @@
 """What is refused before any process is started."""
 
 import os
+import resource
 
 import pytest
 
@@ -15,7 +16,6 @@ def check(monkeypatch):
     for name in [*os.environ]:
         if name.startswith("SLURM_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(before, "allow_files", lambda workers, ranks: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
     def make(*typed, devices=2, on_cpu=True):
@@ -66,8 +66,8 @@ def test_an_own_run_may_mean_something_else_by_its_batch(check, tmp_path, monkey
     check("own.py:own")
 
 
-def test_files_are_counted_for_the_workers_of_all_ranks(check, monkeypatch):
-    asked = []
-    monkeypatch.setattr(before, "allow_files", lambda *numbers: asked.append(numbers))
-    check("wgan-gp-faces", "--workers", "4", "--nodes", "2")
-    assert asked == [(4, 4)]
+def test_files_are_counted_for_the_workers(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
+    before.check_files(options.parse(["wgan-gp-faces", "--workers", "3"])[0], 8)
+    with pytest.raises(UserError, match="allows a process 500, and a rank with 4 workers needs 512; type ulimit -n 4"):
+        before.check_files(options.parse(["wgan-gp-faces", "--workers", "4"])[0], 1)

@@ -59,7 +59,7 @@ def raised(error, cause=None):
         (OSError(errno.EMFILE, "Too many open files"), r"allows a process \d+; type ulimit -n \d+$"),
         (RuntimeError("Too many open files. Communication with the workers is"), "type ulimit -n"),
         (raised(RuntimeError("DataLoader"), OSError(errno.EMFILE, "Too many open files")), "type ulimit -n"),
-        (RuntimeError("can't start new thread"), r"can't start new thread\): this shell allows .*; type ulimit -u"),
+        (RuntimeError("can't start new thread"), r"\(can't start new thread\); type ulimit -u"),
         (RuntimeError("Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
     ],
