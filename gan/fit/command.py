@@ -74,12 +74,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _fit(argv: list[str] | None) -> None:
     typed = sys.argv[1:] if argv is None else argv
+    place = launched()  # first: what is wrong in the environment is named before it is read for defaults
     settings, resumed = options.parse(typed)
     if settings.list_runs:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
-    place = launched()
     rank_zero_only.rank = place.rank if place is not None else 0
     if place is not None and place.by == "torchrun":
         agent.end_with_launcher(place.nodes)

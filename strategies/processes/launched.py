@@ -245,9 +245,18 @@ def _by_hand(variables: Mapping[str, str]) -> Launched | None:
 def _slurm(variables: Mapping[str, str]) -> Launched | None:
     if not slurm.started_by_srun(variables):
         return None
-    rank, local_rank, size, _, node_rank = NAMES["slurm"]
-    place = (number(variables, name) for name in (rank, local_rank, size))
-    return Launched("slurm", *place, slurm.tasks_here(variables), number(variables, node_rank))
+    names = NAMES["slurm"]
+    rank, local_rank, size, node = (number(variables, names[each]) for each in (0, 1, 2, 4))
+    try:
+        tasks = slurm.tasks_here(variables)
+    except LookupError:
+        tasks = 0
+    if not tasks:
+        said = variables.get(names[3], "")
+        raise UserError(
+            f"the environment variable {names[3]} is '{said}', which says no tasks of node {node} ({names[4]})"
+        )
+    return Launched("slurm", rank, local_rank, size, tasks, node)
 
 
 def _check_below(name: str, value: int, of: str, count: int) -> None:

@@ -5,11 +5,6 @@ import re
 import subprocess
 from collections.abc import Mapping
 
-from gan.errors import UserError
-from strategies.processes.variables import number
-
-TASKS = "SLURM_STEP_TASKS_PER_NODE"
-
 
 def started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is one of the tasks that srun started, each of which is a rank.
@@ -32,14 +27,9 @@ def _in_a_shell(variables: Mapping[str, str]) -> bool:
 
 def tasks_here(variables: Mapping[str, str] = os.environ) -> int:
     """How many tasks srun started on this node. Slurm writes those of all nodes: `2(x3),1` is 2, 2, 2, 1."""
-    said, node = variables.get(TASKS, ""), number(variables, "SLURM_NODEID")
-    nodes = re.findall(r"(\d+)(?:\(x(\d+)\))?", said)
+    nodes = re.findall(r"(\d+)(?:\(x(\d+)\))?", variables["SLURM_STEP_TASKS_PER_NODE"])
     counts = [int(count) for count, times in nodes for _ in range(int(times or 1))]
-    if node >= len(counts) or not counts[node]:
-        raise UserError(
-            f"the environment variable {TASKS} is '{said}', which says no tasks of node {node} (SLURM_NODEID)"
-        )
-    return counts[node]
+    return counts[int(variables["SLURM_NODEID"])]
 
 
 def cpus(variables: Mapping[str, str] = os.environ) -> int | None:
@@ -47,8 +37,8 @@ def cpus(variables: Mapping[str, str] = os.environ) -> int | None:
     if not started_by_srun(variables):
         return None
     if "SLURM_CPUS_PER_TASK" in variables:
-        return number(variables, "SLURM_CPUS_PER_TASK")
-    return max(1, number(variables, "SLURM_CPUS_ON_NODE") // tasks_here(variables))
+        return int(variables["SLURM_CPUS_PER_TASK"])
+    return max(1, int(variables.get("SLURM_CPUS_ON_NODE", 1)) // tasks_here(variables))
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str | None:
