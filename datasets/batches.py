@@ -1,7 +1,10 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
+import atexit
 import signal
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing import active_children
 from typing import Any
 
 import torch
@@ -10,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from gan.contents import need
 from gan.errors import UserError
 from gan.noise import seed_for
+
+FAREWELL = 1.0  # seconds that processes which are left have to end, when the program ends
 
 
 class GlobalBatches(DistributedSampler):
@@ -92,6 +97,19 @@ def leave_signals_to_the_trainer(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """End the workers that are left. multiprocessing would wait for ever for one that leaves signals to the trainer."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
+    until = time.monotonic() + FAREWELL
+    children = [child for child in active_children() if child.daemon]
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
+        child.kill()
 
 
 class ResumableLoader(DataLoader):

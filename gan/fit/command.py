@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.errors import UserError, refuse
 from gan.finite import NotFinite
-from gan.fit import attempts, folder, launch, lock, options
+from gan.fit import attempts, before, folder, launch, lock, options
 from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Pictures, Score, Steps, WriteSettings
 from gan.fit.describe import describe
@@ -38,6 +38,7 @@ from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
 from strategies.processes.launched import Launched, launched
+from strategies.processes.limits import named
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
@@ -69,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     with outputs():
         try:
             _fit(argv)
-        except BaseException as error:
+        except BaseException as raised:
+            error = named(raised) or raised
             report(error)
             if isinstance(error, UserError):
                 return 2 if agent.speaks() else refuse(error)
@@ -81,12 +83,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _fit(argv: list[str] | None) -> None:
     typed = sys.argv[1:] if argv is None else argv
+    place = launched()  # first: what is wrong in the environment is named before it is read for defaults
     settings, resumed = options.parse(typed)
     if settings.list_runs:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
-    place = launched()
     rank_zero_only.rank = place.rank if place is not None else 0
     if place is not None and place.by == "torchrun":
         agent.end_with_launcher(place.nodes)
@@ -106,11 +108,13 @@ def _fit(argv: list[str] | None) -> None:
         say(slurm_job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
+    before.check_files(settings, computer.processes)
     if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
         fits = -(-batch // computer.devices) * computer.devices
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
+        before.check(settings, strategy, computer.devices, computer.accelerator == "cpu")
         start_ranks(settings, computer, out, typed)
         return
     now = options.run_settings(settings)

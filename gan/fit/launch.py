@@ -59,7 +59,7 @@ def launcher_of(place: Launched | None) -> str | None:
     if place is not None and place.by == "torchrun" and FILE in os.environ:
         return f"torchrun {host} {Path(os.environ[FILE]).parents[2]}"  # each torchrun makes itself a folder
     if place is not None and place.by == "slurm":
-        return f"slurm {os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+        return f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
     return None
 
 

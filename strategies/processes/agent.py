@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as handlers
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -37,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.errors import UserError
-from strategies.processes.failure import ERROR, LOST, REFUSED, Failure, cause, read
+from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause, read
 from strategies.processes.progress import NEVER, Progress
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import SIGNALS
@@ -61,7 +62,7 @@ class Launch:
 
 def speaks() -> bool:
     """Whether this process is a rank whose agent prints its errors."""
-    return NAME in os.environ
+    return NAME in os.environ and FILE in os.environ
 
 
 def name() -> str:
@@ -121,14 +122,18 @@ def run(launch: Launch) -> None:
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
     since, told = time.monotonic(), False
-    least, most = launch.rendezvous.nodes
-    if launch.rendezvous.several:
-        hosts = str(least) if least == most else f"{least} to {most}"
-        say(f"this host waits at {launch.rendezvous} for {hosts} hosts, {JOIN // 60} minutes at most")
+    meeting = launch.rendezvous
+    if meeting.several:
+        until = time.strftime("%H:%M", time.localtime(time.time() + JOIN))
+        where = filter(None, (socket.gethostname(), meeting.own_address()))
+        say(
+            f"this host ({', '.join(where)}) waits at {meeting} for {meeting.hosts}, until {until} at most; on each of "
+            f"the others type\n  {meeting.to_type(launch.command)}"
+        )
     while True:
         agent = None
         try:
-            parameters = launch.rendezvous.parameters(JOIN)
+            parameters = meeting.parameters(JOIN)
             agent = Agent(launch, files, handlers.get_rendezvous_handler(parameters), history)
             with Signals(agent):
                 result = agent.run()
@@ -140,22 +145,27 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 say(history.last)
                 raise KeyboardInterrupt
             raise UserError("\n".join(filter(None, (history.last, launch.advice(name())))))
-        except (RendezvousConnectionError, RendezvousTimeoutError) as error:
+        except (RendezvousConnectionError, RendezvousTimeoutError, DistError) as error:
+            if "EADDRINUSE" in str(error):
+                raise UserError(f"{meeting}: another program listens there already; take another port") from error
             if agent is not None and agent.trained:
                 since, agent.trained = time.monotonic(), False
             if history.ended:
                 return
             if time.monotonic() - since > JOIN:
-                raise UserError(f"{launch.rendezvous} is not reached within {JOIN} s: {error}") from error
+                raise UserError(
+                    f"{meeting}: {meeting.hosts} have not met there within {JOIN // 60} minutes; start the same "
+                    f"command on each, and see whether all reach it"
+                ) from error
             if not told:
                 told = True
-                say(f"{launch.rendezvous} is not reached; trying for {JOIN // 60} minutes")
+                say(f"{meeting} is not reached; trying for {JOIN // 60} minutes")
             time.sleep(2)
         except RendezvousClosedError:
             if history.ended:
                 return
             raise UserError(
-                f"the run at {launch.rendezvous} has ended, on another host or before; see what the others said"
+                f"the run at {meeting} has ended, on another host or before; see what the others said"
             ) from None
         finally:
             if agent is not None:

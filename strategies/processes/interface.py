@@ -2,7 +2,8 @@
 
 gloo takes the address that this host's own name has. That is often one that other hosts cannot reach, such as 127.0.0.1
 or a second network card's, or the name has no address. So on several hosts we choose the interface towards the main
-address, on which the ranks have found each other. NCCL chooses well by itself.
+address, on which the ranks have found each other. On one host we choose loopback, which no other host reaches. NCCL
+chooses well by itself.
 """
 
 import contextlib
@@ -13,9 +14,12 @@ import struct
 from collections.abc import Iterator
 from ipaddress import ip_address
 
+import torch.distributed as dist
+
 from gan.errors import UserError
 
 GLOO = "GLOO_SOCKET_IFNAME"
+THIS_HOST = "127.0.0.1"
 SIOCGIFADDR = 0x8915  # asks for an interface's IPv4 address, see netdevice(7)
 
 
@@ -38,6 +42,26 @@ def clear_errors(main_address: str) -> Iterator[None]:
         raise UserError(
             f"the ranks have met at {main_address}, but gloo cannot connect them over the {taken}; type "
             f"export {GLOO}=NAME on each host, with the interface that leads to the others (ip addr shows them)"
+        ) from error
+
+
+@contextlib.contextmanager
+def clear_meeting(address: str, port: int) -> Iterator[None]:
+    """Say which variable is wrong where ranks meet at MASTER_ADDR and MASTER_PORT, and cannot."""
+    try:
+        socket.getaddrinfo(address, port)
+        yield
+    except socket.gaierror as error:
+        raise UserError(
+            f"the environment variable MASTER_ADDR is '{address}', and this host knows no such host "
+            f"({error.strerror}); set it to the host of rank 0"
+        ) from error
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"the environment variable MASTER_PORT is '{port}', and another program listens there already; set it to "
+            f"a free port of {address}, the same on all ranks"
         ) from error
 
 

@@ -20,6 +20,8 @@ from lightning.fabric.plugins.environments import (
 
 from gan.errors import UserError
 from strategies.processes import slurm
+from strategies.processes.interface import clear_meeting
+from strategies.processes.variables import check, number
 
 STARTED_BY = {
     "torchrun": "torchrun started {} here",
@@ -33,7 +35,12 @@ ADVICE = {
     "mpi": "type mpirun --map-by ppr:{}:node",
     "environment": "start {} on each host, or unset RANK",
 }
-
+NAMES = {
+    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+    "mpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")),
+    "environment": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+}
 RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT", "slurm": "SLURM_RESTART_COUNT"}
 
 
@@ -59,7 +66,8 @@ class Launched:
     @property
     def restarts(self) -> int:
         """How often the launcher has started its ranks again."""
-        return int(os.environ.get(RESTARTS.get(self.by, ""), 0))
+        name = RESTARTS.get(self.by, "")
+        return number(os.environ, name) if name in os.environ else 0
 
     def __str__(self) -> str:
         return STARTED_BY[self.by].format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
@@ -69,7 +77,10 @@ class Launched:
         return ADVICE[self.by].format(ranks)
 
     def check(self) -> None:
-        """Refuse ranks that are not numbered host by host, with as many on each host."""
+        """Refuse numbers that there are not, and ranks not numbered host by host, with as many on each host."""
+        rank, local_rank, size, local_size, *_ = NAMES[self.by]
+        _check_below(rank, self.rank, size, self.world_size)
+        _check_below(local_rank, self.local_rank, local_size, self.local_size)
         if self.rank != self.node_rank * self.local_size + self.local_rank or self.world_size % self.local_size:
             raise UserError(
                 f"rank {self.rank} of {self.world_size} has number {self.local_rank} of {self.local_size} on its host, "
@@ -84,6 +95,7 @@ def launched(variables: Mapping[str, str] | None = None) -> Launched | None:
     The launcher that is nearest to the program counts: torchrun and mpirun may run inside a Slurm job.
     """
     variables = os.environ if variables is None else variables
+    check(variables)
     for look in (_torchrun, _mpi, _by_hand, _slurm):
         if (found := look(variables)) is not None:
             found.check()
@@ -127,7 +139,8 @@ def store(place: Launched) -> dist.Store:
     if _store is None:
         where = environment(LightningEnvironment())
         os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
-        found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
+        with clear_meeting(where.main_address, where.main_port):
+            found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
         _store = dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
     return _store
 
@@ -197,16 +210,14 @@ class Given(ClusterEnvironment):
 def _torchrun(variables: Mapping[str, str]) -> Launched | None:
     if "TORCHELASTIC_RUN_ID" not in variables:
         return None
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    return Launched("torchrun", *(_number(variables, name) for name in names))
+    return Launched("torchrun", *(number(variables, name) for name in NAMES["torchrun"]))
 
 
 def _mpi(variables: Mapping[str, str]) -> Launched | None:
     """Open MPI's mpirun. It does not number the hosts."""
     if "OMPI_COMM_WORLD_RANK" not in variables:
         return None
-    names = ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")
-    rank, local_rank, size, local_size = (_number(variables, f"OMPI_COMM_WORLD_{name}") for name in names)
+    rank, local_rank, size, local_size = (number(variables, name) for name in NAMES["mpi"])
     return Launched("mpi", rank, local_rank, size, local_size, node_rank=rank // local_size)
 
 
@@ -214,7 +225,8 @@ def _by_hand(variables: Mapping[str, str]) -> Launched | None:
     """What a person, or a cluster's own starter, has set. Lightning's launcher sets no RANK."""
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None
-    rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    rank, size = number(variables, "RANK"), number(variables, "WORLD_SIZE")
+    _check_below("RANK", rank, "WORLD_SIZE", size)
     if "LOCAL_RANK" not in variables and size == 1:
         return None
     on_one_host = _is_this_host(variables.get("MASTER_ADDR", ""))
@@ -225,17 +237,34 @@ def _by_hand(variables: Mapping[str, str]) -> Launched | None:
             f"(LOCAL_RANK is its number on its host, LOCAL_WORLD_SIZE how many are there), or unset RANK to let this "
             f"process start the ranks"
         )
-    local_rank = _number(variables, "LOCAL_RANK")
-    local_size = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else size
+    local_rank = number(variables, "LOCAL_RANK")
+    local_size = number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else size
     return Launched("environment", rank, local_rank, size, local_size, node_rank=rank // local_size)
 
 
 def _slurm(variables: Mapping[str, str]) -> Launched | None:
     if not slurm.started_by_srun(variables):
         return None
-    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
-    rank, local_rank, size = (_number(variables, name) for name in names)
-    return Launched("slurm", rank, local_rank, size, slurm.tasks_here(variables), _number(variables, "SLURM_NODEID"))
+    names = NAMES["slurm"]
+    rank, local_rank, size, node = (number(variables, names[each]) for each in (0, 1, 2, 4))
+    try:
+        tasks = slurm.tasks_here(variables)
+    except LookupError:
+        tasks = 0
+    if not tasks:
+        said = variables.get(names[3], "")
+        raise UserError(
+            f"the environment variable {names[3]} is '{said}', which says no tasks of node {node} ({names[4]})"
+        )
+    return Launched("slurm", rank, local_rank, size, tasks, node)
+
+
+def _check_below(name: str, value: int, of: str, count: int) -> None:
+    if value >= count:
+        raise UserError(
+            f"the environment variable {name} is '{value}', and {of} is '{count}': the last rank has number "
+            f"{count - 1}; set both as your launcher does, or unset them to let this process start the ranks"
+        )
 
 
 def _is_this_host(address: str) -> bool:
@@ -244,12 +273,3 @@ def _is_this_host(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def _number(variables: Mapping[str, str], name: str) -> int:
-    try:
-        return int(variables[name])
-    except KeyError:
-        raise UserError(f"the environment variable {name} is not set, though others of its launcher are") from None
-    except ValueError:
-        raise UserError(f"the environment variable {name} is '{variables[name]}', which is no number") from None

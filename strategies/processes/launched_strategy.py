@@ -30,7 +30,7 @@ from strategies.policies.replica import ADVICE
 from strategies.processes import agent
 from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
-from strategies.processes.interface import choose_interface, clear_errors, own_name
+from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, launcher
@@ -161,14 +161,15 @@ class LaunchedStrategy(DDPStrategy):
         self.set_world_ranks()
         if self.num_processes * self.num_nodes == 1:
             return
-        if self.num_nodes > 1 and self.init_method is None:
-            choose_interface(self.cluster_environment.main_address)
+        if self.init_method is None:
+            choose_interface(self.cluster_environment.main_address if self.num_nodes > 1 else THIS_HOST)
         store = self._meet()  # held until the process group holds it too: rank 0 may be its server
         main = self.cluster_environment.main_address
         if self.survivor is not None:
             self.survivor.beside = lambda lost: self.places.beside(lost)
             self.survivor.saved = self.saved
-            self.survivor.tie(store, self._whole_size, own_name(main), self.advice)
+            host = own_name(main) if self.num_nodes > 1 else THIS_HOST
+            self.survivor.tie(store, self._whole_size, host, self.advice)
         with clear_errors(main):
             if self.part is not None:
                 backend, options = self._get_process_group_backend(), self._group_options()
@@ -208,9 +209,10 @@ class LaunchedStrategy(DDPStrategy):
                 return store_of(place)
             connect(place, backend, **options)  # see `launched.store`; of several hosts each has its own number
         else:
-            environment = self.cluster_environment
-            os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))
-            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=self._timeout or default_pg_timeout))
+            main, port = self.cluster_environment.main_address, self.cluster_environment.main_port
+            os.environ.update(MASTER_ADDR=main, MASTER_PORT=str(port))
+            with clear_meeting(main, port):
+                store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=self._timeout or default_pg_timeout))
             return store
         return private.default_store()
 

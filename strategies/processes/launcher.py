@@ -20,6 +20,7 @@ from strategies.private import (
 )
 from strategies.processes.launched import place_of
 from strategies.processes.lost_ranks import Survivor
+from strategies.processes.variables import number
 from strategies.sharding.resharded_parameter import resharded
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
@@ -50,7 +51,7 @@ class Scripts(ScriptLauncher):
             self._call_children_scripts()
             del os.environ[PARENT]
         first, local = environment.node_rank() * self.num_processes, environment.local_rank()
-        parent = int(_parent) if _parent and local else None
+        parent = number({PARENT: _parent}, PARENT) if _parent and local else None
         self.strategy.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
         set_threads(num_processes=self.num_processes)
         note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))

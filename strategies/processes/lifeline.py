@@ -13,7 +13,13 @@ connection ends without a word is lost.
 
 [Note: what is sent]
 A message is a line. A rank begins with rank 0's token and an `End`: what is to be said of this rank if it is lost.
-Rank 0 answers with its own. After that a rank sends only BYE, or the `End` that it has learned.
+Rank 0 answers with its own. After that a rank sends only BYE, or the `End` that it has learned. A line that is no
+message is passed over.
+
+[Note: strangers]
+Anybody who reaches the port may connect. Whoever has not shown the token is a stranger, and gets a few seconds and a
+few bytes. If there are too many of them the oldest one goes. A rank speaks at once, so it is heard before it is the
+oldest, and if not it comes again. So strangers can neither end the lifeline nor keep a rank out.
 """
 
 import asyncio
@@ -24,14 +30,21 @@ import os
 import secrets
 import socket
 import threading
+import time
+import warnings
 import weakref
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from ipaddress import ip_address
 from typing import Any
 
 SILENCE = 15  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0
+AGAIN = 0.2  # seconds until something that may work again is tried again
+STRANGERS = 64  # so many at a time; see [Note: strangers]
+STRANGE = 5  # seconds that each of them has
+GREETING = 4096  # bytes that each of them may send
 BYE = b"bye\n"
 GONE = "is gone without a word: killed, or out of memory?"
 DARK = "has not been heard of for {} seconds: is its host switched off, or the network down?"
@@ -65,7 +78,8 @@ class Lifeline:
         self._end: End | None = None
         self._token = secrets.token_hex(16)
         self._peers: set[StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._strangers: dict[socket.socket, asyncio.Task] = {}  # the oldest first
         self._tasks: set[asyncio.Task] = set()  # the loop alone would forget them
         self._left, self._last_words = asyncio.Event(), BYE
         self._loop = asyncio.new_event_loop()
@@ -75,16 +89,30 @@ class Lifeline:
 
     # ---- called by the rank ----
 
-    def listen(self) -> tuple[int, str]:
-        """For rank 0: listen for the others. Returns the port, and the token that they must send there."""
-        listener = _listener()
-        self._call(self._serve(listener))
-        return listener.getsockname()[1], self._token
+    def listen(self, host: str) -> tuple[int, str]:
+        """For rank 0: listen for the others, who will look for this `host`.
+
+        Returns the port, and the token that they must send there.
+        """
+        self._listener = _listener(host)
+        self._listener.setblocking(False)
+        self._call(self._serve(self._listener))
+        return self._listener.getsockname()[1], self._token
 
     def join(self, host: str, port: int, token: str) -> None:
         """For the other ranks: connect to rank 0. An OSError says why it failed."""
-        connection = socket.create_connection((host, port), timeout=HELLO)
-        self._call(self._hello(connection, token))
+        until = time.monotonic() + HELLO
+        while True:
+            left = max(AGAIN, until - time.monotonic())
+            connection = socket.create_connection((host, port), timeout=left)
+            try:
+                connection.sendall(f"{token} ".encode() + _line(self.lost))  # at once: see [Note: strangers]
+                return self._call(self._hello(connection, left))
+            except OSError:
+                connection.close()
+                if time.monotonic() + AGAIN > until:
+                    raise
+            time.sleep(AGAIN)
 
     def leave(self, end: End | None = None) -> None:
         """Say good-bye, or why this rank leaves too early, and close everything. A second call does nothing."""
@@ -94,58 +122,99 @@ class Lifeline:
             self._thread.join()
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(2 * HELLO)
 
     # ---- the thread ----
 
     def _live(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._until_left())
+            try:
+                runner.run(self._until_left())
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it must not be silent
+                self._tell(BYE)  # it is not lost
+                warnings.warn(
+                    f"rank {self.lost.rank} does not hear of lost ranks any more, because its lifeline has failed: "
+                    f"{error!r}; if one is lost, the run ends only after torch's time limit",
+                    stacklevel=1,
+                )
 
     async def _until_left(self) -> None:
         await self._left.wait()
         self._tell(self._last_words)
-        if self._server is not None:
-            self._server.close()
 
     async def _serve(self, listener: socket.socket) -> None:
-        self._server = await asyncio.start_server(lambda *streams: self._keep(self._greet(*streams)), sock=listener)
+        self._keep(self._accept(listener))
 
-    async def _greet(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Somebody has connected. It is a rank if it knows the token."""
-        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):  # a stranger may say anything
-            token, _, lost = (await reader.readline()).partition(b" ")
-            if hmac.compare_digest(token, self._token.encode()):
-                writer.write(_line(self.lost))
-                if self._end is not None:
-                    writer.write(_line(self._end))
-                await self._follow(reader, writer, _end(lost))
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                try:
+                    connection, _ = await self._loop.sock_accept(listener)
+                except OSError:  # too many open files, for example
+                    await asyncio.sleep(AGAIN)
+                    continue
+                self._strangers[connection] = self._keep(self._greet(connection))
+                if len(self._strangers) > STRANGERS:
+                    next(iter(self._strangers.values())).cancel()
+                await asyncio.sleep(0)  # what has been sent already is read before the next one comes
 
-    async def _hello(self, connection: socket.socket, token: str) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection)
-        writer.write(f"{token} ".encode() + _line(self.lost))
+    async def _greet(self, connection: socket.socket) -> None:
+        """Somebody has connected. It is a rank if it knows the token. See [Note: strangers]."""
+        lost = None
         try:
-            async with asyncio.timeout(HELLO):
+            lost = await self._introduction(connection)
+        except (OSError, ValueError):
+            return  # a stranger may say anything
+        finally:
+            del self._strangers[connection]
+            if lost is None:
+                connection.close()
+        reader, writer = await asyncio.open_connection(sock=connection)
+        writer.write(_line(self.lost))
+        if self._end is not None:
+            writer.write(_line(self._end))
+        await self._follow(reader, writer, lost)
+
+    async def _introduction(self, connection: socket.socket) -> End:
+        """What is to be said of the rank that has connected if it is lost. A ValueError if it is no rank."""
+        said = b""
+        async with asyncio.timeout(STRANGE):
+            while not said.endswith(b"\n"):
+                more = await self._loop.sock_recv(connection, GREETING - len(said))
+                if not more:
+                    raise ValueError("it has gone, or says too much")
+                said += more
+        token, _, lost = said.partition(b" ")
+        if not hmac.compare_digest(token, self._token.encode()):
+            raise ValueError("it does not know the token")
+        return _end(lost)
+
+    async def _hello(self, connection: socket.socket, patience: float) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            async with asyncio.timeout(patience):
                 first = _end(await reader.readline())
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             writer.close()
             raise OSError("rank 0 does not answer there") from error
         self._keep(self._follow(reader, writer, first))
 
-    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _follow(self, reader: StreamReader, writer: StreamWriter, lost: End) -> None:
         """Hear a rank until it leaves. If it goes without a word it is `lost`."""
         _watch(writer.get_extra_info("socket"))
         self._peers.add(writer)
         try:
-            while (line := await reader.readline()) not in (b"", BYE):
-                self._learn(_end(line))
-            if not line:
-                self._learn(lost)
+            line = None
+            while line not in (b"", BYE):
+                with contextlib.suppress(ValueError):  # no message, as BYE is none, or too long to be one
+                    line = await reader.readline()
+                    self._learn(lost if not line else _end(line))
         except ConnectionError:
             self._learn(lost)
         except OSError:  # timed out, or unreachable
@@ -167,15 +236,30 @@ class Lifeline:
 
 
 def _line(end: End) -> bytes:
-    return json.dumps(asdict(end)).encode() + b"\n"
+    return json.dumps(asdict(end), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def _end(line: bytes) -> End:
-    return End(**json.loads(line))
+    """A ValueError if the line is no `End`."""
+    try:
+        end = End(**json.loads(line))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    for field in fields(End):
+        if type(getattr(end, field.name)) is not field.type:
+            raise ValueError(f"{field.name} is no {field.type}")
+    return end
 
 
-def _listener() -> socket.socket:
-    """A listening socket on a free port, for IPv4 and, if the machine has it, IPv6."""
+def _listener(host: str) -> socket.socket:
+    """A listening socket on a free port of this host: at its address, if `host` is one.
+
+    On another host a name may lead to another address than here, where it often is that of loopback. So for a name it
+    listens at all addresses, for IPv4 and, if the machine has it, IPv6.
+    """
+    with contextlib.suppress(ValueError, OSError):  # a name, or an address that only the others see
+        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+        return socket.create_server((host, 0), family=family, backlog=1024)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # the system supports IPv6, but it is switched off
             return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
@@ -201,9 +285,9 @@ def _let_go() -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for lifeline in list(_OPEN):
-        sockets = [peer.get_extra_info("socket") for peer in lifeline._peers]
-        for each in (*sockets, *(lifeline._server.sockets if lifeline._server else ())):
-            if each.fileno() >= 0:  # it is not closed
+        peers = (peer.get_extra_info("socket") for peer in lifeline._peers)
+        for each in (*peers, *lifeline._strangers, lifeline._listener):
+            if each is not None and each.fileno() >= 0:  # it is not closed
                 os.dup2(nothing, each.fileno(), inheritable=False)
     os.close(nothing)
 

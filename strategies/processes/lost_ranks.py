@@ -84,13 +84,13 @@ class Survivor:
         return None
 
     def tie(self, store: dist.Store, size: int, host: str, advice: str) -> None:
-        """Connect to rank 0, which is on this `host`. It passes that, and its advice, through the store.
+        """Connect to rank 0, which the others reach at `host`. It passes that, and its advice, through the store.
 
         All ranks call it, before or after they make the process group. None waits for the others.
         """
         key = f"lifeline {(store.add('tied', 1) - 1) // size}"  # a store may serve several trainings
         if self.rank == 0:
-            store.set(key, json.dumps([advice, host, *self.lifeline.listen()]))
+            store.set(key, json.dumps([advice, host, *self.lifeline.listen(host)]))
         self.advice, host, port, token = json.loads(store.get(key))
         try:
             if self.rank:

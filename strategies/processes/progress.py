@@ -4,6 +4,8 @@ import os
 import struct
 from pathlib import Path
 
+from gan.errors import UserError
+
 NEVER = -1  # no step has begun
 _STEP = struct.Struct("<q")
 
@@ -15,7 +17,13 @@ class Progress:
 
     def __init__(self) -> None:
         path = os.environ.get(self.VARIABLE)
-        self._file = os.open(path, os.O_WRONLY) if path and Path(path).exists() else None
+        try:
+            self._file = os.open(path, os.O_WRONLY) if path and Path(path).exists() else None
+        except OSError as error:
+            raise UserError(
+                f"the environment variable {self.VARIABLE} is '{path}', which cannot be written to ({error.strerror}); "
+                f"unset it"
+            ) from error
         self._where = _STEP.size * int(os.environ.get("LOCAL_RANK", 0))
 
     def begin(self, step: int) -> None:

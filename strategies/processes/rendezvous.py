@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import shlex
 import socket
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,11 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from gan.errors import UserError
-from strategies.processes.interface import own_address
+from strategies.processes.interface import THIS_HOST, own_address
+from strategies.processes.variables import PORTS, number
 
 PORT = 29400  # torchrun's port, if the address has none
 FILE = "file:"
-THIS_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,20 @@ class Rendezvous:
     def several(self) -> bool:
         return self.nodes[1] > 1
 
+    @property
+    def hosts(self) -> str:
+        least, most = self.nodes
+        return f"{least} hosts" if least == most else f"{least} to {most} hosts"
+
+    def to_type(self, command: Sequence[str]) -> str:
+        """What to type on each of the other hosts, where this one runs this command."""
+        words = shlex.join(["python", *command[1:]])
+        if self.where:
+            return words
+        host, port = self._address()
+        number = " NODE_RANK=N" if self.fixed() else ""
+        return f"MASTER_ADDR={host} MASTER_PORT={port}{number} {words}"
+
     def check(self) -> None:
         """Raise if the hosts could not find each other."""
         if not self.several:
@@ -44,7 +60,16 @@ class Rendezvous:
             if not folder.is_dir():
                 raise UserError(f"--rendezvous {self.where}: there is no folder {folder}")
         else:
-            self._address()
+            host, port = self._address()
+            try:
+                socket.getaddrinfo(host, port)
+            except OSError as error:
+                raise UserError(f"{self}: this host knows no host '{host}' ({error.strerror})") from error
+        if self.fixed() and number(os.environ, "NODE_RANK") >= self.nodes[1]:
+            raise UserError(
+                f"the environment variable NODE_RANK is '{os.environ['NODE_RANK']}', and there are {self.nodes[1]} "
+                f"hosts (--nodes): the last one has number {self.nodes[1] - 1}"
+            )
 
     def fixed(self) -> tuple[str, int] | None:
         """The address of rank 0, if the environment names it and numbers the hosts."""
@@ -61,7 +86,7 @@ class Rendezvous:
             return RendezvousParameters("c10d", str(self._file()), **how, store_type="file")
         host, port = self._address()
         if self.fixed():
-            return RendezvousParameters("static", f"{host}:{port}", **how, rank=int(os.environ["NODE_RANK"]))
+            return RendezvousParameters("static", f"{host}:{port}", **how, rank=number(os.environ, "NODE_RANK"))
         return RendezvousParameters("c10d", f"{host}:{port}", **how, is_host=_serves(host, port))
 
     def own_address(self) -> str | None:
@@ -79,14 +104,14 @@ class Rendezvous:
 
     def _address(self) -> tuple[str, int]:
         where = self.where
-        if not where and "MASTER_ADDR" in os.environ:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', PORT)}"
+        if not where and (host := os.environ.get("MASTER_ADDR")):
+            return host, number(os.environ, "MASTER_PORT") if "MASTER_PORT" in os.environ else PORT
         host, _, port = where.rpartition(":") if ":" in where else (where, "", str(PORT))
-        if not host or not port.isdigit():
+        if not host or not port.isdecimal() or not 0 < int(port) <= PORTS:
             wrong = f"--rendezvous {where} is no address" if where else "several hosts need a place to find each other"
             raise UserError(
-                f"{wrong}; type the same on all hosts: --rendezvous HOST:{PORT}, where HOST is one of them, or "
-                f"--rendezvous file:PATH, a new file on a disk that they share"
+                f"{wrong}; type the same on all hosts: --rendezvous HOST:{PORT}, where HOST is one of them (this one "
+                f"is {socket.gethostname()}), or --rendezvous file:PATH, a new file on a disk that they share"
             )
         return host, int(port)
 

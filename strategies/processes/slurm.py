@@ -38,7 +38,7 @@ def cpus(variables: Mapping[str, str] = os.environ) -> int | None:
         return None
     if "SLURM_CPUS_PER_TASK" in variables:
         return int(variables["SLURM_CPUS_PER_TASK"])
-    return max(1, int(variables["SLURM_CPUS_ON_NODE"]) // tasks_here(variables))
+    return max(1, int(variables.get("SLURM_CPUS_ON_NODE", 1)) // tasks_here(variables))
 
 
 def job(variables: Mapping[str, str] = os.environ) -> str | None:
@@ -47,7 +47,7 @@ def job(variables: Mapping[str, str] = os.environ) -> str | None:
     The last job of an array has the number of the whole array, so a job of an array is named by both numbers.
     """
     if "SLURM_ARRAY_JOB_ID" in variables:
-        return f"{variables['SLURM_ARRAY_JOB_ID']}_{variables['SLURM_ARRAY_TASK_ID']}"
+        return f"{variables['SLURM_ARRAY_JOB_ID']}_{variables.get('SLURM_ARRAY_TASK_ID', '')}"
     return variables.get("SLURM_JOB_ID")
 
 

@@ -66,8 +66,10 @@ class Watch:
 
     def _watch(self) -> None:
         wish, wished = 0, 0.0
+        heard = select.poll()  # select.select knows no handles from 1024 on
+        heard.register(self.hear, select.POLLIN)
         while True:
-            if select.select([self.hear], [], [], TICK)[0]:
+            if heard.poll(1000 * TICK):
                 numbers = self.hear.recv(64)
                 if END in numbers:
                     return

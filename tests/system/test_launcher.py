@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
+from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes import launcher
 from strategies.processes.launcher import PARENT, Functions, Scripts
@@ -62,7 +63,7 @@ def scripts(processes, nodes=1, **environment):
 def as_it_was(monkeypatch):
     """Lightning writes into the environment what its children shall find there."""
     for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "0")
+        monkeypatch.setenv(name, "1" if name in ("MASTER_PORT", "WORLD_SIZE") else "0")
     monkeypatch.setattr(sys, "argv", ["-c"])
 
 
@@ -96,6 +97,12 @@ def test_another_rank_knows_the_one_that_started_it(monkeypatch):
     one.launch(lambda: None)
     survivor = one.strategy.survivor
     assert (survivor.rank, survivor.first, survivor.parent) == (5, 3, 4321)
+
+
+def test_a_first_process_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setattr(launcher, "_parent", "x")
+    with pytest.raises(UserError, match="the environment variable GAN_FIRST_PROCESS is 'x', which is no number"):
+        scripts(3, nodes=2, node=1, local=2, creates_processes_externally=True).launch(lambda: None)
 
 
 def test_under_torchrun_and_srun_there_is_no_family():

@@ -1,15 +1,17 @@
 """Whoever goes without a word is named to all others, and whoever says good-bye is not."""
 
 import asyncio
+import errno
 import json
 import multiprocessing as mp
 import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from unittest.mock import Mock, patch
 
 import pytest
@@ -41,10 +43,10 @@ def quiet(*lines):
 
 
 @contextmanager
-def world(size):
+def world(size, where=HERE):
     """That many lifelines, tied, and where rank 0 listens."""
     lines = [Line(rank) for rank in range(size)]
-    place = lines[0].listen()
+    place = lines[0].listen(where)
     for line in lines[1:]:
         line.join(HERE, *place)
     try:
@@ -85,7 +87,7 @@ def test_a_killed_rank_0_is_named_by_all():
     ours, theirs = mp.Pipe()
 
     def first():
-        theirs.send(Line(0).listen())
+        theirs.send(Line(0).listen(HERE))
         time.sleep(10 * SOON)
 
     process = mp.get_context("fork").Process(target=first, daemon=True)
@@ -147,6 +149,106 @@ def test_strangers_are_shown_the_door_and_raise_no_alarm(caplog):
     assert caplog.text == ""  # asyncio has nothing to complain of
 
 
+def test_ranks_of_one_host_meet_on_loopback_and_others_at_the_address_that_they_are_told():
+    with world(2) as ((first, _), _):
+        assert first._listener.getsockname()[0] == HERE
+    with world(2, "localhost") as ((first, _), _):  # on another host a name may lead to another address
+        assert first._listener.getsockname()[0] in ("::", "0.0.0.0")
+
+
+NO_MESSAGES = (
+    b"[" * 1000 + b"\n",
+    b"[]\n",
+    b"{}\n",
+    b"\xff\n",
+    hello("", 3).replace(b"4321", b"[]").lstrip(),
+    b"x" * 99_999,
+)
+
+
+def test_nothing_that_is_sent_ends_it(caplog):
+    """Neither before the token, nor with it, nor after it."""
+    with world(2) as (lines, (port, token)):
+        for says in NO_MESSAGES:
+            for greeting in (says, token.encode() + b" " + says):
+                with someone(port, greeting) as hears, suppress(ConnectionError):
+                    assert hears.read() == b""
+        with socket.create_connection((HERE, port), timeout=SOON) as connection:
+            connection.sendall(hello(token, 3))
+            assert json.loads(connection.recv(4096))["process"] == os.getpid()
+            connection.sendall(b"".join(NO_MESSAGES))
+            assert quiet(*lines)
+        assert [line.learns().rank for line in lines] == [3, 3]  # it went without a word
+    assert caplog.text == ""
+
+
+def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
+    monkeypatch.setattr(lifeline, "STRANGE", 0.2)
+    with world(2) as (lines, (port, _)):
+        for says in (b"", b"x" * (lifeline.GREETING + 1)):
+            with someone(port, says) as hears, suppress(ConnectionError):
+                assert hears.read() == b""
+        assert quiet(*lines)
+        assert not lines[0]._strangers
+
+
+def test_a_rank_gets_in_among_any_number_of_strangers():
+    """They take no more file handles than a few, and not the rank's turn."""
+    with world(1) as ((first,), (port, token)), ExitStack() as strangers:
+        for _ in range(3 * lifeline.STRANGERS):
+            strangers.enter_context(someone(port))
+        late = Line(1)
+        late.join(HERE, port, token)
+        assert len(first._strangers) <= lifeline.STRANGERS
+        late.leave()
+
+
+def test_a_rank_that_is_sent_away_comes_again(monkeypatch):
+    """As one that was slow to speak among many strangers."""
+    with world(1) as ((first,), place), monkeypatch.context() as patched:
+        introduction, refused = first._introduction, []
+
+        async def busy(connection):
+            if not refused:
+                refused.append(connection)
+                raise OSError
+            return await introduction(connection)
+
+        patched.setattr(first, "_introduction", busy)
+        line = Line(1)
+        line.join(HERE, *place)
+        assert refused
+        line.leave()
+
+
+def test_without_file_handles_it_waits_for_some(monkeypatch):
+    with world(1) as ((first,), place):
+        accept, fails = first._loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+        async def none_left(listener):
+            if fails:
+                raise fails.pop()
+            return await accept(listener)
+
+        monkeypatch.setattr(first._loop, "sock_accept", none_left)
+        with someone(place[0]):  # the one that it waits for; then it asks the new way
+            line = Line(1)
+            line.join(HERE, *place)
+        assert not fails
+        line.leave()
+
+
+def test_it_says_so_if_its_thread_has_failed():
+    with (
+        world(2) as (lines, _),
+        pytest.warns(UserWarning, match=r"^rank 0 does not hear of lost ranks .* SystemExit\(9\)"),
+    ):
+        lines[0]._loop.call_soon_threadsafe(sys.exit, 9)
+        lines[0]._thread.join(SOON)
+        assert not lines[0]._thread.is_alive()
+        assert quiet(*lines)  # it is not taken for lost
+
+
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400\r\n", b"[]\n"])
 def test_another_program_is_not_taken_for_rank_0(answer, monkeypatch):
     monkeypatch.setattr(lifeline, "HELLO", 0.3)
@@ -173,7 +275,7 @@ def test_another_program_is_not_taken_for_rank_0(answer, monkeypatch):
 def test_both_kinds_of_address_lead_to_rank_0(host):
     if host == "::1" and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
-    with world(1) as ((first,), place):
+    with world(1, "localhost") as ((first,), place):  # a name, which may lead elsewhere on another host
         line = Line(1)
         line.join(host, *place)
         line.leave()
@@ -198,7 +300,7 @@ def test_without_ipv6_there_is_ipv4(monkeypatch):
 
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
     monkeypatch.setattr(socket, "create_server", switched_off)
-    with world(2) as (lines, _):
+    with world(2, "localhost") as (lines, _):
         assert quiet(*lines)
 
 

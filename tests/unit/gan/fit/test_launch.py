@@ -37,6 +37,8 @@ def begun(out, name, launchers, checkpoint=None, age=0.0):
 def test_an_agent_names_itself(monkeypatch):
     assert launch.launcher_of(None) is None
     monkeypatch.setenv("GAN_AGENT", "agent host /tmp/gan-agent-x")
+    assert launch.launcher_of(place()) is None  # somebody has set it: an agent sets the other one too
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/tmp/gan-agent-x/none/attempt_0/0/error.json")
     assert launch.launcher_of(place()) == "agent host /tmp/gan-agent-x"
 
 

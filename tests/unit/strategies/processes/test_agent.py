@@ -194,6 +194,32 @@ def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
     assert attempts() == set()
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time(numbered, monkeypatch, capfd):
+    monkeypatch.setattr(agent, "JOIN", 1)
+    where = address()
+    if numbered:
+        for name, value in zip(("MASTER_ADDR", "MASTER_PORT", "NODE_RANK"), (*where.split(":"), "0"), strict=True):
+            monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^the rendezvous {where}: 2 hosts have not met there within .* the same com"):
+        started("", rendezvous=Rendezvous("" if numbered else where, (2, 2)))
+    said = capfd.readouterr().err
+    assert f"this host ({socket.gethostname()}, 127.0.0.1) waits at the rendezvous {where} for 2 hosts, until " in said
+    port = where.split(":")[1]
+    variables = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} NODE_RANK=N " if numbered else ""
+    assert f"on each of the others type\n  {variables}python -S rank.py\n" in said
+    assert attempts() == set()
+
+
+def test_a_port_that_another_program_has_is_named(monkeypatch):
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port)), ("NODE_RANK", "0")):
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"^the rendezvous 127.0.0.1:{port}: another program listens there alr"):
+            started("", rendezvous=Rendezvous("", (2, 2)))
+
+
 def host(where, nodes):
     """A process that is the agent of a host with one rank."""
     code = (
@@ -300,7 +326,7 @@ def test_a_host_that_comes_later_is_taken_in(tmp_path, capfd):
     said = capfd.readouterr().err
     assert "restart 1" not in said
     assert said.count("a host has come, or starts again: all ranks start again with it") == 1
-    assert said.count(f"this host waits at the rendezvous {meeting} for 1 to 2 hosts, 15 minutes at most") == 2
+    assert said.count(f"waits at the rendezvous {meeting} for 1 to 2 hosts, until ") == 2
 
 
 # ---- whether to try again ----

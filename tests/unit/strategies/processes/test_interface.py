@@ -4,6 +4,7 @@ import os
 import socket
 
 import pytest
+import torch.distributed as dist
 
 from gan.errors import UserError
 from strategies.processes import interface
@@ -56,3 +57,17 @@ def test_ranks_that_gloo_cannot_connect_say_what_to_type(chosen, words, monkeypa
     with pytest.raises(RuntimeError, match=r"^other$") as caught, clear_errors("10.0.0.1"):
         raise RuntimeError("other")
     assert not isinstance(caught.value, UserError)
+
+
+def test_a_main_port_that_is_taken_is_named_with_its_variable():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        words = f"^the environment variable MASTER_PORT is '{port}', and another program"
+        with pytest.raises(UserError, match=words), interface.clear_meeting("127.0.0.1", port):
+            dist.TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
+
+
+def test_a_main_address_that_is_no_host_is_named_with_its_variable():
+    words = "^the environment variable MASTER_ADDR is 'no host', and this host knows no"
+    with pytest.raises(UserError, match=words), interface.clear_meeting("no host", 29500):
+        pass

@@ -90,6 +90,44 @@ def test_a_place_that_cannot_be_is_refused(change, words):
         launched({**BY_HAND, **change})
 
 
+@pytest.mark.parametrize(
+    ("by", "change", "words"),
+    [
+        ("environment", dict(RANK="4"), "RANK is '4', and WORLD_SIZE is '4': the last rank has number 3"),
+        ("environment", dict(LOCAL_RANK="2"), "LOCAL_RANK is '2', and LOCAL_WORLD_SIZE is '2': the last rank has"),
+        ("environment", dict(LOCAL_WORLD_SIZE="0"), "LOCAL_WORLD_SIZE is '0', and must be 1 or more"),
+        ("torchrun", dict(GROUP_RANK="-1"), "GROUP_RANK is '-1', which is no number from 0 on"),
+        ("torchrun", dict(RANK=None), "RANK is not set, though others of its launcher are"),
+        ("torchrun", dict(MASTER_PORT="70000"), "MASTER_PORT is '70000', and ports have numbers from 1 to 65535"),
+        ("torchrun", dict(MASTER_PORT="http"), "MASTER_PORT is 'http', which is no number from 0 on"),
+        ("mpi", dict(OMPI_COMM_WORLD_SIZE=""), "OMPI_COMM_WORLD_SIZE is '', which is no number from 0 on"),
+        ("mpi", dict(OMPI_COMM_WORLD_LOCAL_SIZE=None), "OMPI_COMM_WORLD_LOCAL_SIZE is not set, though others"),
+        ("slurm", dict(SLURM_PROCID="9"), "SLURM_PROCID is '9', and SLURM_NTASKS is '4'"),
+        ("slurm", dict(SLURM_LOCALID="1e3"), "SLURM_LOCALID is '1e3', which is no number from 0 on"),
+        ("slurm", dict(SLURM_NODEID="2"), r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\)', which says no tasks of node 2"),
+        ("slurm", dict(SLURM_STEP_TASKS_PER_NODE="two"), "SLURM_STEP_TASKS_PER_NODE is 'two', which says no tasks"),
+    ],
+)
+def test_what_a_launcher_cannot_have_meant_is_named_with_its_value(by, change, words):
+    variables = {name: value for name, value in {**ALL[by], **change}.items() if value is not None}
+    with pytest.raises(UserError, match=f"^the environment variable {words}"):
+        launched(variables)
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "MASTER_PORT"])
+def test_what_lightning_would_read_is_named_where_nobody_started_ranks(name):
+    with pytest.raises(UserError, match=f"^the environment variable {name} is 'x', which is no number from 0 on$"):
+        launched({name: "x"})
+
+
+def test_a_count_of_restarts_is_a_number(started):
+    started({**ELASTIC, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert launched().restarts == 2
+    started({"TORCHELASTIC_RESTART_COUNT": "often"})
+    with pytest.raises(UserError, match="TORCHELASTIC_RESTART_COUNT is 'often', which is no number from 0 on"):
+        launched()
+
+
 def test_ranks_that_mpirun_dealt_out_over_the_hosts_are_refused():
     with pytest.raises(UserError, match=r"host by host, .*: type mpirun --map-by ppr:N:node"):
         launched({**MPI, "OMPI_COMM_WORLD_RANK": "2"})

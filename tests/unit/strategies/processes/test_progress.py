@@ -1,5 +1,8 @@
 import os
 
+import pytest
+
+from gan.errors import UserError
 from strategies.processes.progress import NEVER, Progress
 
 
@@ -22,6 +25,12 @@ def test_without_an_agent_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Progress().begin(3)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_file_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv(Progress.VARIABLE, str(tmp_path))
+    with pytest.raises(UserError, match=f"GAN_STEPS is '{tmp_path}', which cannot be written to .*; unset it"):
+        Progress()
 
 
 def test_a_file_that_is_gone_is_left_alone(tmp_path, monkeypatch):

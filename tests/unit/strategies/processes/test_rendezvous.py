@@ -67,11 +67,31 @@ def test_the_environment_numbers_the_hosts(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (dict(MASTER_PORT="0"), "MASTER_PORT is '0', and ports have numbers from 1"),
+        (dict(MASTER_PORT="1234", NODE_RANK="two"), "NODE_RANK is 'two', which is no number"),
+        (
+            dict(MASTER_PORT="1234", NODE_RANK="2"),
+            r"NODE_RANK is '2', and there are 2 hosts .*: the last one has number 1",
+        ),
+    ],
+)
+def test_what_the_environment_cannot_mean_is_refused(variables, words, monkeypatch):
+    for name, value in {"MASTER_ADDR": "127.0.0.1", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^the environment variable {words}"):
+        Rendezvous("", (2, 2)).check()
+
+
+@pytest.mark.parametrize(
     ("where", "message"),
     [
         ("", "several hosts need a place to find each other; type the same on all hosts: --rendezvous HOST:29400"),
         ("host:port", "--rendezvous host:port is no address; type"),
         (":1234", "--rendezvous :1234 is no address; type"),
+        ("host:70000", "--rendezvous host:70000 is no address; type"),
+        ("nosuch.invalid:29400", "the rendezvous nosuch.invalid:29400: this host knows no host 'nosuch.invalid'"),
         ("file:/no/such/folder/meet", "--rendezvous file:/no/such/folder/meet: there is no folder /no/such/folder"),
     ],
 )
