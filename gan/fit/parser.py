@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import jsonargparse
 
 from gan.errors import UserError
+from gan.fit.settings_file import limit_typed_values
 
 WHERE = "auto, a run's folder or a checkpoint in it"
 TYPE = {
@@ -24,6 +25,8 @@ TYPE = {
     "inception": "a file of weights",
     "segmenter": "a file of weights",
 }
+
+limit_typed_values()
 
 
 class Strict:
