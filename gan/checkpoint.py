@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from gan.errors import UserError
+from gan.files import regular
 
 VALUES = "values.pt"
 PART = ".part"  # the ending of a checkpoint that is not complete
@@ -89,10 +90,11 @@ def load(path: str | Path, weights_only: bool = True) -> dict[str, Any]:
         older = replaced(path)
         there = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
         raise UserError(f"no checkpoint at {path}; {there}, or type --resume auto")
-    if not (path / VALUES).is_file():
+    if not (path / VALUES).exists():
         raise UserError(f"{path} cannot be read as a checkpoint: it has no {VALUES}; is it a run's folder?")
     with _failing(path, Exception):
         identity = _identity(path)
+        regular(path / VALUES)
         try:
             saved = torch.load(path / VALUES, map_location="cpu", weights_only=weights_only)
         except pickle.UnpicklingError as error:
@@ -140,6 +142,7 @@ def _read(path: Path, wanted: Mapping[str, Share]) -> None:
     filled = {key: share.tensor.detach().contiguous() for key, share in wanted.items()}
     there = dict.fromkeys(wanted, 0)  # how many elements of each tensor the files hold
     for file in sorted(path.glob("*.safetensors")):
+        regular(file)
         with safe_open(file, framework="pt") as tensors:
             starts = json.loads((tensors.metadata() or {}).get(STARTS, "{}"))
             for key in wanted.keys() & starts.keys():

@@ -16,7 +16,7 @@ from lightning import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan.errors import UserError, refuse
+from gan.errors import UserError, escape_warnings, printable, refuse
 from gan.fit import attempts, folder, launch, options
 from gan.fit import slurm as slurm_job
 from gan.fit.callbacks import Bar, Keep, Pictures, Score, Steps, WriteSettings
@@ -327,13 +327,14 @@ def requeue(first: bool) -> None:
 @rank_zero_only
 def say(*lines: str, sep: str = "\n") -> None:
     """Print on the first rank only."""
-    print(*lines, sep=sep, flush=True)
+    print(*map(printable, lines), sep=sep, flush=True)
 
 
 def quiet() -> None:
     """Hide Lightning's hints for beginners, which do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    escape_warnings()
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")

@@ -7,7 +7,7 @@ names of settings and values that are wrong.
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonargparse
 import yaml
@@ -27,7 +27,7 @@ class Loader(yaml.SafeLoader):
     A few lines of aliases of aliases stand for more values than any memory holds.
     """
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [each for each in resolvers if not each[0].endswith("timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
