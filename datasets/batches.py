@@ -1,12 +1,12 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from datasets import workers as processes
 from gan.errors import UserError
 from gan.noise import seed_for
 
@@ -87,12 +87,6 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
-def leave_signals_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-
-
 class ResumableLoader(DataLoader):
     """A loader of GlobalBatches whose position is saved in checkpoints.
 
@@ -117,7 +111,8 @@ class ResumableLoader(DataLoader):
             num_workers=workers,
             collate_fn=collate_fn,
             persistent_workers=workers > 0,
-            worker_init_fn=leave_signals_to_the_trainer,
+            timeout=processes.PATIENCE if workers else 0,
+            worker_init_fn=processes.leave_signals_to_the_trainer,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
         )

@@ -35,6 +35,10 @@ class UserError(ValueError):
         return [f"error: {self}"]
 
 
+class WorkerLost(UserError):
+    """A worker process of a loader has died or is stuck. The same may go well when it is tried again."""
+
+
 class RankLost(UserError):
     """This rank ends because another rank has failed or is gone. The message names that rank."""
 

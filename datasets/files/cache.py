@@ -23,6 +23,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from datasets.workers import explained
 from gan.errors import UserError, printable
 from gan.files import regular
 
@@ -222,7 +223,7 @@ def _results(work: Callable[[int], None], todo: np.ndarray, title: str) -> Itera
     )
     interval = 0.5 if sys.stderr.isatty() else 20
     shown = {"desc": printable(title), "unit": "picture", "dynamic_ncols": True}
-    with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar:
+    with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
         for batch in loader:
             yield from batch
             bar.update(len(batch))

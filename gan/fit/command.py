@@ -16,6 +16,7 @@ from lightning import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from datasets.workers import explained
 from gan.errors import UserError, escape_warnings, printable, refuse
 from gan.fit import attempts, folder, launch, options
 from gan.fit import slurm as slurm_job
@@ -59,7 +60,8 @@ class Computer:
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
     try:
-        _fit(argv)
+        with explained():
+            _fit(argv)
     except BaseException as error:
         report(error)
         if isinstance(error, UserError):

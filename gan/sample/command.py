@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
+from datasets.workers import explained
 from gan.errors import UserError, printable, refuse
 from gan.fit import options
 from gan.fit.parser import Parser
@@ -45,7 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         if settings.action is None:
             settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
         print(printable(f"{opened.folder.path}, step {opened.step}"), flush=True)
-        for path in ACTIONS[settings.action](opened, settings):
+        with explained():
+            paths = ACTIONS[settings.action](opened, settings)
+        for path in paths:
             print(printable(f"  {path}"))
     except UserError as error:
         return refuse(error)

@@ -152,5 +152,7 @@ def test_what_is_no_file_in_it_is_refused_and_not_waited_for(make, which, path):
     file = sorted(path.iterdir())[which]
     file.unlink()
     make(file)
-    with pytest.raises(UserError, match=r"x.ckpt cannot be read as a checkpoint: it is a .*, and no file: .*" + file.name):
+    with pytest.raises(
+        UserError, match=r"x.ckpt cannot be read as a checkpoint: it is a .*, and no file: .*" + file.name
+    ):
         whole(load(path))
