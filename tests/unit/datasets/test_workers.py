@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -36,6 +37,18 @@ class Faulty(Dataset):
         return torch.tensor(index)
 
 
+@pytest.fixture
+def no_worker_left_behind():
+    """torch would wait ten seconds for one that hangs, in a later test."""
+    there = multiprocessing.active_children()
+    yield
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error in the main thread
+    for child in set(multiprocessing.active_children()) - set(there):
+        child.kill()
+        child.join()
+    signal.signal(signal.SIGCHLD, before)
+
+
 def die(number):
     return lambda: os.kill(os.getpid(), number)
 
@@ -60,18 +73,13 @@ def test_a_worker_that_dies_is_an_error_of_one_line(number, kind, message):
 @pytest.mark.parametrize(
     "make", [GlobalLoader, lambda data, size, workers: GlobalStream(_stream(data), size, workers=workers)]
 )
-def test_a_worker_that_hangs_is_named(make, tmp_path, monkeypatch):
+def test_a_worker_that_hangs_is_named(make, tmp_path, monkeypatch, no_worker_left_behind):
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    try:
-        with (
-            pytest.raises(WorkerLost, match=r"given no batch for 1 s: a disk or a network folder .* --workers 0"),
-            explained(),
-        ):
-            list(make(Faulty(pipe.read_bytes), 2, workers=1))
-    finally:
-        os.close(os.open(pipe, os.O_RDWR))  # let the worker go
+    message = r"given no batch for 1 s: a disk or a network folder .* --workers 0"
+    with pytest.raises(WorkerLost, match=message), explained():
+        list(make(Faulty(pipe.read_bytes), 2, workers=1))
 
 
 class _stream:
