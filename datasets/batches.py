@@ -1,20 +1,15 @@
 """Batches that are the same at any number of ranks, and a loader that continues where it stopped."""
 
-import atexit
-import signal
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing import active_children
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from datasets import workers as processes
 from gan.contents import need
 from gan.errors import UserError
 from gan.noise import seed_for
-
-FAREWELL = 1.0  # seconds that processes which are left have to end, when the program ends
 
 
 class GlobalBatches(DistributedSampler):
@@ -93,25 +88,6 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
-def leave_signals_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-
-
-@atexit.register
-def _end_workers() -> None:
-    """End the workers that are left. multiprocessing would wait for ever for one that leaves signals to the trainer."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
-    until = time.monotonic() + FAREWELL
-    children = [child for child in active_children() if child.daemon]
-    for child in children:
-        child.terminate()
-    for child in children:
-        child.join(max(0.0, until - time.monotonic()))
-        child.kill()
-
-
 class ResumableLoader(DataLoader):
     """A loader of GlobalBatches whose position is saved in checkpoints.
 
@@ -136,7 +112,8 @@ class ResumableLoader(DataLoader):
             num_workers=workers,
             collate_fn=collate_fn,
             persistent_workers=workers > 0,
-            worker_init_fn=leave_signals_to_the_trainer,
+            timeout=processes.PATIENCE if workers else 0,
+            worker_init_fn=processes.leave_signals_to_the_trainer,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
         )

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from datasets.batches import GlobalBatches, ResumableLoader, check_divides, leave_signals_to_the_trainer
+from datasets import workers as processes
+from datasets.batches import GlobalBatches, ResumableLoader, check_divides
 from gan.errors import UserError
 from gan.noise import seed_for
 
@@ -71,7 +72,8 @@ class GlobalStream(DataLoader):
             batch_size=batch_size // self.ranks,
             num_workers=workers,
             collate_fn=collate_fn,
-            worker_init_fn=leave_signals_to_the_trainer,
+            timeout=processes.PATIENCE if workers else 0,
+            worker_init_fn=processes.leave_signals_to_the_trainer,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(seed),  # else it would draw from the global one
         )

@@ -40,6 +40,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from gan.contents import check_kinds, need
 from gan.errors import UserError
+from gan.files import regular
 from gan.shard_file import CHUNK, Damaged, Digest, SavedPiece, crc32, kind_of, saved_pieces
 
 VALUES, DIGESTS = "values.pt", "digests.json"
@@ -135,6 +136,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         raise UserError(f"no checkpoint at {path}; {there}, or type --resume auto")
     identity = _identity(path)
     with failing(path, identity):
+        _check_files(path)
         digests = _digests(path)
         saved = _values(path, digests)
         if digests is None and saved["format"] != UNCHECKED:
@@ -156,6 +158,16 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         except Exception as error:
             raise Damaged(f"{VALUES} is damaged: what it says of tensors is not what checkpoints say") from error
         return tree, [piece for own in pieces.values() for piece in own]
+
+
+def _check_files(path: Path) -> None:
+    """Raise if a file of it is none: a named pipe would wait for a writer."""
+    for file in (path / VALUES, path / DIGESTS, *path.glob(SHARDS)):
+        try:
+            if os.path.lexists(file):
+                regular(file)
+        except OSError as error:
+            raise Damaged(reason(error)) from error
 
 
 def _digests(path: Path) -> dict[str, Digest] | None:

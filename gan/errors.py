@@ -2,10 +2,19 @@
 
 import sys
 import time
+import warnings
+from functools import cache
 
 from lightning.pytorch.utilities import rank_zero_only
 
 FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's error and ends that rank
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or cannot show, as an escape such as \\x1b. Lines stay lines."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 class UserError(ValueError):
@@ -17,9 +26,17 @@ class UserError(ValueError):
     said = False  # True once it has been printed
     agreed = False  # True where every rank raises it at the same place
 
+    def __str__(self) -> str:
+        """The message, wherever it is shown. It may name a file whose name would move the terminal's cursor."""
+        return printable(super().__str__())
+
     def _render_traceback_(self) -> list[str]:
         """A notebook calls this. It shows only the message, too."""
         return [f"error: {self}"]
+
+
+class WorkerLost(UserError):
+    """A worker process of a loader has died or is stuck. The same may go well when it is tried again."""
 
 
 class RankLost(UserError):
@@ -38,5 +55,12 @@ def refuse(error: Exception) -> int:
         time.sleep(FIRST_RANK_SPEAKS)
     # An error from a data loader's worker holds the worker's traceback. The message is its last line.
     message = str(error).rpartition("UserError: ")[2].strip()
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {printable(message)}", file=sys.stderr, flush=True)
     return 2
+
+
+@cache
+def escape_warnings() -> None:
+    """From now on warnings are shown as `printable` text, in the form that they have now."""
+    shown = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **kwargs: printable(shown(*args, **kwargs))

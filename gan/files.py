@@ -1,7 +1,9 @@
-"""Files that are written as a whole or not at all, that are read without running code, or that are locked."""
+"""Files that are written as a whole or not at all, that are read only if they are plain files, or that are locked."""
 
+import errno
 import os
 import pickle
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +44,41 @@ def load_plain(path: Path) -> Any:
         raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error
     except Exception as error:  # torch raises many kinds of errors for broken files
         raise UserError((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+def regular(path: str | Path) -> os.stat_result:
+    """Size and times of a file that is about to be read. Anything that is no regular file is an OSError that says so.
+
+    A FIFO would wait for a writer, and a device such as /dev/zero never ends.
+    """
+    state = os.stat(path)
+    for test, kind in _OTHERS:
+        if test(state.st_mode):
+            raise OSError(errno.EINVAL, f"it is {kind}, and no file", str(path))
+    return state
+
+
+_OTHERS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def read_text(path: str | Path, most: int) -> str:
+    """The text of a regular file of at most `most` bytes. A larger one is an OSError, text of no UTF-8 a ValueError."""
+    regular(path)
+    with open(path, "rb", opener=_without_waiting) as file:
+        content = file.read(most + 1) or b""  # files of /proc say that they are empty, and some of them wait
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return content.decode()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 _LOCKABLE: set[int] = set()

@@ -10,7 +10,6 @@ numbers. The package safetensors maps a whole file into memory, which counts in 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from gan.checkpoint import Share, reason
 from gan.errors import UserError
+from gan.files import regular
 from gan.phase import Player
 
 INDEX, ENDING = ".safetensors.index.json", ".safetensors"
@@ -232,7 +232,7 @@ def _entry(file: Path, name: str, saved: Mapping[str, Any], first: int, size: in
 
 
 def _identity(file: Path) -> tuple[int, ...]:
-    state = os.stat(file)
+    state = regular(file)
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 

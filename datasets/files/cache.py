@@ -23,7 +23,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from gan.errors import UserError
+from datasets.workers import explained
+from gan.errors import UserError, printable
+from gan.files import regular
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
@@ -42,16 +44,30 @@ class FoundFile(NamedTuple):
     changed: int
 
 
-def all_files(folder: Path) -> Iterator[os.DirEntry]:
-    """All files in a folder and below, also through links. Hidden files are left out."""
+def all_files(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[os.DirEntry]:
+    """All files in a folder and below, also through links. Hidden files are left out.
+
+    `above` are device and number of the folders that it is in. A link to one of them would never end.
+    """
+    state = os.stat(folder)
+    this = state.st_dev, state.st_ino
+    if this in above:
+        raise UserError(f"{folder} links to a folder that it is in; remove the link")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
-                yield from all_files(Path(entry.path))
+            if _is_folder(entry):
+                yield from all_files(Path(entry.path), (*above, this))
             else:
                 yield entry
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself; who reads it says so
+        return False
 
 
 def cache_folder(root: Path) -> Path:
@@ -123,6 +139,7 @@ def raise_problems(problems: Sequence[str], root: Path) -> None:
 def _to_do(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[], np.ndarray] | None) -> np.ndarray:
     """The entries that the file does not know with these stamps."""
     try:
+        regular(file)
         with np.load(file, allow_pickle=False) as known:
             rows, old = {name: row for row, name in enumerate(known["keys"])}, known["stamps"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -166,7 +183,8 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
         lock.acquire(timeout=SILENT_WAIT)
     except Timeout:
         if rank_zero_only.rank == 0:
-            print(f"waiting for another process that is at work in {file.parent}", file=sys.stderr, flush=True)
+            waiting = f"waiting for another process that is at work in {file.parent}"
+            print(printable(waiting), file=sys.stderr, flush=True)
         lock.acquire()
     try:
         yield
@@ -204,7 +222,8 @@ def _results(work: Callable[[int], None], todo: np.ndarray, title: str) -> Itera
         generator=torch.Generator(),  # else it would draw from the global one
     )
     interval = 0.5 if sys.stderr.isatty() else 20
-    with tqdm(total=len(todo), desc=title, unit="picture", delay=1, dynamic_ncols=True, mininterval=interval) as bar:
+    shown = {"desc": printable(title), "unit": "picture", "dynamic_ncols": True}
+    with tqdm(total=len(todo), delay=1, mininterval=interval, **shown) as bar, explained():
         for batch in loader:
             yield from batch
             bar.update(len(batch))

@@ -9,8 +9,9 @@ from PIL import Image
 
 from datasets.drawn.portrait import FLIP_PAIRS, LABELS
 from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
-from datasets.files.pairs import MAPS, UNREADABLE, Column, Pairs, Size, look_up_split, unpacked_folder, unreadable
+from datasets.files.pairs import MAPS, Column, Pairs, Size, look_up_split, opened, unpacked_folder
 from gan.errors import UserError
+from gan.files import read_text
 
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"
 PARTS = "CelebAMask-HQ-mask-anno"
@@ -44,9 +45,11 @@ class CelebAMask(Pairs):
 def _numbers(mapping: Path, first: int, end: int) -> np.ndarray:
     """The pictures whose number in CelebA (the second column) is `first` or more and below `end`."""
     try:
-        lines = mapping.read_text().splitlines()[1:]
+        lines = read_text(mapping, 100_000_000).splitlines()[1:]
     except OSError as error:
         raise UserError(f"cannot read {mapping} ({error.strerror}); it comes with the data set") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{mapping} is no text; get the file again") from error
     numbers = []
     for row, line in enumerate(lines, 2):
         match line.split():
@@ -145,11 +148,8 @@ def merge_masks(paths: list[tuple[int, Path]]) -> np.ndarray:
     """One label map from masks of (label, file): a label is where its mask is not black, later ones on top."""
     merged: np.ndarray | None = None
     for label, path in paths:
-        try:
-            with Image.open(path) as picture:
-                mask = np.array(picture.convert("L")) > 0
-        except UNREADABLE as error:
-            raise unreadable(path, error) from error
+        with opened(path) as picture:
+            mask = np.array(picture.convert("L")) > 0
         if merged is None:
             merged, first = np.zeros(mask.shape, np.uint8), path
         if mask.shape != merged.shape:

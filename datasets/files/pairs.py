@@ -2,14 +2,16 @@
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -18,12 +20,13 @@ from torchvision.transforms.v2 import functional
 
 from datasets.files.cache import FoundFile, all_files, cache_folder, process_changed, raise_problems
 from gan.errors import UserError
+from gan.files import regular
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MAPS = (".png",)
 ONE_CHANNEL = ("L", "P", "1", "I", "I;16", "I;16B")  # the modes in which a pixel is one number
 DEEP = ("I", "I;16", "I;16B", "F")  # the modes whose pixels do not fit into a byte
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # for others Pillow may start a program
 
 Size = int | tuple[int, int]
 
@@ -98,6 +101,7 @@ class Pairs(Dataset):
         table, stamps = _pair_up(root, columns)
         # One array and no Python objects, so that worker processes go on sharing its memory.
         self._files = np.array([[os.fsencode(path) for path in row] for row in table])
+        self._stamps = stamps.reshape(*self._files.shape, 2)
         rule = repr((1, self.num_labels, sorted(self.void.items()), columns, part))
         file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.npz"
         keys = ["|".join(row) for row in table]
@@ -105,7 +109,7 @@ class Pairs(Dataset):
 
     def keep_only(self, entries: slice | np.ndarray) -> None:
         """Drop all other entries: for splits that share their folders."""
-        self._files = self._files[entries]
+        self._files, self._stamps = self._files[entries], self._stamps[entries]
 
     def __len__(self) -> int:
         return len(self._files)
@@ -120,20 +124,22 @@ class Pairs(Dataset):
 
     def load_crop(self, index: int, resized: tuple[int, int], corner: tuple[int, int]) -> dict[str, Tensor]:
         """A sample, resized to `resized` and then cropped to this set's size, with `corner` as its upper left."""
-        picture, label, *instances = self.paths(index)
+        (picture, *maps), (stamp, *stamps) = self.paths(index), self._stamps[index]
+        (label, *instances), (label_stamp, *instance_stamps) = maps, stamps
         (top, left), (height, width) = corner, self.size
 
         def crop(value: Any) -> Any:
             return value[..., top : top + height, left : left + width]
 
-        pixels = resize_picture(read_picture(picture), resized)
-        values = self._labels(crop(resize_map(read_map(label), resized)), label)
+        pixels = resize_picture(read_picture(picture, stamp), resized)
+        values = self._labels(crop(resize_map(read_map(label, label_stamp), resized)), label)
         item = {
             "image": tv_tensors.Image(crop(pixels).contiguous()),
             "label": tv_tensors.Mask(torch.from_numpy(values)),
         }
-        for path in instances:
-            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(crop(resize_map(read_map(path), resized)))))
+        for path, stamp in zip(instances, instance_stamps, strict=True):
+            values = crop(resize_map(read_map(path, stamp), resized))
+            item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(values)))
         return item
 
     def _labels(self, stored: np.ndarray, path: Path) -> np.ndarray:
@@ -152,10 +158,10 @@ class Pairs(Dataset):
 
     def _check(self, index: int) -> None:
         """Read a pair to its end and raise what is wrong with it."""
-        picture, *maps = self.paths(index)
-        width, height = _try_picture(picture)
-        for number, path in enumerate(maps):
-            values = read_map(path)
+        (picture, *maps), (stamp, *stamps) = self.paths(index), self._stamps[index]
+        width, height = _try_picture(picture, stamp)
+        for number, (path, stamp) in enumerate(zip(maps, stamps, strict=True)):
+            values = read_map(path, stamp)
             if not _same_shape((height, width), values.shape):
                 raise UserError(
                     f"{picture} is {width}x{height} and {path} is {values.shape[1]}x{values.shape[0]}; "
@@ -165,29 +171,58 @@ class Pairs(Dataset):
                 self._labels(values, path)
 
 
-def read_picture(path: Path) -> Tensor:
+@contextmanager
+def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]:
+    """A picture or a label map, open for reading. What is wrong with the file is a UserError that names it.
+
+    `stamp` is its size and time when the data set was opened. A file that is another one now would be trained on
+    unchecked, and the run could not be repeated.
+    """
+    try:
+        state = regular(path)
+        changed = stamp is not None and (state.st_size, state.st_mtime_ns) != tuple(stamp)
+        if not changed:
+            with Image.open(path, formats=FORMATS) as picture:
+                yield picture
+    except FileNotFoundError as error:
+        raise UserError(f"there is no {path} any more; put it back") from error
+    except Exception as error:  # Pillow raises many kinds for damaged files
+        raise UserError(f"{path} cannot be read as a picture ({_why(error)}); replace or remove it") from error
+    if changed:
+        how = f"it had {stamp[0]:,} bytes, and has {state.st_size:,}"
+        if state.st_size == stamp[0]:
+            how = f"it was written again at {datetime.fromtimestamp(state.st_mtime):%Y-%m-%d %H:%M:%S}"
+        raise UserError(
+            f"{path} has changed since the data set was opened: {how}; put the old one back, or type --resume auto to "
+            f"go on with what it is now"
+        )
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is none of {', '.join(FORMATS)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def read_picture(path: Path, stamp: np.ndarray | None = None) -> Tensor:
     """A picture as RGB bytes [3, H, W]. An EXIF orientation is ignored, because the label map has none.
 
     Pillow decodes and torchvision resizes. torchvision's decoders are about to be removed, and Pillow's bicubic is ten
     times slower. A JPEG decoder that shrinks the picture itself would save a third of the time, but with another
     filter: the result is 43 to 51 dB away from bicubic, from 1024 to 256 pixels.
     """
-    try:
-        with Image.open(path) as picture:
-            pixels = np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with opened(path, stamp) as picture:
+        pixels = np.array(picture if picture.mode == "RGB" else picture.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_map(path: Path) -> np.ndarray:
+def read_map(path: Path, stamp: np.ndarray | None = None) -> np.ndarray:
     """The numbers in a PNG of one channel or a palette, [H, W]."""
-    try:
-        with Image.open(path) as picture:
-            mode = picture.mode
-            values = np.array(picture)
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with opened(path, stamp) as picture:
+        mode = picture.mode
+        values = np.array(picture)
     if mode not in ONE_CHANNEL:
         raise UserError(
             f"{path} is a picture of mode {mode}; a label map has one channel (mode L) or a palette (mode P), "
@@ -264,9 +299,11 @@ def _without_partner(
         return []
     names = ", ".join(str(root / files[name].path) for name in alone[:3]) + (" ..." if len(alone) > 3 else "")
     where = " or ".join(str(root / folder) for folder in other.folders)
+    small = {name.lower() for name in others}
+    case = "capital letters count too; " if any(name.lower() in small for name in alone) else ""
     return [
         f"{len(alone)} of {len(files)} {column.what}s have no {other.what} of the same name: {names}; "
-        f"add each {other.what} to {where}, or remove the {column.what}"
+        f"{case}add each {other.what} to {where}, or remove the {column.what}"
     ]
 
 
@@ -276,22 +313,15 @@ def _same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return large[0] % small[0] == 0 and all(a * (large[0] // small[0]) == b for a, b in zip(small, large, strict=True))
 
 
-def _try_picture(path: Path) -> tuple[int, int]:
+def _try_picture(path: Path, stamp: np.ndarray) -> tuple[int, int]:
     """Width and height of a picture, which is read to its end.
 
     A JPEG is decoded to an eighth of its size: that reads every byte and saves most of the time.
     """
-    try:
-        with Image.open(path) as picture:
-            size, mode = picture.size, picture.mode
-            picture.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))
-            picture.load()
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with opened(path, stamp) as picture:
+        size, mode = picture.size, picture.mode
+        picture.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))
+        picture.load()
     if mode in DEEP:
         raise UserError(f"{path} has more than 8 bits a channel (mode {mode}); save it with 8")
     return size
-
-
-def unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} cannot be read as a picture ({error}); replace or remove it")

@@ -13,7 +13,8 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan.errors import UserError, refuse
+from datasets.workers import explained
+from gan.errors import UserError, printable, refuse
 from gan.evaluate.report import save, table
 from gan.evaluate.scores.features import INCEPTION
 from gan.evaluate.scores.scorer import NEEDS
@@ -115,20 +116,21 @@ def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> No
     if opened is None:
         opened = open_run(str(checkpoint), request.out, device, request.data, request.run)
 
-    result = evaluate(
-        opened,
-        scores=request.scores,
-        inception=request.inception,
-        segmenter=request.segmenter,
-        ignore=request.ignore_labels,
-        count=request.count,
-        batch_size=request.batch_size,
-        device=device,
-    )
+    with explained():
+        result = evaluate(
+            opened,
+            scores=request.scores,
+            inception=request.inception,
+            segmenter=request.segmenter,
+            ignore=request.ignore_labels,
+            count=request.count,
+            batch_size=request.batch_size,
+            device=device,
+        )
     if result is not None:
         path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
         save(result, path)
-        print(table(result), f"saved in {path}", sep="\n", flush=True)
+        print(printable(f"{table(result)}\nsaved in {path}"), flush=True)
 
 
 def _score_names(text: str) -> tuple[str, ...]:

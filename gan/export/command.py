@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gan.checkpoint import load, whole
-from gan.errors import UserError, refuse
+from gan.errors import UserError, printable, refuse
 from gan.files import whole_file
 from gan.fit import options
 from gan.fit.parser import Parser
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         request = parse(argv)
         moved = {"data": request.data, "name": request.run}
         written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
-        print(*written, sep="\n")
+        print(*map(printable, map(str, written)), sep="\n")
     except UserError as error:
         return refuse(error)
     return 0

@@ -18,7 +18,8 @@ from lightning import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan.errors import UserError, refuse
+from datasets.workers import explained
+from gan.errors import UserError, escape_warnings, printable, refuse
 from gan.finite import NotFinite
 from gan.fit import attempts, before, folder, launch, lock, options
 from gan.fit import slurm as slurm_job
@@ -69,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
     with outputs():
         try:
-            _fit(argv)
+            with explained():
+                _fit(argv)
         except BaseException as raised:
             error = named(raised) or raised
             report(error)
@@ -382,13 +384,14 @@ def requeue(first: bool) -> None:
 @rank_zero_only
 def say(*lines: str, sep: str = "\n") -> None:
     """Print on the first rank only."""
-    print(*lines, sep=sep, flush=True)
+    print(*map(printable, lines), sep=sep, flush=True)
 
 
 def quiet() -> None:
     """Hide Lightning's hints for beginners, which do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    escape_warnings()
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from gan.errors import UserError
+from gan.fit import settings_file
 
 CHECKPOINT = ".ckpt"
 
@@ -154,10 +153,7 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
 
 def run_in(settings: Path) -> str | None:
     """The run that a file of settings names."""
-    try:
-        return yaml.safe_load(settings.read_text()).get("run")
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError) as error:
-        raise UserError(f"cannot read settings from '{settings}': {error}") from error
+    return settings_file.read(settings).get("run")
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gan.errors import UserError
-from gan.files import whole_file
+from gan.files import read_text, whole_file
 from gan.fit.folder import RunFolder
 from strategies.processes import agent, launched
 from strategies.processes.failure import FILE
@@ -125,7 +125,7 @@ def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tupl
 
 def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
     try:
-        record = json.loads(folder.launch.read_text())
+        record = json.loads(read_text(folder.launch, 1_000_000))
         return folder, {"launchers": list(record["launchers"]), "checkpoints": list(record["checkpoints"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None

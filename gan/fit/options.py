@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -14,7 +14,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_t
 
 from gan.checkpoint import reason
 from gan.errors import UserError
-from gan.fit import folder
+from gan.fit import folder, settings_file
 from gan.fit.parser import Parser
 from gan.runs import find, full_name, short_name
 from strategies.choice import OPTIONS
@@ -63,10 +63,12 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run."""
     argv = run_first(arguments(argv))
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name, default in (("run", None), ("resume", None), ("out", "runs"), ("config", None)):
+    for name, default in (("run", None), ("resume", None), ("out", "runs")):
         early.add_argument(f"--{name}", default=default)
+    early.add_argument("--config", action="append", default=[])
     known, _ = early.parse_known_args(argv)
     typed = None if known.run is None else full_name(known.run)
+    files = [Path(file) for file in known.config if file]
 
     # A resumed run starts from the settings it was trained with; what is typed overrides them.
     try:
@@ -74,16 +76,19 @@ def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFol
     except OSError as error:
         raise UserError(f"cannot look for a run to resume: {reason(error)}") from error
     if resumed is not None:
-        argv = ["--config", str(resumed[0].settings), *argv]
+        files.insert(0, resumed[0].settings)
         run = _saved_run(resumed[0].settings, typed)
     else:
-        configured = folder.run_in(Path(known.config)) if known.config else None
-        run = full_name(typed or configured or DEFAULT_RUN)
-    settings = _parser(run).parse_args(argv)
+        configured = [name for name in map(folder.run_in, files) if name is not None]
+        run = full_name(typed or (configured or [DEFAULT_RUN])[-1])
+    parser, saved = _parser(run), None
+    for file in files:
+        saved = _settings_in(file, parser, run, saved)
+    settings = parser.parse_args(argv, saved)
     settings.run = run
     if settings.resume != known.resume:
         raise UserError(
-            f"'{known.config}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
+            f"'{files[-1]}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
         )
     return settings, resumed
 
@@ -100,11 +105,18 @@ def _saved_run(settings: Path, typed: str | None) -> str:
     raise UserError(f"'{settings.parent}' is a run of {saved}, not of {typed}; leave --run out")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that is there twice twice. Aliases are not read, see settings_file.py."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def dump(settings: Namespace, run: str) -> str:
     """All settings as YAML, without those that belong to a single call of the command."""
     kept = {name: _written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
     try:
-        return yaml.safe_dump({**kept, "run": run}, sort_keys=False)
+        return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)
     except yaml.YAMLError as error:
         raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
 
@@ -115,16 +127,36 @@ def load(path: Path, run: str | None = None, **overrides: Any) -> Namespace:
     `run` is where an own run is now, if its file has moved.
     """
     run = _saved_run(path, run and full_name(run))
-    parser = _parser(run)
+    return _settings_in(path, _parser(run), run, **overrides)
+
+
+def _settings_in(path: Path, parser: Parser, run: str, before: Namespace | None = None, **overrides: Any) -> Namespace:
+    """The settings of a file in place of those `before` it, and `overrides` in their place."""
+    found = {**settings_file.read(path), **overrides, "run": run}
     parser.exit_on_error = False
     try:
-        return parser.parse_object({**yaml.safe_load(path.read_text()), **overrides, "run": run})
+        _check_kinds(found, parser)
+        return parser.parse_object(found, before)
     except argparse.ArgumentError as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"'{path}' and run {run} do not fit together: {reason}; another version may have made it, see "
             f"python -m gan.fit {run} --help"
         ) from error
+    finally:
+        parser.exit_on_error = True
+
+
+def _check_kinds(found: dict[str, Any], parser: Parser) -> None:
+    """Refuse what jsonargparse would take from a file: null where there must be a value, and no bool for a flag."""
+    for action in parser._actions:
+        if action.dest not in found:
+            continue
+        value, kind = found[action.dest], getattr(action, "_typehint", Any)
+        if action.nargs == 0 and not isinstance(value, bool):
+            raise argparse.ArgumentError(None, f"{action.dest} is {value!r}; it must be true or false")
+        if value is None and kind is not Any and type(None) not in get_args(kind):
+            raise argparse.ArgumentError(None, f"{action.dest} is null; it needs a value")
 
 
 def run_settings(settings: Namespace) -> dict[str, Any]:
@@ -144,7 +176,12 @@ def _parser(run: str) -> Parser:
         print_config=None,
     )
     add = parser.add_argument
-    add("--config", action="config", help="take settings from a YAML file, such as the settings.yaml of a run")
+    add(
+        "--config",
+        type=str | None,
+        default=None,
+        help="take settings from a YAML file, such as the settings.yaml of a run",
+    )
     add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     add("--list_runs", action="store_true", help="list all runs and stop")
     add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")

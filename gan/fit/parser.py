@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from gan.errors import UserError
+from gan.errors import UserError, printable
+from gan.fit.settings_file import limit_typed_values
 
 WHERE = "auto, a run's folder or a checkpoint in it"
 TYPE = {
@@ -24,6 +25,8 @@ TYPE = {
     "inception": "a file of weights",
     "segmenter": "a file of weights",
 }
+
+limit_typed_values()
 
 
 class Strict:
@@ -73,7 +76,7 @@ class Strict:
         word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
         if word and "--run" in known and all(action.option_strings for action in self._actions):
             message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
-        return super().error(message, *more)
+        return super().error(printable(message), *more)
 
 
 class Parser(Strict, jsonargparse.ArgumentParser):

@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional
 
 from datasets.files import pairs
 from gan.errors import UserError
+from gan.files import regular
 from gan.painting import grids
 
 Size = tuple[int, int]
@@ -76,14 +77,13 @@ def _coloured(path: Path, labels: int) -> np.ndarray | None:
 
 
 def _open(path: Path) -> Image.Image:
-    try:
-        with Image.open(_there(path)) as image:
-            return image.copy()
-    except pairs.UNREADABLE as error:
-        raise pairs.unreadable(path, error) from error
+    with pairs.opened(_there(path)) as image:
+        return image.copy()
 
 
 def _there(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"there is no file '{path}'")
+    try:
+        regular(path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file '{path}'") from error
     return path

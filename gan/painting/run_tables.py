@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-import yaml
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,7 +16,7 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
 from datasets.augment import Prepared, to_tensors
-from gan.fit import metrics
+from gan.fit import metrics, settings_file
 from gan.fit.callbacks import SHOWN
 from gan.painting import grids
 from gan.painting.painter import Painter, has_styles
@@ -53,7 +52,7 @@ def facts(opened: SavedRun) -> Table:
 
 def settings(opened: SavedRun) -> Table:
     """Every setting of the run, as its settings.yaml has them."""
-    saved = yaml.safe_load(opened.folder.settings.read_text())
+    saved = settings_file.read(opened.folder.settings)
     return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from gan.errors import UserError
+from gan.files import regular
 from gan.runs.run import Run
 
 FORM = "path/to/my_game.py:my_run or package.module:my_run"
@@ -57,8 +58,14 @@ class OwnRun:
         return function
 
     def _import(self) -> ModuleType:
-        if self.file is not None and not self.file.is_file():
-            raise UserError(f"there is no file {self.file}; {_like(self.file)}if it has moved, type --run {FORM}")
+        if self.file is not None:
+            try:
+                regular(self.file)
+            except FileNotFoundError as error:
+                advice = f"{_like(self.file)}if it has moved, type --run {FORM}"
+                raise UserError(f"there is no file {self.file}; {advice}") from error
+            except OSError as error:
+                raise UserError(f"cannot read {self.file}: {error.strerror}; type --run {FORM}") from error
         if self.folder is not None and (not sys.path or sys.path[0] != str(self.folder)):
             sys.path.insert(0, str(self.folder))
         importlib.invalidate_caches()
@@ -69,6 +76,8 @@ class OwnRun:
                 raise  # the module is there, and imports one that is not
             where = "here or among the installed ones" if self.folder is None else f"in {self.folder}"
             raise UserError(f"there is no module '{self.module}' {where}; type --run {FORM}") from error
+        except SyntaxError as error:
+            raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}; correct it") from error
         found = getattr(module, "__file__", None)
         if self.folder is not None and not (found and Path(found).is_relative_to(self.folder)):
             raise UserError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from gan.errors import UserError
+from gan.errors import UserError, printable
 from gan.fit.callbacks import first_samples
 from gan.painting import grids
 from gan.painting.painter import Painter, Picture
@@ -208,7 +208,7 @@ ACTIONS: dict[str, Callable[[SavedRun, Namespace], list[Path]]] = {
 
 def _tell(sources: Sequence[StyleSource]) -> None:
     for line in dict.fromkeys(line for source in sources for line in source.notes()):
-        print(line)
+        print(printable(line))
 
 
 def _what(painter: Painter, chosen: list[int] | None) -> str:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
-from gan.errors import UserError, refuse
+from datasets.workers import explained
+from gan.errors import UserError, printable, refuse
 from gan.fit import options
 from gan.fit.parser import Parser
 from gan.painting.painter import has_styles
@@ -44,9 +45,11 @@ def main(argv: list[str] | None = None) -> int:
         opened = open_run(settings.which, Path(settings.out), settings.device, settings.data, settings.run)
         if settings.action is None:
             settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
-        print(f"{opened.folder.path}, step {opened.step}", flush=True)
-        for path in ACTIONS[settings.action](opened, settings):
-            print(f"  {path}")
+        print(printable(f"{opened.folder.path}, step {opened.step}"), flush=True)
+        with explained():
+            paths = ACTIONS[settings.action](opened, settings)
+        for path in paths:
+            print(printable(f"  {path}"))
     except UserError as error:
         return refuse(error)
     return 0

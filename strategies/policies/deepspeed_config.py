@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from gan.errors import UserError
+from gan.files import read_text
 from gan.phase import Player
 
 SIZE = 6 * 2**20  # elements: 25 MB in float32, as for DDP's buckets
@@ -50,7 +50,7 @@ def _load(path: str) -> dict[str, Any]:
     if not path:
         raise ValueError("name a file, as in config:ds.json")
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(read_text(path, 1_000_000))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read it: {error}") from error
     if not isinstance(found, dict):

@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from gan.errors import UserError
+from gan.errors import UserError, printable
 from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause, read
 from strategies.processes.progress import NEVER, Progress
 from strategies.processes.rendezvous import Rendezvous
@@ -290,4 +290,4 @@ class Signals:
 
 
 def say(text: str) -> None:
-    print(f"\n{text}", file=sys.stderr, flush=True)  # below the progress bar
+    print(printable(f"\n{text}"), file=sys.stderr, flush=True)  # below the progress bar

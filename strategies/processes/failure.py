@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gan.errors import RankLost, UserError
+from gan.errors import RankLost, UserError, WorkerLost, printable
 
 FILE = "TORCHELASTIC_ERROR_FILE"  # torch's name for the variable
 REFUSED, LOST, ERROR = "refused", "lost", "error"
@@ -57,12 +57,13 @@ def report(error: BaseException) -> None:
     if not path:
         return
     user = isinstance(error, UserError)
-    kind = LOST if isinstance(error, RankLost) else REFUSED if user else ERROR
+    again = isinstance(error, WorkerLost) or not user
+    kind = LOST if isinstance(error, RankLost) else ERROR if again else REFUSED
     line = (str(error).strip().splitlines() or [""])[0]
     text = str(error).rpartition("UserError: ")[2].strip() if user else f"{type(error).__name__}: {line}".rstrip(": ")
     extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
     part = Path(f"{path}.{threading.get_ident()}")  # another thread may end this process meanwhile
-    part.write_text(json.dumps({"kind": kind, "message": {"message": text, "extraInfo": extra}}))
+    part.write_text(json.dumps({"kind": kind, "message": {"message": printable(text), "extraInfo": extra}}))
     part.replace(path)
 
 

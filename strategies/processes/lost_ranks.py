@@ -30,7 +30,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gan.errors import RankLost, UserError
+from gan.errors import RankLost, UserError, printable
 from strategies.processes import agent
 from strategies.processes.failure import how, report
 from strategies.processes.lifeline import End, Lifeline
@@ -185,7 +185,7 @@ class Survivor:
             if agent.speaks() and end.host == self.lifeline.lost.host:
                 return  # the agent says how it ended
             with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-                print(f"\nerror: {self._words(end)}", file=sys.stderr, flush=True)  # below the progress bar
+                print(printable(f"\nerror: {self._words(end)}"), file=sys.stderr, flush=True)  # below the progress bar
 
     def _words(self, end: End) -> str:
         if not self._speaks(end):

@@ -1,13 +1,9 @@
 """Global batches are the same at any number of ranks, and a loader continues where it stopped."""
 
-import multiprocessing
-import os
-import signal
-
 import pytest
 from torch.utils.data import DistributedSampler
 
-from datasets import GlobalBatches, ResumableLoader, batches
+from datasets import GlobalBatches, ResumableLoader
 from datasets.augment import Prepared
 from gan.errors import UserError
 from tests.support.numbers import Numbers
@@ -140,23 +136,3 @@ def test_another_order_is_not_resumed(length, batch, seed, message):
     other = ResumableLoader(Prepared(Numbers(length)), GlobalBatches(length, batch, seed=seed))
     with pytest.raises(UserError, match=message):
         other.load_state_dict(state)
-
-
-def test_a_program_ends_though_a_worker_leaves_signals_to_the_trainer(monkeypatch):
-    """multiprocessing asks it by SIGTERM to end, and waits for it."""
-    monkeypatch.setattr(batches, "FAREWELL", 0.1)
-    handler = signal.getsignal(signal.SIGCHLD)
-    loader = ResumableLoader(Prepared(Numbers(8)), GlobalBatches(8, 2), workers=1)
-    iterator = iter(loader)
-    next(iterator)
-    (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid, signal.SIGTERM)
-    worker.join(0.1)
-    assert worker.is_alive()
-    try:
-        batches._end_workers()
-        worker.join(10)
-        assert not worker.is_alive()
-    finally:
-        worker.kill()
-        signal.signal(signal.SIGCHLD, handler)

@@ -438,3 +438,15 @@ def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "old.ckpt")
     with pytest.raises(UserError, match=r"old.ckpt cannot be read .*: it is one file, and checkpoints are directories"):
         load(tmp_path / "old.ckpt")
+
+
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_in_it_is_refused_and_not_waited_for(make, which, path):
+    file = sorted(path.iterdir())[which]
+    file.unlink()
+    make(file)
+    with pytest.raises(
+        UserError, match=r"x.ckpt cannot be read as a checkpoint: it is a .*, and no file: .*" + file.name
+    ):
+        whole(load(path))

@@ -1,5 +1,6 @@
 """A command that ends at once leaves nothing undone."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,48 @@ def test_nobody_reads_any_more():
     program = f"{ALONE}\nprint('x'); os.close(1); end(2)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (2, "")
+
+
+DEAF = """
+import signal, time
+end.__globals__["PATIENCE"] = 0.3
+
+def died(*_):
+    raise RuntimeError("a worker is killed")
+
+signal.signal(signal.SIGCHLD, died)  # as torch does
+
+def stay():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(60)
+
+ready = multiprocessing.Event()
+deaf = multiprocessing.Process(target=stay, daemon=True, name="deaf")
+deaf.start()
+ready.wait()
+"""
+
+
+def test_a_daemon_process_that_does_not_end_is_named_and_killed():
+    """Such as a loader's worker, which leaves SIGTERM to the trainer and waits for a disk."""
+    program = f"{ALONE}\n{DEAF}\nprint(deaf.pid)\nend(3)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, f"process {int(done.stdout)} (deaf) does not end, so it is killed\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_a_process_that_is_no_daemon_is_waited_for():
+    program = f"{ALONE}\n{DEAF.replace('daemon=True', 'daemon=False').replace('60', '1.5')}\nend(3)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
+    """It waits for a disk, inside the kernel."""
+    kept = "multiprocessing.Process.kill = lambda self: None"
+    program = f"{ALONE}\n{DEAF.replace('60', '5')}\n{kept}\nend(3)"
+    with open(os.devnull) as nothing:  # which stays open in what is left
+        done = subprocess.Popen([sys.executable, "-c", program], stdout=nothing, stderr=nothing)
+        assert done.wait(4) == 3

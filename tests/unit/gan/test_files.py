@@ -3,12 +3,13 @@
 import os
 import pickle
 import re
+import socket
 
 import pytest
 import torch
 
 from gan.errors import UserError
-from gan.files import load_plain, whole_file
+from gan.files import load_plain, read_text, regular, whole_file
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,27 @@ def test_a_file_that_is_not_plain_is_named_without_advice_to_run_it(content, mes
         load_plain(tmp_path / "x.pt")
     torch.save({"a": torch.ones(1)}, tmp_path / "x.pt")
     assert load_plain(tmp_path / "x.pt") == {"a": torch.ones(1)}
+
+
+def test_only_a_regular_file_is_read_and_only_a_small_one(tmp_path):
+    file = tmp_path / "a"
+    file.write_text("é" * 4)
+    assert regular(file).st_size == 8 and read_text(file, 8) == "é" * 4
+    with pytest.raises(OSError, match=f"it is larger than 7 bytes: '{file}'"):
+        read_text(file, 7)
+    with pytest.raises(FileNotFoundError):
+        regular(tmp_path / "b")
+    (tmp_path / "link").symlink_to(file)
+    assert regular(tmp_path / "link") == regular(file)
+
+
+def test_what_is_no_file_says_so(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+    kinds = {"pipe": "a named pipe", "link": "a named pipe", "socket": "a socket", ".": "a folder"}
+    for name, kind in {**kinds, "/dev/zero": "a device", "/dev/null": "a device"}.items():
+        for read in (regular, lambda path: read_text(path, 9)):
+            with pytest.raises(OSError, match=f"it is {kind}, and no file"):
+                read(tmp_path / name)

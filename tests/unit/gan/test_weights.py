@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from unittest import mock
 
 import pytest
@@ -168,3 +169,8 @@ def test_an_index_that_does_not_fit_its_files_is_refused(values, tmp_path):
     assert "says that 'more' is in it, and it is not; fetch both again" in told()
     index.write_text("{}")
     assert "it is damaged ('weight_map')" in told()
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    assert "it is a named pipe, and no file" in refused(tmp_path / "a.safetensors")

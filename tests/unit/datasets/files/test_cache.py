@@ -306,3 +306,23 @@ def test_one_problem_is_said_as_it_is(tmp_path):
         raise_problems(["a is bad"], tmp_path)
     with pytest.raises(UserError, match=r"^2 problems in .*:\n  a is bad\n  b is bad$"):
         raise_problems(["a is bad", "b is bad"], tmp_path)
+
+
+def test_links_may_lead_out_but_not_round(tmp_path):
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "b").touch()
+    (tmp_path / "set" / "one").symlink_to(tmp_path / "far")
+    (tmp_path / "set" / "two").symlink_to(tmp_path / "far")
+    (tmp_path / "set" / "itself").symlink_to("itself")
+    assert sorted(entry.name for entry in all_files(tmp_path / "set")) == ["b", "b", "itself"]
+    (tmp_path / "far" / "back").symlink_to(tmp_path / "set")
+    with pytest.raises(UserError, match=r"set/(one|two)/back links to a folder that it is in; remove the link"):
+        list(all_files(tmp_path / "set"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_cache_that_is_no_file_is_made_again(make, tmp_path):
+    file = tmp_path / "checked.npz"
+    make(file)
+    assert done(file) == (KEYS, []) and done(file) == ([], [])

@@ -1,13 +1,18 @@
 """Pairs in files: how they are read, cropped and turned into edges, and what is said of many problems."""
 
+import os
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from datasets import FolderPairs
 from datasets.files.pairs import Column, Pairs, edge_map, read_picture
-from gan.errors import UserError
+from gan.errors import UserError, refuse
 from tests.support.layouts import colours, folder, labels, put
 
 # Reading.
@@ -81,17 +86,130 @@ def test_more_labels_than_a_byte_holds(tmp_path):
         FolderPairs(tmp_path, 256, 8)
 
 
-def test_a_file_that_goes_bad_later_is_named(tmp_path):
-    data = FolderPairs(one_pair(tmp_path, colours()), 4, 8)
-    put(tmp_path / "labels" / "a.png", np.full((8, 8), 9))
-    with pytest.raises(UserError, match=r"a\.png has the label 9; with 4 labels"):
+# Files that change while a data set is open.
+
+
+@pytest.fixture
+def open_set(tmp_path):
+    """A data set of three kinds of files, split, and the files of its first sample."""
+    for name in ("a", "b"):
+        for folder_name, values in (("images", colours()), ("labels", labels()), ("ids", labels())):
+            put(tmp_path / folder_name / f"{name}.png", values)
+    data = Instances(tmp_path, 8)
+    data.keep_only(slice(1, None))
+    return data, data.paths(0)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_file_that_changes_while_its_set_is_open_is_named(which, open_set):
+    data, paths = open_set
+    whole, time = paths[which].read_bytes(), paths[which].stat().st_mtime_ns
+    put(paths[which], colours(seed=7) if which == 0 else labels(seed=7))
+    os.utime(paths[which], ns=(time, time + 1))
+    with pytest.raises(UserError, match=rf"^{paths[which]} has changed since the data set was opened: it ") as error:
         data[0]
-    for path in data.paths(0):
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(UserError, match=rf"{path} cannot be read as a picture .*; replace or remove it"):
-            data[0]
-        path.write_bytes(whole)
+    assert "put the old one back, or type --resume auto to go on with what it is now" in str(error.value)
+    paths[which].write_bytes(whole + b" ")
+    size = len(whole)
+    with pytest.raises(UserError, match=rf"it had {size:,} bytes, and has {size + 1:,}"):
+        data[0]
+    paths[which].write_bytes(whole)
+    with pytest.raises(UserError, match=r"it was written again at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"):
+        data[0]
+    os.utime(paths[which], ns=(time, time))
+    assert data[0].keys() == {"image", "label", "edges"}
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set):
+    data, paths = open_set
+    whole, time = paths[which].read_bytes(), paths[which].stat().st_mtime_ns
+    paths[which].unlink()
+    with pytest.raises(UserError, match=rf"^there is no {paths[which]} any more; put it back$"):
+        data[0]
+    os.mkfifo(paths[which])
+    with pytest.raises(
+        UserError, match=rf"{paths[which]} cannot be read as a picture \(it is a named pipe, and no file"
+    ):
+        data[0]
+    paths[which].unlink()
+    damaged = bytearray(whole)
+    damaged[50:60] = bytes(10)
+    paths[which].write_bytes(damaged)
+    os.utime(paths[which], ns=(time, time))
+    with pytest.raises(UserError, match=rf"^{paths[which]} cannot be read as a picture \(.*\); replace or remove it$"):
+        data[0]
+
+
+def test_a_worker_names_the_file_too(open_set, capsys):
+    data, paths = open_set
+    paths[0].write_bytes(b"")
+    with pytest.raises(UserError) as error:
+        list(DataLoader(data, num_workers=1))
+    refuse(error.value)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {paths[0]} has changed since") and said.count("\n") == 1
+
+
+# Files that are no pictures.
+
+
+def header(width, height):
+    """A PNG that says that it is so large, and has not a pixel."""
+    size = struct.pack(">II", width, height) + b"\x08\x02\x00\x00\x00"
+    chunks = [(b"IHDR", size), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    parts = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+NO_PICTURES = {
+    "nothing": (b"", "it is none of JPEG, PNG"),
+    "text": (b"<html>", "it is none of JPEG, PNG"),
+    "no pixels": (header(8, 8), "truncated|broken|not enough"),
+    "a bomb": (header(100_000, 100_000), r"Image size \(10000000000 pixels\) exceeds limit"),
+    "a program of PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "it is none of"),
+    "half a header": (header(8, 8)[:20], "it is none of|cannot be|Truncated|unpack"),
+}
+
+
+@pytest.mark.parametrize("what", NO_PICTURES)
+@pytest.mark.parametrize("place", ["images", "labels"])
+def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
+    content, message = NO_PICTURES[what]
+    one_pair(tmp_path, colours())
+    (tmp_path / place / "a.png").write_bytes(content)
+    with pytest.raises(
+        UserError, match=rf"{place}/a.png cannot be read as a picture \(.*({message}).*\); replace"
+    ) as error:
+        FolderPairs(tmp_path, 4, 8)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
+    one_pair(tmp_path, colours())
+    picture = tmp_path / "images" / "a.png"
+    for make, message in (
+        (lambda: os.mkfifo(picture), r"a.png cannot be read as a picture \(it is a named pipe, and no file\)"),
+        (lambda: picture.symlink_to("/dev/zero"), r"a.png cannot be read as a picture \(it is a device, and no file\)"),
+        (picture.mkdir, "1 of 1 label maps have no picture|there are no pictures"),
+        (lambda: picture.symlink_to(picture), r"a.png cannot be read \(Too many levels of symbolic links\)"),
+        (lambda: picture.symlink_to("nowhere"), r"a.png cannot be read \(No such file or directory\)"),
+    ):
+        picture.rmdir() if picture.is_dir() else picture.unlink()
+        make()
+        with pytest.raises(UserError, match=message):
+            FolderPairs(tmp_path, 4, 8)
+
+
+def test_capital_letters_in_names_count(tmp_path):
+    one_pair(tmp_path, colours())
+    (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "A.png")
+    with pytest.raises(
+        UserError, match=r"no label map of the same name: .*/A.png; capital letters count too; add each"
+    ):
+        FolderPairs(tmp_path, 4, 8)
 
 
 # Parts of a pair.

@@ -133,7 +133,7 @@ def test_a_run_without_a_checkpoint_is_said_in_words(copy):
         ({"size": -32}, "settings.yaml' and run sean-faces do not fit together: .*size.*-32"),
         ({"width": 2}, "step-000002.ckpt has other networks than the run's settings make: .*size mismatch"),
         ({"run": "gone-faces"}, "unknown run 'gone-faces'; known: sean-faces"),
-        ({"run": None}, "settings.yaml': it names no run"),
+        ({"run": None}, "settings.yaml': its run is no text"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(copy, changes, message):

@@ -1,5 +1,6 @@
 """Runs of a person's own: in a file, in a package, in a module that is installed, and what is refused."""
 
+import os
 import sys
 
 import pytest
@@ -163,3 +164,28 @@ def test_a_setting_that_no_file_of_settings_can_hold_is_refused(here):
 
 def test_a_run_is_game_data_and_steps():
     assert Run(1, None, 2).scores == {}
+
+
+def test_a_mistake_in_its_syntax_is_named_with_its_line(here):
+    (here / "my_part.py").write_text("a = 1\nb = = 2\n")
+    (here / "my_paint.py").write_text("import my_part\n" + GAME)
+    with pytest.raises(UserError, match=rf"^{here}/my_part.py, line 2: invalid syntax; correct it$"):
+        find("my_paint.py:paint")
+    (here / "my_bytes.py").write_bytes(b"a = '\xe4'\n")
+    with pytest.raises(UserError, match=rf"^{here}/my_bytes.py, line \d: .*utf-8.*; correct it$"):
+        find("my_bytes.py:paint")
+
+
+@pytest.mark.parametrize("name", ["my_paint.py:", ":paint", "my_paint.py:a b", ":", "my_paint.py::paint\x1b"])
+def test_half_a_name_is_refused(name, here):
+    (here / "my_paint.py").write_text(GAME)
+    with pytest.raises(UserError, match=r"^(cannot read run|there is no module) '.*type .*path/to/my_game.py:my_run"):
+        find(name)
+
+
+def test_a_file_that_is_none_is_refused(here):
+    os.mkfifo(here / "my_pipe.py")
+    (here / "my_folder.py").mkdir()
+    for name, kind in (("my_pipe.py", "a named pipe"), ("my_folder.py", "a folder")):
+        with pytest.raises(UserError, match=rf"^cannot read {here}/{name}: it is {kind}, and no file; type --run path"):
+            find(f"{name}:paint")

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from gan.errors import RankLost, UserError
+from gan.errors import RankLost, UserError, WorkerLost
 from strategies.processes import failure
 from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause
 
@@ -22,6 +22,8 @@ def told(error, path, monkeypatch, status=1):
     [
         (UserError("type another batch"), REFUSED, "type another batch"),
         (RankLost("rank 1 is gone"), LOST, "rank 1 is gone"),
+        (WorkerLost("a lost worker"), ERROR, "rank 3 (process 4711 on host) ended with a lost worker"),
+        (UserError("no \x1b[2J.png"), REFUSED, "no \\x1b[2J.png"),
         (
             ValueError("no such label\nand more"),
             ERROR,

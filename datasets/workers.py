@@ -1,0 +1,80 @@
+"""The worker processes of loaders: what they do at signals, and what is said when one of them fails."""
+
+import atexit
+import errno
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import active_children
+
+from gan.errors import UserError, WorkerLost
+
+PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks wait for each other
+FAREWELL = 1.0  # seconds that they have to end when the program ends
+
+_NO_ROOM = re.compile(r"Bus error|unable to allocate shared memory|unable to mmap|unable to open shared memory")
+_LOST = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w+)|exited)")
+_STUCK = re.compile(r"DataLoader timed out after (\d+)")
+
+
+def leave_signals_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """End the workers that are left. multiprocessing would wait for ever for one that leaves signals to the trainer."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
+    until = time.monotonic() + FAREWELL
+    children = [child for child in active_children() if child.daemon]
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
+        child.kill()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Inside the `with`, a failure of workers is an error of one line: torch's own is a stack of two processes.
+
+    A worker may die at any time, and torch raises its error wherever the main thread is just then.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        explanation = _explanation(error)
+        if explanation is None:
+            raise
+        raise explanation from error
+
+
+def _explanation(error: Exception) -> UserError | None:
+    text = f"{error.__cause__} {error}"  # torch has the signal in the first of the two, or has only the second
+    semaphore = isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
+    if _NO_ROOM.search(text) or (semaphore and _from_semaphore(error)):
+        return UserError(
+            "the loader's workers have no shared memory left, through which they hand batches over (df -h /dev/shm); "
+            "type --workers 0, or give it more: docker run --shm-size 8g, mount -o remount,size=8g /dev/shm"
+        )
+    if lost := _LOST.search(text):
+        how = f"was ended by signal: {lost[2]}" if lost[2] else "has ended"
+        why = " (out of memory, or from outside?)" if lost[2] == "Killed" else ""
+        return WorkerLost(f"a lost worker of a loader: process {lost[1]} {how}{why}; try fewer --workers")
+    if stuck := _STUCK.search(text):
+        return WorkerLost(
+            f"a loader whose workers have given no batch for {stuck[1]} s: a disk or a network folder that does not "
+            f"answer? Read the files by hand, or type --workers 0 to see where reading waits"
+        )
+    return None
+
+
+def _from_semaphore(error: BaseException) -> bool:
+    """Whether multiprocessing has raised it when it made a lock, which needs shared memory too."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "multiprocessing.synchronize" for frame, _ in frames)

@@ -1,0 +1,157 @@
+"""Workers of loaders that die or hang: one line says which and what to type, and nothing waits for them."""
+
+import errno
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing import synchronize
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
+from datasets import workers as processes
+from datasets.augment import Prepared
+from datasets.workers import explained
+from gan.errors import UserError, WorkerLost
+from tests.support.numbers import Numbers
+
+ROOM = "the loader's workers have no shared memory left, .*; type --workers 0, or give it more: docker run --shm-size"
+
+
+class Faulty(Dataset):
+    """Whose second sample is a fault in the worker's process."""
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 1:
+            self.fault()
+        return torch.tensor(index)
+
+
+@pytest.fixture
+def no_worker_left_behind():
+    """torch would wait ten seconds for one that hangs, in a later test."""
+    there = multiprocessing.active_children()
+    yield
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error in the main thread
+    for child in set(multiprocessing.active_children()) - set(there):
+        child.kill()
+        child.join()
+    signal.signal(signal.SIGCHLD, before)
+
+
+def die(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (
+            signal.SIGKILL,
+            WorkerLost,
+            r"process \d+ was ended by signal: Killed \(out of memory, .*\); try fewer --workers$",
+        ),
+        (signal.SIGBUS, UserError, ROOM),
+    ],
+)
+def test_a_worker_that_dies_is_an_error_of_one_line(number, kind, message):
+    with pytest.raises(UserError, match=message) as error, explained():
+        list(GlobalLoader(Faulty(die(number)), 2, shuffle=False, workers=1))
+    assert type(error.value) is kind and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make", [GlobalLoader, lambda data, size, workers: GlobalStream(_stream(data), size, workers=workers)]
+)
+def test_a_worker_that_hangs_is_named(make, tmp_path, monkeypatch, no_worker_left_behind):
+    monkeypatch.setattr(processes, "PATIENCE", 1.0)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    message = r"given no batch for 1 s: a disk or a network folder .* --workers 0"
+    with pytest.raises(WorkerLost, match=message), explained():
+        list(make(Faulty(pipe.read_bytes), 2, workers=1))
+
+
+class _stream:
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return map(self.data.__getitem__, range(4))
+
+
+def test_what_has_nothing_to_do_with_workers_stays_as_it_is():
+    for error in (RuntimeError("mat1 and mat2"), OSError(errno.ENOSPC, "No space left on device", "a.png")):
+        with pytest.raises(type(error)) as raised, explained():
+            raise error
+        assert raised.value is error
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError), explained():
+        raise full
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of torch's iterator, half made
+def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(synchronize._multiprocessing, "SemLock", full)
+    with pytest.raises(UserError, match=ROOM), explained():
+        list(DataLoader(Faulty(int), num_workers=1))
+    gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["1m", "64k"])
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a small /dev/shm")
+def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
+    (tmp_path / "my_run.py").write_text(
+        "import torch\n"
+        "from gan.ending import end\n"
+        "from gan.errors import refuse\n"
+        "from datasets import GlobalLoader\n"
+        "from datasets.workers import explained\n"
+        "try:\n"
+        "    with explained():\n"
+        "        list(GlobalLoader(torch.ones(64, 2**18), 8, workers=2))\n"
+        "except ValueError as error:\n"
+        "    end(refuse(error))\n"
+    )
+    fill = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && head -c 60k /dev/zero > /dev/shm/full"
+    command = ["unshare", "-m", "sh", "-c", f"{fill} && {sys.executable} {tmp_path / 'my_run.py'}"]
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=where)
+    assert done.returncode == 2 and done.stderr.startswith("error: the loader's workers have no shared memory left")
+    assert "Traceback" not in done.stderr.partition("Exception ignored in")[0]  # of torch's iterator, half made
+
+
+def test_a_program_ends_though_a_worker_leaves_signals_to_the_trainer(monkeypatch):
+    """multiprocessing asks it by SIGTERM to end, and waits for it."""
+    monkeypatch.setattr(processes, "FAREWELL", 0.1)
+    handler = signal.getsignal(signal.SIGCHLD)
+    loader = ResumableLoader(Prepared(Numbers(8)), GlobalBatches(8, 2), workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGTERM)
+    worker.join(0.1)
+    assert worker.is_alive()
+    try:
+        processes._end_workers()
+        worker.join(10)
+        assert not worker.is_alive()
+    finally:
+        worker.kill()
+        signal.signal(signal.SIGCHLD, handler)
