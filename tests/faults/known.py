@@ -24,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from safetensors.torch import load_file
 
+from gan.files import whole_file
 from gan.fit.command import main as fit
 from tests.faults.case import COMMANDS
 from tests.faults.child import Ended, Running, adopt
@@ -38,11 +39,10 @@ PICTURES = ("--size", "16", "--upsamplings", "2", "--width", "2", "--hidden", "4
 FOLDER = ("sean-folder", "--data", "data", "--perceptual", "off", "--held-out", "2", "--batch-size", "4", *PICTURES)
 STEPS = (1, 2)
 LAST = 3  # the step to which checkpoints are trained on
-References = dict[tuple[str, str, int], Any]  # by known run, command and step of the checkpoint
 
 
 def make(known: Path) -> None:
-    """Train the known runs and write what the commands make of them, in this process's children."""
+    """Train the known runs, in this process's children."""
     adopt()
     for name, train in (("faces", _faces), ("sharded", _sharded), ("folder", _folder)):
         (known / name).mkdir(parents=True)
@@ -53,12 +53,6 @@ def make(known: Path) -> None:
         shutil.copytree(run / "checkpoints" / "step-000001.ckpt", run / "checkpoints" / "step-000001-keep.ckpt")
         (known / name / "keep").mkdir()
         (known / name / "keep" / "notes.txt").write_text("and another\n")
-    found = {(name, what, step): _reference(known / name, what, step) for name, what, step in WANTED}
-    (known / "references").write_bytes(pickle.dumps(found))
-
-
-def references(known: Path) -> References:
-    return pickle.loads((known / "references").read_bytes())
 
 
 def _faces(folder: Path) -> None:
@@ -100,8 +94,11 @@ def _well(main: Callable[[list[str]], int], words: list[str], folder: Path) -> E
 
 # ---- what came of a checkpoint ----
 
-BY = {"faces": ("sample", "export", "resume"), "sharded": ("sample", "export", "resume"), "folder": ("evaluate",)}
-WANTED = [(name, what, step) for name, commands in BY.items() for what in commands for step in STEPS]
+BY = {  # the commands that each is given to, once its checkpoint is damaged
+    "faces": ("sample", "export", "resume"),
+    "sharded": ("sample", "export", "resume"),
+    "folder": ("evaluate",),
+}
 
 
 def words(what: str, which: object) -> list[str]:
@@ -140,8 +137,12 @@ def _bits(found: dict[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...
     return {name: (str(each.dtype), tuple(each.shape), bits(each)) for name, each in found.items()}
 
 
-def _reference(folder: Path, what: str, step: int) -> Any:
-    """Made in a copy, and read in a process of its own, so that this one computes nothing."""
+def reference(folder: Path, what: str, step: int) -> Any:
+    """What a command makes of a known run's checkpoint. The first case that asks makes it, in a copy."""
+    kept = folder.parent / f"{folder.name}-{what}-{step}"
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())
+    home = Path.cwd()
     with _scratch() as place:
         here = place / "here"
         shutil.copytree(folder, here)
@@ -150,8 +151,10 @@ def _reference(folder: Path, what: str, step: int) -> Any:
         ended = _well(COMMANDS[what], words(what, checkpoint), here)
         os.chdir(here)
         found, result = made(what, ended)
-        os.chdir("/")
+        os.chdir(home)
     assert found == step, (what, found, step)
+    with whole_file(kept) as part:
+        part.write_bytes(pickle.dumps(result))
     return result
 
 

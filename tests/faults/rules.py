@@ -59,7 +59,8 @@ def no_traceback(seen: Seen) -> Iterator[str]:
 
 def no_hang(seen: Seen) -> Iterator[str]:
     if seen.ended.hung:
-        frames = re.findall(r'File "(?:.*/)?([^/"]+/[^/"]+)", line (\d+) in (\w+)', seen.ended.hung)
+        first = re.split(r"^(?:Current t|T)hread .*$", seen.ended.hung, flags=re.MULTILINE)[-1]  # the main thread
+        frames = re.findall(r'File "(?:.*/)?([^/"]+/[^/"]+)", line (\d+) in (\w+)', first)
         yield f"no end within {seen.ended.seconds:.0f} s: {' < '.join(':'.join(frame) for frame in frames[:6])}"
 
 

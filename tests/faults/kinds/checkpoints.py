@@ -14,7 +14,7 @@ from tests.faults import rules
 from tests.faults.case import Case
 from tests.faults.child import Ended
 from tests.faults.kinds.damage import damage_bytes, not_a_file
-from tests.faults.known import BY, LAST, made, references, words
+from tests.faults.known import BY, LAST, made, reference, words
 from tests.support.saved import tensors
 
 LEAVES: list[Any] = [None, 0, 1, -1, 10**18, 0.5, float("nan"), "", "a", [], {}, True, ()]
@@ -40,16 +40,17 @@ HEADERS = [
 
 
 def damaged_checkpoints(case: Case) -> None:
-    """Damage one checkpoint of a run, and give the run to a command: refused, another one taken, or all is right."""
+    """Damage one of a run's two checkpoints, and give the run to a command."""
     name = case.chance.choice(("faces", "faces", "sharded", "sharded", "folder"))
     run = case.copy(name)
     one, two = (run / "checkpoints" / f"step-{step:06d}.ckpt" for step in (1, 2))
-    damaged, other = (two, one) if case.chance.random() < 0.8 else (one, two)
-    whole = two if damaged == one else one
-    case.say(damage(damaged, other, case.chance))
-    what = case.chance.choice(BY[name])
-    which = case.chance.choice((run, "auto", damaged))
-    known = references(case.known)
+    damaged, whole = (two, one) if case.chance.random() < 0.8 else (one, two)
+    case.say(damage(damaged, whole, case.chance))
+    give(case, name, case.chance.choice(BY[name]), case.chance.choice((run, "auto", damaged)), whole)
+
+
+def give(case: Case, name: str, what: str, which: object, whole: Path) -> None:
+    """Give a known run to a command: it refuses, or takes a whole checkpoint, or all is right."""
 
     def right(ended: Ended) -> Iterable[str]:
         if ended.status == 0:
@@ -58,12 +59,12 @@ def damaged_checkpoints(case: Case) -> None:
             except (OSError, TypeError, AttributeError, KeyError, IndexError) as error:
                 yield f"it ended well, and made nothing that can be compared: {error!r}"
                 return
-            if result != known[name, what, step]:
+            if result != reference(case.known / name, what, step):
                 yield f"a damaged checkpoint was taken in silence: {what} from step {step} is another one"
-            if which == damaged and f"step-{step:06d}.ckpt" != damaged.name:
-                yield f"{damaged} was asked for, and step {step} was taken"
+            if str(which).endswith(".ckpt") and not str(which).endswith(f"{step:06d}.ckpt"):
+                yield f"{which} was asked for, and step {step} was taken"
         # Whatever came of it, the newest whole checkpoint is there, or a newer whole one.
-        newer = run / "checkpoints" / f"step-{LAST:06d}.ckpt"
+        newer = whole.with_name(f"step-{LAST:06d}.ckpt")
         replaced = what == "resume" and ended.status == 0 and _reads(newer)
         if not replaced and not _same(whole, case.known / name / whole):
             yield f"{whole} is no longer whole, and there is no newer one"
