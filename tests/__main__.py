@@ -9,7 +9,7 @@ from collections import Counter
 TWO_AT_A_TIME = ("-m", "not slow and not alone", "-n", "2", "--dist", "loadfile")
 TIERS = {
     "ranks": ("tests/ranks", "tests/unit", "tests/matrix", *TWO_AT_A_TIME),  # two worlds: ranks wait a lot
-    "system": ("tests/system", *TWO_AT_A_TIME),
+    "system": ("tests/system", "tests/faults", *TWO_AT_A_TIME),
     "alone": ("tests", "-m", "alone and not slow"),
 }
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")

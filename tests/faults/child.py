@@ -18,7 +18,7 @@ from gan import ending
 
 LIMIT = 60.0  # seconds after which a command is said to hang
 LEFT = 5.0  # seconds that its processes have to end after it
-MEMORY = 8 << 30  # bytes of addresses that a command may ask for beyond those that it begins with
+MEMORY = 3 << 30  # bytes of addresses that a command may ask for beyond those that it begins with
 Main = Callable[[list[str]], int]
 
 

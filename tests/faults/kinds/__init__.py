@@ -12,10 +12,10 @@ from tests.faults.kinds.packets import packets
 from tests.faults.kinds.settings import damaged_settings
 
 KINDS: dict[str, tuple[Kind, int]] = {
-    "words": (command_lines, 34),
+    "words": (command_lines, 32),
     "settings": (damaged_settings, 22),
     "checkpoints": (damaged_checkpoints, 24),
     "data": (damaged_data, 12),
     "meanwhile": (data_damaged_meanwhile, 5),
-    "packets": (packets, 3),
+    "packets": (packets, 5),
 }
