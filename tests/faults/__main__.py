@@ -4,6 +4,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     print(f"{len(numbers)} cases, --seed {typed.seed}", flush=True)
     results = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after what is to be removed
     with known_runs() as folder:
         for result in play(folder, typed.seed, numbers, typed.kind, typed.workers):
             results.append(result)

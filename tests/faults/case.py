@@ -23,7 +23,7 @@ from gan.plan.command import main as plan
 from gan.sample.command import main as sample
 from gan.verify.command import main as verify
 from tests.faults import rules
-from tests.faults.child import LIMIT, Ended, Main, Running, adopt
+from tests.faults.child import LIMIT, Ended, Main, Running, adopt, end_with_parent
 from tests.faults.rules import Files, Seen
 
 COMMANDS: dict[str, Main] = {
@@ -133,7 +133,9 @@ class Player:
         self.process = os.fork()
         if self.process == 0:
             with contextlib.suppress(BaseException):
+                end_with_parent()
                 os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 theirs.send(play(kind, name, seed, number, known))
             os._exit(0)
         theirs.close()

@@ -43,6 +43,11 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
+def end_with_parent() -> None:
+    """Let this process be killed when the one that has started it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 class Running:
     """A command that runs in `folder`; what it says goes to the folder `beside`."""
 
@@ -101,6 +106,7 @@ def _name(process: int) -> str:
 
 
 def _be(main: Main, words: list[str], folder: Path, beside: Path, limit: float) -> None:
+    end_with_parent()
     os.setsid()
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

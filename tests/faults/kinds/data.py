@@ -50,7 +50,7 @@ def data_damaged_meanwhile(case: Case) -> None:
     """Damage a data set while a run trains on it, with and without a worker."""
     case.copy("folder")
     workers = case.chance.choice(("0", "0", "1"))
-    words = (*FOLDER, *ONE, "--max-steps", "40", "--save-every", "20", "--sample-every", "40", "--log-every", "1")
+    words = (*FOLDER, *ONE, "--max-steps", "10", "--save-every", "5", "--sample-every", "10", "--log-every", "1")
     started = case.start("fit", *words, "--workers", workers)
     running, until = started[3], time.monotonic() + BEGUN
     begun = Path("runs/002-sean-folder/metrics.csv")
