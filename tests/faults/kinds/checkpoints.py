@@ -19,24 +19,8 @@ from tests.support.saved import tensors
 
 LEAVES: list[Any] = [None, 0, 1, -1, 10**18, 0.5, float("nan"), "", "a", [], {}, True, ()]
 LEAVES += [torch.zeros(3), torch.zeros(0)]
-HEADERS = [
-    "dtype",
-    "dtype",
-    "shape",
-    "huge",
-    "offsets",
-    "start",
-    "start-kind",
-    "rename",
-    "exchange",
-    "no-metadata",
-    "list",
-    "no-starts",
-    "deep",
-    "empty",
-    "metadata",
-    "huge-length",
-]
+HEADERS = ("dtype", "dtype", "shape", "huge", "huge length", "offsets", "start", "start kind", "rename", "exchange")
+HEADERS += ("no metadata", "no starts", "metadata", "list", "deep", "empty")
 
 
 def damaged_checkpoints(case: Case) -> None:
@@ -169,15 +153,15 @@ def _header(file: Path, chance: Random) -> str:
             header[name]["data_offsets"] = chance.choice((header[another]["data_offsets"], [0, 4], [4, 0], [-4, 0], []))
         case "start":
             starts["DCP_SHARDING_INFO"][name]["saved_offsets"] = chance.choice(([1], [-1], [10**18], [], [0, 0]))
-        case "start-kind":
+        case "start kind":
             starts["DCP_SHARDING_INFO"][name] = chance.choice((None, [], "x", {}, 3, {"saved_offsets": "x"}))
         case "rename":
             header[f"{name}.x"] = header.pop(name)
         case "exchange":
             header[name], header[another] = header[another], header[name]
-        case "no-metadata":
+        case "no metadata":
             del header["__metadata__"]
-        case "no-starts":
+        case "no starts":
             del about["DCP_SHARDING_INFO"]
         case "list":
             header = [header]
@@ -188,11 +172,11 @@ def _header(file: Path, chance: Random) -> str:
         case "metadata":
             key = chance.choice(list(about))
             about[key] = chance.choice(("", "{}", "[]", "null", "x", "1"))
-        case "huge-length":
+        case "huge length":
             file.write_bytes((2**40).to_bytes(8, "little") + file.read_bytes()[8:])
-    if way in ("start", "start-kind"):
+    if way in ("start", "start kind"):
         about |= {key: json.dumps(value) for key, value in starts.items()}
-    if way != "huge-length":
+    if way != "huge length":
         write_header(file, header, rest)
     return f"{file}: header, {way} of {name} (and {another})"
 

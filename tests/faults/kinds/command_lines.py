@@ -17,138 +17,30 @@ from gan.verify import options as verify
 from tests.faults.case import Case
 from tests.faults.known import ONE, SMALL
 
+
+def _each(words: str) -> list[str]:
+    return words.split()
+
+
 # No word may be an absolute path or lead out of the case's folder: some options name a place to write to.
-JUNK = [
-    *[
-        "-",
-        "--",
-        "=",
-        ":",
-        ",",
-        "a=b",
-        "-1",
-        "0",
-        "1",
-        "2",
-        "07",
-        "1.5",
-        "1e3",
-        "1e309",
-        "nan",
-        "-inf",
-        "1_0",
-        "0x10",
-        "٣",
-        "é",
-        "日本",
-        "%s%n",
-        "null",
-        "true",
-        "yes",
-        "{a:1}",
-        "{",
-        "*x",
-        "&x",
-    ]
-]
-JUNK += [
-    *[
-        "auto",
-        "~",
-        "runs",
-        "data",
-        "keep",
-        "ddp",
-        "all",
-        "none",
-        "@file",
-        "$HOME",
-        "step",
-        "--help",
-        "-h",
-        "--seed",
-        "[1,2]",
-    ],
-    "",
-    " ",
-    "9" * 25,
-]
-JUNK += ["-" + "9" * 25, "\udcff", "\x1b[31mred", "a\nb", "a\tb", "x" * 3000, "!!python/object/apply:os.getcwd []"]
-STRATEGIES = [
-    "ddp",
-    "zero3",
-    "generator=zero3,*=ddp",
-    "zero3+offload",
-    "zero3@0-1",
-    "generator=,",
-    "*=",
-    "=ddp",
-    "ddp+",
-    "nobody=ddp",
-    "fsdp",
-    "auto",
-    "dp",
-    "pipeline+stages:0",
-    "pipeline+stages:x",
-    "zero3+offload+offload",
-    "ddp,zero3",
-    "single",
-    "generator=zero3@1-0,*=ddp@0",
-    "deepspeed9",
-    "zero3@99999999999999999999",
-    "ddp+hybrid",
-]
-PLACES = ["out", "out/a/b", "data/images/0.png", "new é", "y" * 300, "RUN", "keep", "."]
-RUNS = [
-    "RUN",
-    "auto",
-    "RUN/checkpoints/step-000001.ckpt",
-    "runs",
-    "keep",
-    "data",
-    "RUN/checkpoints",
-    "RUN/checkpoints/step-000009.ckpt",
-    "nothing.ckpt",
-    ".ckpt",
-    "RUN/settings.yaml",
-    "RUN/",
-    "./runs/../RUN",
-]
-NAMES = [
-    "r3gan-faces",
-    "sean-faces",
-    "wgan-gp-faces",
-    "nothing",
-    "file.py:",
-    ":f",
-    "a.py:f",
-    "keep:f",
-    "keep/notes.txt:f",
-    "a:b",
-    "..:x",
-    "os:getcwd",
-    ".:f",
-    "tests.faults.known:make",
-    "json:loads",
-    "data/images/0.png:f",
-    "keep.:f",
-]
-FILES = ["keep/notes.txt", "data/images/0.png", "data", "nothing.pt", "RUN/settings.yaml", "keep"]
-PICTURES = [
-    "0",
-    "1",
-    "train:1",
-    "99",
-    "train:99",
-    "keep/notes.txt",
-    "a:b",
-    "mean",
-    "data/images/0.png:data/labels/0.png",
-]
+JUNK = _each("- -- = : , a=b -1 0 1 2 07 1.5 1e3 1e309 nan -inf 1_0 0x10 ٣ é 日本 %s%n null true yes {a:1} { *x &x")
+JUNK += _each("auto ~ runs data keep ddp all none @file $HOME step --help -h --seed [1,2] \udcff \x1b[31mred")
+JUNK += ["", " ", "9" * 25, "-" + "9" * 25, "a\nb", "a\tb", "x" * 3000, "!!python/object/apply:os.getcwd []"]
+NUMBERS = [*_each("0 1 1 2 2 3 4 8 16 17 32 -1 0.5 1.0 1e-3 1e3 1e18 1e309 nan 1000000"), "9" * 25]
+STRATEGIES = _each("""ddp zero3 generator=zero3,*=ddp zero3+offload zero3@0-1 generator=, *= =ddp ddp+ nobody=ddp fsdp
+    auto dp pipeline+stages:0 pipeline+stages:x zero3+offload+offload ddp,zero3 single generator=zero3@1-0,*=ddp@0
+    deepspeed9 zero3@99999999999999999999 ddp+hybrid""")
+PLACES = ["out", "out/a/b", "new é", "y" * 300, "RUN", "keep", "."]
+RUNS = _each("""RUN auto RUN/checkpoints/step-000001.ckpt runs keep data RUN/checkpoints
+    RUN/checkpoints/step-000009.ckpt nothing.ckpt .ckpt RUN/settings.yaml RUN/ ./runs/../RUN""")
+NAMES = _each("""r3gan-faces sean-faces wgan-gp-faces nothing file.py: :f a.py:f keep:f keep/notes.txt:f a:b ..:x .:f
+    os:getcwd tests.faults.known:make json:loads data/images/0.png:f keep.:f""")
+FILES = _each("keep/notes.txt data/images/0.png data nothing.pt RUN/settings.yaml keep")
+PICTURES = _each("0 1 train:1 99 train:99 keep/notes.txt a:b mean data/images/0.png:data/labels/0.png")
 BY_NAME = {
     "strategy": STRATEGIES,
-    "out": PLACES,
-    "to": [*PLACES, *PICTURES],
+    "out": [*PLACES, "data/images/0.png", "RUN/settings.yaml"],
+    "to": [*PLACES, *PICTURES, "data/images/0.png", "RUN/settings.yaml"],
     "file": [*PLACES, "out/a.png", "out/a.PNG", "out/a.jpg", "out/a.pt", "out/\x1b[2J.png"],
     "which": RUNS,
     "resume": RUNS,
@@ -179,7 +71,7 @@ TAILS = {  # repeated at the end, so that what is accepted is quickly done
     "sample": ([],),
     "evaluate": (["--devices", "1", "--accelerator", "cpu"],),
     "export": ([],),
-    "plan": ([*SMALL],),
+    "plan": ([*SMALL, "--batch-size", "8"], []),
     "verify": ([*SMALL, *QUICK, "--steps", "1", "--devices", "1", "--strategy", "ddp", "--limit", "40"],),
 }
 SHARES = {"fit": 30, "resume": 14, "sample": 22, "evaluate": 10, "export": 10, "plan": 8, "verify": 6}
@@ -199,7 +91,7 @@ def command_lines(case: Case) -> None:
 
 def _first(what: str, chance: Random) -> list[str]:
     """The words that name the run."""
-    odd = chance.random() < 0.15
+    odd = chance.random() < 0.1
     if what in ("fit", "plan", "verify"):
         return [chance.choice(JUNK + NAMES) if odd else "r3gan-faces"] if chance.random() < 0.9 else []
     which = chance.choice(JUNK + RUNS) if odd else chance.choice(RUNS[:3])
@@ -226,16 +118,20 @@ def _value(action: argparse.Action, chance: Random) -> str:
         own = [*own, *map(str, action.choices)]
     if own and chance.random() < 0.7:
         return chance.choice(own)
-    if action.dest in SMALL_ONLY:
-        return chance.choice([word for word in JUNK if len(word) < 4])
-    return chance.choice([str(action.default), *JUNK])
+    fits = [str(action.default)]
+    if isinstance(action.default, bool):
+        fits += ["true", "false"]
+    elif isinstance(action.default, int | float) or "count" in action.dest or action.dest.endswith("_every"):
+        fits += NUMBERS
+    word = chance.choice(fits if chance.random() < 0.75 else JUNK)
+    return word if action.dest not in SMALL_ONLY or len(word) < 4 else "1"
 
 
 def _mutated(words: list[str], chance: Random) -> list[str]:
     """Most often the same, else cut, repeated, without a value, in another order or with junk."""
     words = list(words)
     where = chance.randrange(len(words)) if words else 0
-    match chance.choice(("", "", "", "", "cut", "repeat", "drop", "junk", "turn")):
+    match chance.choice(("",) * 9 + ("cut", "repeat", "drop", "junk", "turn")):
         case "cut" if words:
             words[where] = words[where][: chance.randrange(len(words[where]) + 1)]
         case "repeat" if words:
