@@ -6,6 +6,7 @@ too. They trust whoever reaches them, and what is sent to them is torch's matter
 
 import contextlib
 import json
+import resource
 import secrets
 import socket
 import struct
@@ -21,6 +22,7 @@ from tests.support import crashes
 
 STEPS = ("--max-steps", "400", "--save-every", "400", "--check", "false", "--strategy", "ddp")
 WAIT = 2.0  # seconds for a packet to be taken
+HANDLES = 400  # files that each rank may open
 Place = tuple[str, int]
 
 
@@ -29,10 +31,13 @@ def packets(case: Case) -> None:
     victim = case.chance.choice((0, 1))
     ports, tokens = Notes("ports"), Notes("tokens")
     held: list[socket.socket] = []
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (HANDLES, most))  # for the ranks, which are forks of this process
 
     def kill(pipe: Connection) -> bool:
         if not crashes.after(0, crashes.STEP)(pipe):
             return False
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         if not ports.read():
             case.result.wrong.append("the case itself: no rank listens on a port")
         for host, port in map(str.split, ports.read()):
@@ -96,23 +101,21 @@ def _reached(name: tuple) -> Place:
 
 
 def _say(place: Place, *parts: bytes, reset: bool = False) -> list[socket.socket]:
-    connection = socket.create_connection(place, timeout=WAIT)
-    with contextlib.suppress(OSError):  # it may have been hung up
-        for part in parts:
-            connection.sendall(part)
-    if reset:
+    """What a stranger says. It may be refused or hung up on."""
+    with contextlib.suppress(OSError):
+        connection = socket.create_connection(place, timeout=WAIT)
+        with contextlib.suppress(OSError):
+            for part in parts:
+                connection.sendall(part)
+        if not reset:
+            return [connection]
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
-        return []
-    return [connection]
+    return []
 
 
 def _many(place: Place, number: int, word: bytes = b"") -> list[socket.socket]:
-    found = []
-    with contextlib.suppress(OSError):  # a port may refuse more
-        for _ in range(number):
-            found += _say(place, word)
-    return found
+    return [connection for _ in range(number) for connection in _say(place, word)]
 
 
 def _end(**values: object) -> bytes:
@@ -147,5 +150,6 @@ PACKETS: dict[str, Packet] = {
     "a line without end": lambda place, token, chance: _say(place, *[b"x" * 65536] * 100),
     "many connections": lambda place, token, chance: _many(place, chance.choice((50, 300))),
     "many connections that say something": lambda place, token, chance: _many(place, 300, b"x"),
+    "more connections than it has file handles": lambda place, token, chance: _many(place, HANDLES + 100),
     "many tokens in part": lambda place, token, chance: _many(place, 100, token[:-1]),
 }
