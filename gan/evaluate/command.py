@@ -127,8 +127,9 @@ def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> No
     )
     if result is not None:
         path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
+        print(table(result), flush=True)
         save(result, path)
-        print(table(result), f"saved in {path}", sep="\n", flush=True)
+        print(f"saved in {path}", flush=True)
 
 
 def _score_names(text: str) -> tuple[str, ...]:
