@@ -64,6 +64,8 @@ def damaged_settings(case: Case) -> None:
         case.run("fit", "--config", settings, *tail, "--workers", "0")
         return
     which = case.chance.choice((run, run, "auto"))
+    if what == "resume" and not settings.is_file():
+        which = run  # auto would begin a run of the default size
     more = ["--dry-run"] if what == "resume" and case.chance.random() < 0.3 else []
     case.run(what, *words(what, which), *more)
 
