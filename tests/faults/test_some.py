@@ -1,4 +1,4 @@
-"""A small part of `make faults`: the same few cases each time."""
+"""A small part of `make faults`: the same few cases each time, as long as commands have the same options."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from tests.faults.__main__ import kind_of
 from tests.faults.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
-SEED, CASES = 34, 20
+SEED, CASES = 213, 14
 
 
 def test_a_few_cases_of_every_kind_break_no_rule():
