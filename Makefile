@@ -23,6 +23,9 @@ crashes: $(VENV)/installed-test  ## kill ranks at random moments: 200 times with
 	$(RUN) -m pytest -q -s -m "slow or not slow" tests/ranks/test_crashes.py tests/matrix/test_crashes.py \
 		tests/matrix/test_restarts.py
 
+faults: $(VENV)/installed-test  ## damage all that commands read, in 2,000 ways; ARGS='--seed N --case N' plays one again
+	$(RUN) -m tests.faults $(ARGS)
+
 lint: $(VENV)/installed-test  ## check style
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -39,4 +42,4 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable '.[test]' --constraint constraints.txt
 	touch $@
 
-.PHONY: help fit test matrix crashes lint clean
+.PHONY: help fit test matrix crashes faults lint clean

@@ -129,8 +129,9 @@ def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> No
         )
     if result is not None:
         path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
+        print(printable(table(result)), flush=True)
         save(result, path)
-        print(printable(f"{table(result)}\nsaved in {path}"), flush=True)
+        print(printable(f"saved in {path}"), flush=True)
 
 
 def _score_names(text: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from gan.errors import UserError
 from gan.files import whole_file
 
 WIDTH = 58  # characters of the table's first column
@@ -53,8 +54,11 @@ def table(result: dict[str, Any]) -> str:
 
 def save(result: dict[str, Any], path: Path) -> None:
     """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them."""
-    with whole_file(path) as part:
-        part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    try:
+        with whole_file(path) as part:
+            part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}; the scores are in the table above") from error
 
 
 def _plain(value: Any) -> Any:

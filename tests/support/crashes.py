@@ -65,6 +65,7 @@ def train(
     itself: str | None = None,
     tied: bool = True,
     patient: bool = True,
+    method: str = "forkserver",
 ) -> Ended:
     """Train a tiny run on `size` ranks in a folder, to its end or until rank `victim` is killed.
 
@@ -72,13 +73,13 @@ def train(
     Or by itself: in "forward", in a "collective", or while it "writes" a checkpoint, at some step; or before it
     "connects" to the others. With "mistake" and "error" it is not killed, and raises an error in a forward; with "error
     while it writes" a thread saves meanwhile. The control is not `tied` to a lifeline. Ranks that are not `patient` end
-    as soon as they learn of an error.
+    as soon as they learn of an error. A process that has imported everything itself may take the `method` "fork".
     """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = mp.get_context("forkserver")
+    context = mp.get_context(method)
     context.set_forkserver_preload(PRELOAD)
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []

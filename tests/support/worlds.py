@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -65,6 +66,7 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta |
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0", OMP_NUM_THREADS="1"
     )
+    assert PRELOAD[0] in sys.modules, "multiprocessing ignores an error in what it preloads, and every rank is slow"
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=limit)
     while True:

@@ -1,0 +1,174 @@
+"""Each rule has a control: a command that breaks it, which the fuzz must name. And one that breaks none."""
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.faults import child
+from tests.faults.__main__ import kind_of, play, table, told
+from tests.faults.case import Player
+from tests.faults.kinds import KINDS
+
+
+@pytest.fixture
+def wrong(tmp_path, monkeypatch):
+    """What is wrong with a command: a function that is called in a folder with a run, in a process of its own."""
+    monkeypatch.setattr(child, "LEFT", 0.2)
+
+    def find(main, *words, what="sample", limit=60.0, between=None, **about):
+        def kind(case):
+            run = Path("runs/001-r")
+            (run / "checkpoints").mkdir(parents=True)
+            for name in ("settings.yaml", "keep.txt", "metrics.csv"):
+                (run / name).write_text("a\n")
+            started = case.start(what, *words, main=lambda _: main(), limit=limit)
+            if between is not None:
+                between(started[3])
+            case.judge(*started, **about)
+
+        return Player(kind, "control", 0, 0, tmp_path / "known").end().wrong
+
+    return find
+
+
+def says(text, status=2):
+    print(text, file=sys.stderr)
+    return status
+
+
+def raises():
+    raise KeyError("no such thing")
+
+
+def leaves_a_process():
+    if not os.fork():
+        time.sleep(60)
+    return 0
+
+
+def writes(path, status=0, text="b\n"):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return says("error: no", status)
+
+
+def removes(path):
+    Path(path).unlink()
+    return 0
+
+
+def test_a_command_that_does_all_right_breaks_none(wrong):
+    assert wrong(lambda: 0) == []
+    assert wrong(lambda: says("error: there is no run; type auto")) == []
+    assert wrong(partial(writes, "runs/001-r/samples/show.png")) == []
+    assert wrong(partial(writes, "runs/001-r/settings.yaml"), what="resume") == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "main", "how"),
+    [
+        ("the status: the exit status is 1", lambda: 1, {}),
+        ("the status: the exit status is -9", lambda: os.kill(os.getpid(), signal.SIGKILL), {}),
+        ("no traceback: a traceback: KeyError: 'no such thing'", raises, {}),
+        ("nobody left: still runs", leaves_a_process, {}),
+        ("the reason: status 2 without an error line", lambda: 2, {}),
+        (r"the reason: the control character '\x1b'", lambda: says("error: \x1b[2J"), {}),
+        ("nothing lost: runs/001-r/keep.txt is gone", partial(removes, "runs/001-r/keep.txt"), {"what": "resume"}),
+        ("nothing lost: runs/001-r/metrics.csv is changed", partial(writes, "runs/001-r/metrics.csv"), {}),
+        (
+            "nothing lost: runs/001-r/settings.yaml is changed",
+            partial(writes, "runs/001-r/settings.yaml", status=2),
+            {"what": "resume"},
+        ),
+        (
+            "nothing lost: runs/001-r/settings.yaml is changed",
+            partial(writes, "runs/001-r/settings.yaml"),
+            {"what": "resume", "words": ["--dry-run"]},
+        ),
+        ("nothing half written: a.png.7.part remains", partial(writes, "a.png.7.part"), {}),
+        ("nothing taken: it is another one", lambda: 0, {"check": lambda ended: ["it is another one"]}),
+    ],
+)
+def test_what_breaks_a_rule_is_named(wrong, rule, main, how):
+    how = dict(how)
+    found = wrong(main, *how.pop("words", ()), **how)
+    assert any(rule in line for line in found), found
+
+
+def test_a_command_that_hangs_is_ended_and_the_line_is_named(wrong):
+    (line,) = wrong(lambda: time.sleep(60), limit=1.5)
+    assert "no hang: no end within 2 s" in line and "test_rules.py" in line
+
+
+def test_a_signal_that_was_sent_may_end_it(wrong):
+    def send(running):
+        while not Path("begun").exists():
+            time.sleep(0.01)
+        os.kill(running.process, signal.SIGUSR1)
+
+    def main():
+        Path("begun").touch()
+        time.sleep(60)
+
+    ended = partial(wrong, main, between=send)
+    assert ended(signals=(signal.SIGUSR1,)) == []
+    assert ended() == ["the status: the exit status is -10"]
+
+
+def test_a_case_that_fails_itself_is_a_failure(tmp_path):
+    result = Player(lambda case: raises(), "control", 0, 7, tmp_path / "known").end()
+    assert result.number == 7 and "KeyError" in result.wrong[0]
+    result = Player(lambda case: os.kill(os.getpid(), signal.SIGKILL), "control", 0, 7, tmp_path / "known").end()
+    assert result.wrong == ["the case itself: its process ended with -9"]
+
+
+def test_nothing_goes_on_when_the_fuzz_itself_is_killed(tmp_path):
+    def kind(case):
+        (tmp_path / "case").write_text(str(os.getpid()))
+        case.start("sample", main=lambda _: (tmp_path / "command").write_text(str(os.getpid())) and time.sleep(60))
+        time.sleep(60)
+
+    fuzz = os.fork()
+    if not fuzz:
+        Player(kind, "control", 0, 0, tmp_path / "known").end()
+    command = tmp_path / "command"
+    while not (command.exists() and command.read_text()):
+        time.sleep(0.01)
+    os.kill(fuzz, signal.SIGKILL)
+    os.waitpid(fuzz, 0)
+    until = time.monotonic() + 20
+    processes = [Path("/proc") / path.read_text() for path in (tmp_path / "case", command)]
+    while any(_runs(process) for process in processes):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _runs(process):
+    try:
+        return (process / "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_is_printed_plays_the_case_again(tmp_path, monkeypatch):
+    def kind(case):
+        case.result.wrong.append(f"the dice say {case.chance.random()}")
+
+    monkeypatch.setitem(KINDS, "words", (kind, 1))
+    found = {result.number: result for result in play(tmp_path / "known", 5, range(6), "words", 2)}
+    (again,) = play(tmp_path / "known", 5, [3], "words", 1)
+    assert again.wrong == found[3].wrong != found[4].wrong
+    assert told(again, 5)[0].endswith("again: make faults ARGS='--seed 5 --kind words --case 3'")
+    assert "! the dice say" in told(again, 5)[1]
+    assert table([*found.values()])[1].split()[:3] == ["words", "6", "6"]
+
+
+def test_the_kinds_come_in_their_shares():
+    kinds = [kind_of(1, number) for number in range(1000)]
+    assert all(share / 2 < kinds.count(name) / 10 < 2 * share for name, (_, share) in KINDS.items())
+    assert sum(share for _, share in KINDS.values()) == 100
