@@ -50,7 +50,7 @@ def open_run(
     then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. The
     networks are in evaluation mode and require no gradients. The run may still be training.
     """
-    place = _device(device)
+    place, gone = _device(device), None
     if data:
         overrides["data"] = data
     while True:
@@ -72,9 +72,10 @@ def open_run(
                 raise UserError(f"{error}; {advice}") from error
             if isinstance(error, Damaged) and checkpoint.exists():
                 raise UserError(f"{error}; {instead(where, checkpoint)}") from error
-            if checkpoint.exists() or str(checkpoint) == which:
+            if checkpoint.exists() or str(checkpoint) == which or checkpoint == gone:
                 raise
-            continue  # training has just replaced it with a newer one
+            gone = checkpoint  # training has just replaced it with a newer one
+            continue
         run.game.eval().requires_grad_(False).to(place)
         return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
 
