@@ -121,6 +121,8 @@ class ResumableLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         # See [Note: the epoch comes late]
+        if self.num_workers:
+            processes.hear_of_dead_workers()
         batch = self.sampler.first_batch
         self._position = self.sampler.epoch, batch
         for item in super().__iter__():

@@ -80,6 +80,8 @@ class GlobalStream(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         self.dataset.passes += 1
+        if self.num_workers:
+            processes.hear_of_dead_workers()
         return super().__iter__()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
 
+from torch.utils.data._utils import signal_handling
+
 from gan.errors import UserError, WorkerLost
 
 PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks wait for each other
@@ -24,6 +26,13 @@ def leave_signals_to_the_trainer(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+def hear_of_dead_workers() -> None:
+    """Let torch raise an error when a worker dies. Lightning's fit takes torch's signal handler away at its end."""
+    if getattr(signal.getsignal(signal.SIGCHLD), "__module__", None) != signal_handling.__name__:
+        signal_handling._SIGCHLD_handler_set = False
+        signal_handling._set_SIGCHLD_handler()
 
 
 @atexit.register

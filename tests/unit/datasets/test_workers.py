@@ -67,6 +67,9 @@ def die(number):
     ],
 )
 def test_a_worker_that_dies_is_an_error_of_one_line(number, kind, message):
+    """Also after a fit of Lightning, which puts back the signal handlers that it has found."""
+    list(GlobalLoader(Numbers(4), 2, workers=1))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with pytest.raises(UserError, match=message) as error, explained():
         list(GlobalLoader(Faulty(die(number)), 2, shuffle=False, workers=1))
     assert type(error.value) is kind and "\n" not in str(error.value)

@@ -55,6 +55,7 @@ NAMES = {
     ],
     "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState": ["_lazy_init", "_post_forward", "_pre_forward"],
     "torch.nn.modules.batchnorm": ["_BatchNorm"],
+    "torch.utils.data._utils.signal_handling": ["_SIGCHLD_handler_set", "_set_SIGCHLD_handler"],
     "torch.utils._pytree": ["tree_flatten", "tree_unflatten", "tree_leaves", "tree_map"],
     "torch.optim:Optimizer": ["register_step_pre_hook"],
 }
