@@ -5,6 +5,7 @@ function with `**settings`. So a new run is a new function and a line in RUNS. A
 typed as `path/to/my_game.py:my_run` or `package.module:my_run`.
 """
 
+import re
 from collections.abc import Callable
 
 from gan.errors import UserError
@@ -49,6 +50,10 @@ RUNS: dict[str, Callable[..., Run]] = {
 }
 
 
+# What torch says of sizes beyond all memory. It has no error of its own for them.
+_TOO_LARGE = re.compile(r"can't allocate memory|Overflow when unpacking|overflowed|integer multiplication overflow")
+
+
 def find(name: str) -> Callable[..., Run]:
     """The function that makes the run of that name. For a person's own run it imports their module."""
     if ":" in name:
@@ -70,7 +75,13 @@ def short_name(name: str) -> str:
 
 def build(name: str, **settings: object) -> Run:
     """Make the run of that name. `settings` are the keywords of its function."""
-    run = find(name)(**settings)
+    function = find(name)
+    try:
+        run = function(**settings)
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+        if isinstance(error, RuntimeError | TypeError) and not _TOO_LARGE.search(str(error)):
+            raise
+        raise UserError(f"run '{short_name(name)}' is too large for this machine, with these settings") from error
     if not isinstance(run, Run):
         raise UserError(f"{name} returned a {type(run).__name__}; return gan.runs.Run(game, data, max_steps)")
     return run

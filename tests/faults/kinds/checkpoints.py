@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from gan.checkpoint import digest_of, digests_text
 from gan.errors import UserError
+from gan.files import regular
+from gan.shard_file import Digest, crc32
 from tests.faults import rules
 from tests.faults.case import Case
 from tests.faults.child import Ended
@@ -24,20 +27,43 @@ HEADERS += ("no metadata", "no starts", "metadata", "list", "deep", "empty")
 
 
 def damaged_checkpoints(case: Case) -> None:
-    """Damage one of a run's two checkpoints, and give the run to a command."""
+    """Damage one of a run's two checkpoints, and give the run to a command.
+
+    Sometimes whoever has damaged it knows the checksums too. No reader can notice that; all other rules hold.
+    """
     name = case.chance.choice(("faces", "faces", "sharded", "sharded", "folder"))
     run = case.copy(name)
     one, two = (run / "checkpoints" / f"step-{step:06d}.ckpt" for step in (1, 2))
     damaged, whole = (two, one) if case.chance.random() < 0.8 else (one, two)
     case.say(damage(damaged, whole, case.chance))
-    give(case, name, case.chance.choice(BY[name]), case.chance.choice((run, "auto", damaged)), whole)
+    forged = case.chance.random() < 0.25 and forge(damaged)
+    if forged:
+        case.say("with new checksums")
+    give(case, name, case.chance.choice(BY[name]), case.chance.choice((run, "auto", damaged)), whole, forged)
 
 
-def give(case: Case, name: str, what: str, which: object, whole: Path) -> None:
+def forge(checkpoint: Path) -> bool:
+    """Write new checksums of what is there. False if that is not what a checkpoint has."""
+    try:
+        digests = {file.name: _digest_of_header(file) for file in sorted(checkpoint.glob("*.safetensors"))}
+        regular(checkpoint / "values.pt")
+        digests["values.pt"] = digest_of(checkpoint / "values.pt")
+        (checkpoint / "digests.json").write_text(digests_text(digests))
+    except (OSError, OverflowError, MemoryError):
+        return False
+    return True
+
+
+def _digest_of_header(file: Path) -> Digest:
+    content = regular(file) and file.read_bytes()
+    return Digest(len(content), crc32(content[: 8 + int.from_bytes(content[:8], "little")]))
+
+
+def give(case: Case, name: str, what: str, which: object, whole: Path, forged: bool = False) -> None:
     """Give a known run to a command: it refuses, or takes a whole checkpoint, or all is right."""
 
     def right(ended: Ended) -> Iterable[str]:
-        if ended.status == 0:
+        if ended.status == 0 and not forged:
             try:
                 step, result = made(what, ended)
             except (OSError, TypeError, AttributeError, KeyError, IndexError) as error:

@@ -297,3 +297,18 @@ def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, messa
         settings = base | size | settings
     with pytest.raises(UserError, match=message):
         build(name, **settings)
+
+
+@pytest.mark.parametrize("width", [10**15, 10**25])
+def test_networks_that_no_memory_holds_are_refused_in_one_line(width):
+    with pytest.raises(UserError, match=r"^run 'r3gan-faces' is too large for this machine, with these settings$"):
+        build("r3gan-faces", width=width, size=16, faces=4)
+
+
+def test_a_mistake_in_a_run_of_ones_own_stays_what_it_is(monkeypatch):
+    def mine():
+        raise RuntimeError("size mismatch")
+
+    monkeypatch.setitem(RUNS, "mine", mine)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        build("mine")
