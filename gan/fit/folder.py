@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gan.errors import UserError
 from gan.fit import settings_file
+from gan.runs import short_name
 
 CHECKPOINT = ".ckpt"
 
@@ -133,13 +134,16 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
     run. The result is None if there is no such run.
     """
     if resume == "auto":
-        runs = [RunFolder(path) for path in out.iterdir() if _number(path)] if out.is_dir() else []
-        runs = [run for run in runs if run.newest_checkpoint() is not None and run.settings.is_file()]
-        runs = [run for run in runs if name is None or run_in(run.settings) == name]
-        if not runs:
-            return None
-        run = max(runs, key=lambda run: _number(run.path))
-        return run, run.newest_checkpoint()
+        paths = [path for path in out.iterdir() if _number(path)] if out.is_dir() else []
+        for run in map(RunFolder, sorted(paths, key=_number, reverse=True)):
+            checkpoint = run.newest_checkpoint()
+            if checkpoint is None:
+                continue
+            if not run.settings.is_file() and (name is None or run.path.name.endswith(f"-{short_name(name)}")):
+                raise UserError(f"'{run.path}' has lost its settings.yaml; put it back, or name the run that you mean")
+            if run.settings.is_file() and name in (None, run_in(run.settings)):
+                return run, checkpoint
+        return None
     path = Path(resume)
     folder = holding(path)
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()

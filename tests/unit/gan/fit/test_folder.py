@@ -44,6 +44,18 @@ def test_auto_is_the_newest_run_with_a_checkpoint(tmp_path):
     assert folder.find("auto", tmp_path / "absent", None) is None
 
 
+def test_auto_is_no_older_run_where_the_newest_has_lost_its_settings(tmp_path):
+    for name in ("001-sean", "002-pix2pix"):
+        run = folder.RunFolder(tmp_path / name)
+        run.checkpoint(3).mkdir(parents=True)
+        run.settings.write_text(f"run: {name[4:]}\n")
+    run.settings.unlink()
+    for name in (None, "pix2pix"):
+        with pytest.raises(UserError, match=r"002-pix2pix' has lost its settings.yaml; put it back"):
+            folder.find("auto", tmp_path, name)
+    assert folder.find("auto", tmp_path, "sean")[0].path.name == "001-sean"
+
+
 def test_the_newest_checkpoint_is_of_the_latest_step_whenever_it_was_written(tmp_path):
     copies = ("step-000300-keep.ckpt", "step-0000400.ckpt", "step-500.ckpt", "best.ckpt")
     run = make(tmp_path, "sean", "step-1000000.ckpt", "step-999999.ckpt", "step-000020.ckpt", *copies)
