@@ -62,7 +62,7 @@ class LaunchedStrategy(DDPStrategy):
         self.survivor: Survivor | None = None
         self.watch: Watch | None = None
         self.advice = ""  # the command to type after a rank was lost
-        self.saved: Callable[[], bool] = lambda: True  # whether there is a checkpoint from which that goes on
+        self.saved: Callable[[], bool] = _yes  # whether there is a checkpoint from which that goes on
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._requeue: Requeue | None = None
         self.resumes_from: Any = None  # the checkpoint from which the run resumes; the launcher finds it
@@ -281,3 +281,8 @@ class LaunchedStrategy(DDPStrategy):
         super().teardown()
         if self._requeue is not None and self.is_global_zero:
             self._requeue.requeue()
+
+
+def _yes() -> bool:
+    """Unlike a lambda, it may be handed to a spawned process."""
+    return True

@@ -369,8 +369,8 @@ def failing(path, who, what):
 @pytest.mark.parametrize(
     ("what", "who", "said"),
     [
-        ("disk", 0, ["UserError: rank 0: No space left on device"] * 2),
-        ("disk", 1, ["UserError: rank 1: No space left on device"] * 2),
+        ("disk", 0, ["DiskError: rank 0: No space left on device"] * 2),
+        ("disk", 1, ["DiskError: rank 1: No space left on device"] * 2),
         ("ours", 1, ["RuntimeError: rank 1: ZeroDivisionError: a mistake", "ZeroDivisionError: a mistake"]),
         ("values", 0, ["UserError: 'function' is a function", "UserError: rank 0: 'function' is a function"]),
     ],

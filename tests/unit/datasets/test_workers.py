@@ -145,9 +145,11 @@ def test_a_program_ends_though_a_worker_leaves_signals_to_the_trainer(monkeypatc
     monkeypatch.setattr(processes, "FAREWELL", 0.1)
     handler = signal.getsignal(signal.SIGCHLD)
     loader = ResumableLoader(Prepared(Numbers(8)), GlobalBatches(8, 2), workers=1)
+    there = set(multiprocessing.active_children())
     iterator = iter(loader)
     next(iterator)
-    (worker,) = multiprocessing.active_children()
+    (worker,) = set(multiprocessing.active_children()) - there
+    monkeypatch.setattr(processes, "active_children", lambda: [worker])
     os.kill(worker.pid, signal.SIGTERM)
     worker.join(0.1)
     assert worker.is_alive()

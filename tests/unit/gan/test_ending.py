@@ -22,7 +22,7 @@ class Slow:
 
 kept = Slow()
 pool = ThreadPoolExecutor()
-pool.submit(print, "pool")
+pool.submit(print, " pool ")
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 atexit.register(print, "atexit")
 print("main", end=" ")
