@@ -86,4 +86,6 @@ def _there(path: Path) -> Path:
         regular(path)
     except FileNotFoundError as error:
         raise UserError(f"there is no file '{path}'") from error
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
     return path

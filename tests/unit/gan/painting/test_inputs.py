@@ -1,5 +1,7 @@
 """Pictures and label maps given by path."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,8 @@ def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     FACES.label(0).save(good)
     bad.write_bytes(b"\x89PNG nothing")
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
     for call in (
         lambda path: inputs.read_picture(path, (8, 8)),
         lambda path: read(path),
@@ -100,5 +104,7 @@ def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=r"there is no file '.*absent.png'"):
             call(tmp_path / "absent.png")
+        with pytest.raises(UserError, match=r"'.*pipe.png' cannot be read: it is a named pipe, and no file"):
+            call(pipe)
         with pytest.raises(UserError, match=r"bad.png cannot be read as a picture"):
             call(bad)
