@@ -20,7 +20,8 @@ from gan.evaluate.scores.features import INCEPTION
 from gan.evaluate.scores.scorer import NEEDS
 from gan.evaluate.scoring import evaluate, from_first_rank, this_rank
 from gan.fit import options
-from gan.fit.command import Computer, machine, quiet
+from gan.fit.command import quiet
+from gan.fit.computer import Computer, machine
 from gan.fit.parser import Parser
 from gan.painting.reopen import open_run
 from strategies.processes.launched import connect, launched
