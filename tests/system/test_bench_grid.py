@@ -2,12 +2,15 @@
 
 import csv
 
+import pytest
+
 from gan.bench import command as bench
 
 TINY = ("--width", "4", "--generator-blocks", "4", "--discriminator-blocks", "1", "--size", "4")
 FEW = ("--rounds", "1", "--steps", "2", "--warm", "2", "--batch-sizes", "8")
 
 
+@pytest.mark.slow
 def test_it_prints_and_writes_every_cell(capsys, tmp_path):
     mixed = "generator=pipeline,*=ddp"
     cells = ("--policies", "ddp", mixed, "--chunks", "2,3", "--stages", "2,9")
