@@ -1,8 +1,8 @@
 """Processes that stay: starting torch takes seconds, so it is started once, and all tests of a world size share one."""
 
+import importlib
 import os
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -66,7 +66,7 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta |
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0", OMP_NUM_THREADS="1"
     )
-    assert PRELOAD[0] in sys.modules, "multiprocessing ignores an error in what it preloads, and every rank is slow"
+    importlib.import_module(PRELOAD[0])  # it is there, unless it has failed: multiprocessing ignores such an error
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=limit)
     while True:

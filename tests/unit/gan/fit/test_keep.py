@@ -36,8 +36,8 @@ class Signals(Callback):
             os.kill(os.getpid(), number)
 
 
-def kept(tmp_path, steps, at, every=3, resume=None):
-    keep = Keep(RunFolder(tmp_path), every)
+def kept(tmp_path, steps, at, every=3, resume=None, in_background=True):
+    keep = Keep(RunFolder(tmp_path), every, in_background)
     made = trainer(PhaseStrategy("single"), 1, steps, callbacks=[Signals(at), keep])
     try:
         made.fit(Plain(), parts(steps), ckpt_path=resume and str(tmp_path / "checkpoints" / resume))
@@ -142,7 +142,7 @@ def exits(monkeypatch):
 )
 def test_a_second_ctrl_c_ends_at_once_and_says_what_is_lost(steps, said, tmp_path, exits, capfd):
     with pytest.raises(Stopped if said is None else Exited):
-        kept(tmp_path, 8, {step: [signal.SIGINT] * times for step, times in steps.items()})
+        kept(tmp_path, 8, {step: [signal.SIGINT] * times for step, times in steps.items()}, in_background=False)
     lines = [line for line in capfd.readouterr().err.splitlines() if "end" in line]
     assert lines[0] == "ending after this step, and saving; another Ctrl-C ends at once, without saving"
     assert lines[1:] == ([] if said is None else [said.format(tmp_path / "checkpoints")])
