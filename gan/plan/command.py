@@ -24,6 +24,7 @@ from strategies.placing.placement import placement_of
 from strategies.policies import POLICIES
 from strategies.policies.policy import World
 
+MOST = 10**6  # ranks
 OWN = ("run", "strategy", "nodes", "devices", "memory", "json")
 
 
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = options.parse(argv)
         choice = _choice(settings.strategy)
         ranks = settings.nodes * settings.devices
+        if ranks > MOST:
+            raise UserError(f"{ranks} ranks are too many; type fewer --nodes or --devices, {MOST:,} at most")
         placement = placement_of(choice, ranks)
         assignment.check_ranks(choice, ranks, placement)
         training = ranks if placement is None else len(placement.training)

@@ -135,6 +135,10 @@ def test_ranks_that_serve_a_player_have_a_plan_of_their_own(tmp_path, capsys):
         (["--strategy", "zero2+hybrid:2"], "3 ranks cannot be parted into groups of 2"),
         (["--strategy", "painter=ddp"], "--strategy names no player of this game: painter"),
         (["--batch-size", "64"], "batch 64 is not divisible by 3 ranks"),
+        (
+            ["--devices", f"{10**25}"],
+            f"{10**25} ranks are too many; type fewer --nodes or --devices, 1,000,000 at most",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(words, answer, capsys):
