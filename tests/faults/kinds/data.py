@@ -81,7 +81,8 @@ def damage(data: Path, chance: Random) -> str:
                 shutil.copy(pictures[-1], os.fsencode(data / part) + b"/" + name)
             return f"a name {name[:20]!r}"
         case "link":
-            (data / "images" / "again").symlink_to("..")
+            if not (data / "images" / "again").is_symlink():
+                (data / "images" / "again").symlink_to("..")
             return "a folder that is in itself"
         case "cache":
             caches = [path for path in files if path.suffix == ".npz"]
