@@ -153,7 +153,7 @@ class ResumableLoader(DataLoader):
             if state[name] != value:
                 raise UserError(
                     f"the checkpoint was made with {name.replace('_', ' ')} {state[name]}, this run has {value}; "
-                    f"resume with {state[name]}, or start a new run from its weights"
+                    f"resume with {state[name]}, or start a new run"
                 )
         self.sampler.resume(state["epoch"], state["batch"], state["skipped"])
         self._position = state["epoch"], state["batch"]

@@ -133,7 +133,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
     if not path.is_dir():
         older = replaced(path)
         there = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
-        raise UserError(f"no checkpoint at {path}; {there}, or type --resume auto")
+        raise UserError(f"no checkpoint at {path}; {there}")
     identity = _identity(path)
     with failing(path, identity):
         _check_files(path)

@@ -11,6 +11,7 @@ from gan import noise
 from gan.checkpoint import check_left_out, failing, load, load_module_state
 from gan.contents import need
 from gan.errors import UserError
+from gan.finite import NotFinite, as_made, not_finite
 from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
 
@@ -115,6 +116,7 @@ class GanModule(LightningModule):
         with failing(Path(checkpoint_path)):
             need(saved, "state_dict", dict)
         game = cls(**{**saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}), **kwargs})
+        meant = as_made(game)
         game.on_load_checkpoint(saved)
         left_out, strict = saved.get("left_out", {}), game.strict_loading if strict is None else strict
         in_files: set[str] = set()
@@ -127,6 +129,11 @@ class GanModule(LightningModule):
             raise UserError(f"{checkpoint_path} has other networks than {cls.__name__} makes: {error}") from error
         if strict:
             check_left_out(game, left_out)
+        if strict and (bad := not_finite(game.state_dict()).keys() - meant):
+            raise NotFinite(
+                f"{checkpoint_path} has weights that are not finite: '{min(bad)}'; take an earlier checkpoint, or type "
+                f"strict=False"
+            )
         game.pretrained_weights_read = True
         return game if map_location is None else game.to(map_location)
 

@@ -226,7 +226,8 @@ def train(
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
-        finish(run, score, trainer, where, keep, time.monotonic() - started)
+        began = checkpoint and folder.step_of(checkpoint)
+        finish(run, score, trainer, where, keep, began, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
 
 
@@ -274,22 +275,28 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
         say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
 
 
-def finish(run: Run, score: Score, trainer: Trainer, where: RunFolder, keep: Keep, seconds: float) -> None:
-    """Print the scores and where the results are."""
-    say(f"\n{trainer.global_step} steps, {seconds / 60:.1f} minutes")
-    for name, words in run.scores.items():
-        first, last = score.first.get(name), score.last.get(name)
-        if first:
-            say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
+def finish(
+    run: Run, score: Score, trainer: Trainer, where: RunFolder, keep: Keep, began: int | None, seconds: float
+) -> None:
+    """Print the scores and where the results are. `began` is the step at which this training began."""
     step = trainer.global_step
+    if step == began:
+        say(f"\nthe run is at step {step} already, so nothing was trained")
+    else:
+        say(f"\n{step} steps, {seconds / 60:.1f} minutes")
+        for name, words in run.scores.items():
+            first, last = score.first.get(name), score.last.get(name)
+            if first:
+                say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
     saved, best = where.checkpoint(step), keep.best_checkpoint()
+    saved = saved if saved.exists() else where.newest_checkpoint()
     rows = (
-        ("look at", next(reversed(where.grids().values()), None)),
-        ("curves", where.curves),
-        ("metrics", where.metrics),
-        ("checkpoint", saved if saved.exists() else where.newest_checkpoint()),
+        ("look at", next((grid for at, grid in reversed(where.grids().items()) if at <= step), None)),
+        ("curves", where.curves if where.curves.exists() else None),
+        ("metrics", where.metrics if where.metrics.exists() else None),
+        ("checkpoint", saved),
         ("best", best and f"{best[0]} ({run.score} {best[1]:.4f})"),
-        ("train on", f"{ON} --resume {where.resuming(step)} --max-steps {2 * run.max_steps}"),
+        ("train on", saved and f"{ON} --resume {where.resuming(step)} --max-steps {2 * max(step, run.max_steps)}"),
     )
     for title, value in rows:
         if value is not None:

@@ -147,6 +147,8 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
     path = Path(resume)
     folder = holding(path)
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
+    if checkpoint is not None and checkpoint.exists() and not folder.settings.is_file():
+        raise UserError(f"'{folder.path}' has lost its settings.yaml; put it back, or name the run that you mean")
     if not folder.settings.is_file() or checkpoint is None or not checkpoint.exists():
         raise UserError(
             f"nothing to resume at '{resume}': expected a run's folder with checkpoints/ and settings.yaml, "

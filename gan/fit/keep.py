@@ -173,7 +173,7 @@ class Keep(Callback):
         """Raise if the last save has failed. The first rank says it for all."""
         if self.failed is not None:
             there = self._there()
-            older = f"the last one is {self.folder.checkpoint(there[-1])}" if there else "there is no other"
+            older = f"the newest one is {self.folder.checkpoint(there[-1])}" if there else "there is no other"
             error = UserError(f"the last checkpoint was not saved, and {older}: {self.failed}")
             error.said = not first
             raise error

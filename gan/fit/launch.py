@@ -110,16 +110,18 @@ def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tupl
         try:
             chosen = choose(launchers)
         except UserError as error:
-            store.set("refused", str(error))
-            store.set("chosen", "")
+            store.set("chosen", json.dumps(str(error)))
             raise
         checkpoint = chosen.checkpoint and str(chosen.checkpoint)
         store.set("chosen", json.dumps([str(chosen.folder.path), checkpoint, chosen.again]))
         return chosen, launchers
-    said = store.get("chosen").decode()
-    if not said:
-        raise Refused(store.get("refused").decode())
-    folder, checkpoint, again = json.loads(said)
+    try:
+        said = json.loads(store.get("chosen"))
+    except dist.DistError as error:
+        raise Refused("the first rank has ended before it has chosen a run; see what it has said") from error
+    if isinstance(said, str):
+        raise Refused(said)
+    folder, checkpoint, again = said
     return Chosen(RunFolder(Path(folder)), checkpoint and Path(checkpoint), again), launchers
 
 

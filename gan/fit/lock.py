@@ -36,13 +36,16 @@ def training(folder: RunFolder) -> Iterator[None]:
 
 
 def _lock(handle: int, folder: RunFolder) -> None:
-    until = time.monotonic() + PATIENCE
+    until, said = time.monotonic() + PATIENCE, False
     while True:
         try:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            who = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
+            if not said:
+                said = True
+                print(f"{who} is training '{folder.path}'; waiting {PATIENCE:g} s for its end ...", flush=True)
             if time.monotonic() > until:
-                who = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
                 raise UserError(
                     f"{who} is training '{folder.path}'; end it first, or resume a copy of the folder"
                 ) from None

@@ -26,6 +26,6 @@ def test_all_ranks_say_that_the_last_one_was_not_saved(ranks, tmp_path):
     found = ranks(2).run(full_on_one_rank, tmp_path, True, 6)
     assert [each[:2] for each in found] == [(6, [2, 4])] * 2
     for *_, said in found:
-        assert "the last checkpoint was not saved, and the last one is" in said
+        assert "the last checkpoint was not saved, and the newest one is" in said
         assert "step-000006.ckpt: rank 1: No space left on device" in said
     assert RunFolder(tmp_path).steps() == [2, 4]

@@ -431,7 +431,7 @@ def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_
         rf"^  best +runs/001-r3gan-faces/checkpoints/step-00000{best}.ckpt \(val/distance ", said.out, re.M
     )
     assert said.err.splitlines()[-1].startswith(
-        "error: the last checkpoint was not saved, and the last one is runs/001"
+        "error: the last checkpoint was not saved, and the newest one is runs/001"
     )
 
 

@@ -1,11 +1,15 @@
 """What the command decides about a run before it trains."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from gan.errors import UserError
 from gan.fit import options
-from gan.fit.command import keeper
+from gan.fit.callbacks import Score
+from gan.fit.command import finish, keeper
 from gan.fit.folder import RunFolder
+from gan.fit.keep import Keep
 from gan.runs import Run
 
 
@@ -25,3 +29,21 @@ def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_pat
         keep("--keep-best", "1", "--save-every", "30")
     with pytest.raises(UserError, match=r"^--keep-best 1: this run has no scores"):
         keep("--keep-best", "1", run=Run(None, None, 100))
+
+
+@pytest.mark.parametrize("began", [None, 20])
+def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
+    """Not a picture of steps that were trained before, and no score where nothing was trained."""
+    where = RunFolder(tmp_path)
+    where.samples.mkdir()
+    for step in (10, 30):
+        (where.samples / f"step-{step:06d}.png").touch()
+    where.checkpoint(20).mkdir(parents=True)
+    run, score = Run(None, None, 10, scores={"val/x": "the error"}), Score({"val/x": "the error"})
+    score.first, score.last = {"val/x": 2.0}, {"val/x": 1.0}
+    finish(run, score, SimpleNamespace(global_step=20), where, Keep(where, 1), began, 60.0)
+    said = capsys.readouterr().out
+    assert "step-000010.png" in said and "step-000030.png" not in said and "curves" not in said
+    assert said.strip().endswith("--max-steps 40")
+    assert ("the error: 2.0000 at the start, 1.0000 now" in said) == (began is None)
+    assert ("the run is at step 20 already, so nothing was trained" in said) == (began == 20)

@@ -121,6 +121,14 @@ def test_nothing_to_resume_is_refused(where, tmp_path):
         folder.find(str(tmp_path / where), tmp_path, None)
 
 
+def test_a_run_that_has_lost_its_settings_is_named(tmp_path):
+    run = make(tmp_path, "lost", "step-000010.ckpt")
+    run.settings.unlink()
+    for which in (run.path, run.checkpoint(10)):
+        with pytest.raises(UserError, match=r"001-lost' has lost its settings.yaml; put it back"):
+            folder.find(str(which), tmp_path, None)
+
+
 def test_a_refused_run_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
     gone, kept = make(tmp_path, "gone"), make(tmp_path, "kept", "step-000001.ckpt")
     gone.discard()

@@ -3,8 +3,10 @@
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from gan.fit import launch
 from gan.fit.folder import RunFolder
@@ -132,3 +134,23 @@ def test_a_broken_record_is_nobodys(text, tmp_path):
 def test_one_process_chooses_alone():
     chosen, launchers = launch.agree(None, lambda launchers: Chosen(RunFolder("x"), None, bool(launchers)))
     assert (chosen, launchers) == (Chosen(RunFolder("x")), [])
+
+
+def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
+    class Gone:
+        def __init__(self, *_):
+            pass
+
+        def set(self, *_):
+            pass
+
+        def get(self, key):
+            if key == "chosen":
+                raise dist.DistNetworkError("Connection reset by peer")
+            return b""
+
+    monkeypatch.setattr(launch.dist, "PrefixStore", Gone)
+    monkeypatch.setattr(launch.launched, "store", lambda place: None)
+    monkeypatch.setattr(launch, "launcher_of", lambda place: None)
+    with pytest.raises(launch.Refused, match="the first rank has ended before it has chosen a run"):
+        launch.agree(SimpleNamespace(world_size=2, rank=1), None)
