@@ -72,7 +72,7 @@ class Output:
             if not self._said:
                 self._said = True
                 other = sys.stdout if self is sys.stderr else sys.stderr
-                words = f"{self._name} cannot be written ({reason(error)}); training goes on"
+                words = f"{self._name} cannot be written ({reason(error)}); the command goes on"
                 print(f"\nwarning: {words}", file=other, flush=True)
 
     def __getattr__(self, name: str) -> Any:

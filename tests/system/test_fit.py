@@ -407,7 +407,7 @@ def test_what_a_resumed_run_changes_is_said_and_training_needs_no_reader(one_ste
     assert fit.main(["--resume", "auto", "--max-steps", "2", "--rate", "0.002"]) == 0
     said = "the run was trained with --max-steps 1 --rate 0.001, and goes on with --max-steps 2 --rate 0.002\n"
     assert "".join(heard).startswith(said)
-    assert capsys.readouterr().err.count("standard output cannot be written (Broken pipe); training goes on") == 1
+    assert capsys.readouterr().err.count("standard output cannot be written (Broken pipe); the command goes on") == 1
     assert RunFolder(Path("runs/001-r3gan-faces")).steps() == [1, 2]
 
 

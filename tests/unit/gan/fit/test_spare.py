@@ -51,7 +51,9 @@ def test_output_that_nobody_reads_is_left_out_and_said_on_the_other_one(monkeypa
             print("hello")
         assert sys.stdout.encoding == "utf-8"
     assert type(sys.stdout) is Broken
-    assert capsys.readouterr().err == "\nwarning: standard output cannot be written (Broken pipe); training goes on\n"
+    assert (
+        capsys.readouterr().err == "\nwarning: standard output cannot be written (Broken pipe); the command goes on\n"
+    )
 
 
 def test_where_nobody_reads_either_nothing_fails(monkeypatch):
