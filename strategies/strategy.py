@@ -48,6 +48,7 @@ from strategies.policies import POLICIES
 from strategies.policies.groups import Groups
 from strategies.policies.policy import Policy, World
 from strategies.policies.replica import ADVICE
+from strategies.processes import heap
 from strategies.ranks import Ranks
 from strategies.replicas import compare_replicas, watching_writes
 from strategies.sharding.resharded_parameter import resharded
@@ -280,6 +281,8 @@ class PhaseStrategy(SavingStrategy):
             check_loadable({"hyper_parameters": dict(game.hparams)})
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()
+            if training:
+                heap.keep_freed_memory()
         if training and self._layer_sync is not None:
             convert_sync_batchnorm(game)
         with aside(game, resharded):
@@ -441,6 +444,8 @@ class PhaseStrategy(SavingStrategy):
         self.groups.release()
         with without_values(self.lightning_module):
             super().teardown()
+        if self.root_device.type == "cpu":
+            heap.give_freed_memory_back()
 
     # ---- evaluation uses averaged weights, and disturbs no training ----
 

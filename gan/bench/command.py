@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable
 
-from gan.bench import launchers, loading, saving, sean
+from gan.bench import launchers, loading, saving
 from gan.bench.grid import command as grid
 from gan.bench.peers import command as peers
+from gan.bench.sean import command as sean
 from gan.errors import UserError, refuse
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {

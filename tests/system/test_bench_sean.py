@@ -1,12 +1,13 @@
-"""The benchmark of SEAN's generator: its table, its masks, and that it counts bytes as it says."""
+"""The benchmark of SEAN: its tables, its masks, and that it counts bytes as it says."""
 
+import os
 import re
 
 import pytest
 import torch
 
-from gan.bench import sean
-from gan.bench.sean import Kept
+from gan.bench.sean import command, generator, whole
+from gan.bench.sean.kept import Kept
 from gan.errors import UserError
 from nets.sean.generator import SeanGenerator
 
@@ -15,10 +16,10 @@ TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--h
 
 @pytest.mark.slow
 def test_every_kind_of_mask_is_painted_in_every_way(capsys):
-    assert sean.main(TINY) == 0
+    assert command.main(TINY) == 0
     said = capsys.readouterr().out
     row = r"^{} +2  {} +([\d.]+) +([\d.]+) +(\d+) +([\d.]+) +(\S+)$"
-    for kind in sean.MASKS:
+    for kind in generator.MASKS:
         for way in ("the plain reference", "ours", "ours, nothing recomputed"):
             seconds, _, _, share, apart = re.search(row.format(kind, way), said, re.MULTILINE).groups()
             assert float(seconds) >= 0
@@ -28,14 +29,14 @@ def test_every_kind_of_mask_is_painted_in_every_way(capsys):
         assert ratio == 1
 
 
-@pytest.mark.parametrize("kind", sean.MASKS)
+@pytest.mark.parametrize("kind", generator.MASKS)
 def test_what_is_kept_is_at_most_half(kind):
     """Bytes do not depend on the machine. It has a quarter of the published widths, half the size and two pictures."""
     torch.manual_seed(0)
-    generator = SeanGenerator(19, 128, width=16, hidden=32)
-    planes, codes = sean.masks(kind, 2, 128, 19), torch.randn(2, 19, 128)
+    net = SeanGenerator(19, 128, width=16, hidden=32)
+    planes, codes = generator.masks(kind, 2, 128, 19), torch.randn(2, 19, 128)
     kept = {}
-    for way in sean.ways(generator, 128, torch.device("cpu")):
+    for way in generator.ways(net, 128, torch.device("cpu")):
         with Kept(way.weights) as count:
             way.paint(planes, codes)
         kept[way.title] = count.bytes
@@ -45,8 +46,8 @@ def test_what_is_kept_is_at_most_half(kind):
 
 def test_the_masks_are_what_they_are_called():
     changes = {}
-    for kind in sean.MASKS:
-        planes = sean.masks(kind, 2, 64, 19)
+    for kind in generator.MASKS:
+        planes = generator.masks(kind, 2, 64, 19)
         assert planes.shape == (2, 19, 64, 64)
         assert (planes.sum(1) == 1).all()
         label = planes.argmax(1)
@@ -66,4 +67,45 @@ def test_memory_is_counted_once_and_weights_not_at_all():
 
 def test_drawn_faces_have_labels_of_their_own():
     with pytest.raises(UserError, match="the drawn faces have 19 labels; type --masks blocks random"):
-        sean.main([*TINY, "--labels", "5"])
+        command.main([*TINY, "--labels", "5"])
+
+
+def test_the_whole_step_is_measured_in_both_ways(capfd):
+    """In processes of their own, from the same weights: their first losses are the same."""
+    sizes = ["--size", "64", "--batches", "2", "--width", "4", "--hidden", "8", "--style", "16"]
+    assert command.main(["--whole", "--repeats", "1", *sizes]) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"whole step at 64 px, on \d+ CPU threads; a plain convolution has \d+ GFLOP/s", said)
+    rows = [line.split("  ") for line in said.splitlines() if re.match(r" +2 ", line)]
+    rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[:2] for row in rows] == [["2", "the plain reference"], ["2", "ours"]]
+    for row in rows:
+        seconds, generator, discriminator = map(float, row[2:5])
+        assert seconds == pytest.approx(generator + discriminator, abs=0.011)
+        assert float(row[-1]) < 1e-5
+    reference, ours = rows
+    assert (reference[5], reference[7], reference[9]) == ("1.00", "1.00", "1.00")
+    assert float(ours[7]) < 0.9  # what is kept
+    assert re.fullmatch(r"\d+%", ours[10])
+
+
+def test_a_way_that_dies_is_named(monkeypatch):
+    monkeypatch.setitem(whole.steps.WAYS, "ours", dies)
+    with pytest.raises(UserError, match="ours ended without a word; is there too little memory"):
+        whole.play(["ours"], 1, batch=1)
+
+
+def dies(*_):
+    os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--masks", "blocks"], "--whole trains on drawn faces; leave out --masks blocks"),
+        (["--labels", "5"], "the drawn faces have 19 labels; leave out --labels"),
+    ],
+)
+def test_the_whole_step_is_on_drawn_faces(words, said):
+    with pytest.raises(UserError, match=said):
+        command.main(["--whole", *words])

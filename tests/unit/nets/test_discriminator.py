@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
-from gan.bench import sean_reference
+from gan.bench.sean import reference
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.published import export_discriminator
 from nets.published.sean_keys import discriminator_entries
@@ -48,7 +48,7 @@ def test_the_discriminator_is_the_plain_one(seed, training):
     state = learning(export_discriminator(net))
     x = torch.randn(pictures, inside, tall, wide, generator=draw, dtype=torch.float64)
     ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found, wanted = net(ours), sean_reference.discriminator(state, plain, training)
+    found, wanted = net(ours), reference.discriminator(state, plain, training)
     assert [len(scale) for scale in found] == [len(scale) for scale in wanted] == [layers + 1] * scales
     losses = [torch.zeros((), dtype=torch.float64)] * 2
     for one, other in zip(chain(*found), chain(*wanted), strict=True):

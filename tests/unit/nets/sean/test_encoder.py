@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gan.bench import sean_reference
+from gan.bench.sean import reference
 from nets.blocks import onehot
 from nets.published import export_generator
 from nets.published.sean_keys import encoder_entries
@@ -46,7 +46,7 @@ def test_the_encoder_is_the_plain_one(seed):
     label = torch.randint(0, LABELS - 1, (pictures, 4 * tall, 4 * wide), generator=draw)
     mask = onehot(label, LABELS, image)
     ours, plain = image.clone().requires_grad_(), image.clone().requires_grad_()
-    found, wanted = net(ours, mask), sean_reference.encoder(state, plain, mask)
+    found, wanted = net(ours, mask), reference.encoder(state, plain, mask)
     assert distance(found, wanted) < 1e-12
     weight = torch.randn(found.shape, generator=draw, dtype=torch.float64) / found.numel() ** 0.5
     (found * weight).sum().backward()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gan.bench import sean_reference
+from gan.bench.sean import reference
 from gan.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
@@ -121,7 +121,7 @@ def test_the_generator_is_the_plain_one(seed, upsampling, training, way, monkeyp
     torch.manual_seed(seed)
     found = net(planes, ours)
     torch.manual_seed(seed)
-    wanted = sean_reference.generator(state, planes, plain, training, upsampling)
+    wanted = reference.generator(state, planes, plain, training, upsampling)
     assert distance(found, wanted) < 1e-12
 
     weight = torch.randn(found.shape, generator=draw, dtype=torch.float64) / found.numel() ** 0.5

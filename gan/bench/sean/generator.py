@@ -1,8 +1,7 @@
-"""SEAN's generator, forward and backward, against the published way of computing it.
+"""SEAN's generator, forward and backward, in the published way and in ours.
 
-The published way is a plain reference: loops over pictures and labels, whole style maps, nothing recomputed. Both
-have the same weights and see the same masks. They run in turns, and the fastest turn of each counts. `kept` are the
-bytes that a forward pass keeps for the backward pass, without the weights.
+Both have the same weights and see the same masks. They run in turns, and the fastest turn of each counts. In both,
+freed memory is kept: see strategies/processes/heap.py.
 """
 
 import argparse
@@ -17,14 +16,14 @@ import torch
 from torch import Tensor
 
 from datasets.drawn.faces import Faces
-from gan.bench import sean_reference
-from gan.errors import UserError
-from gan.fit.parser import PlainParser
+from gan.bench.sean import reference
+from gan.bench.sean.kept import Kept
 from nets.blocks import onehot
 from nets.published import export_generator
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
+from strategies.processes.heap import give_freed_memory_back, keep_freed_memory
 
 MASKS = ("faces", "blocks", "random")
 LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blending_beta")
@@ -40,24 +39,11 @@ class Way:
     dtype: torch.dtype | None = None
 
 
-def main(argv: list[str]) -> int:
+def measure(settings: argparse.Namespace) -> None:
     """Run the published generator in every way on every kind of mask, and print a table."""
-    parser = PlainParser(
-        prog="python -m gan.bench sean", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--size", type=int, default=256, help="height and width of the pictures (256)")
-    add("--batches", type=int, nargs="+", default=[1, 4], help="pictures at a time (1 4)")
-    add("--masks", nargs="+", choices=MASKS, default=MASKS, help="drawn faces, random blocks of 16 px, random pixels")
-    add("--repeats", type=int, default=3, help="turns of each, after one that does not count (3)")
-    add("--labels", type=int, default=19, help="labels of the random masks (19)")
-    add("--width", type=int, default=64, help="channels of the last block (64)")
-    add("--hidden", type=int, default=128, help="channels of the mask branch (128)")
-    add("--style", type=int, default=512, help="length of a style code (512)")
-    settings = parser.parse_args(argv)
-    if "faces" in settings.masks and settings.labels != Faces.num_labels:
-        raise UserError(f"the drawn faces have {Faces.num_labels} labels; type --masks blocks random")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
 
     torch.manual_seed(0)
     generator = SeanGenerator(settings.labels, settings.style, settings.width, settings.hidden).to(device)
@@ -72,7 +58,8 @@ def main(argv: list[str]) -> int:
             planes = masks(kind, batch, settings.size, settings.labels).to(device)
             codes = torch.randn(batch, settings.labels, settings.style, device=device)
             report(kind, planes, codes, list(ways(generator, settings.style, device)), settings.repeats)
-    return 0
+    if device.type == "cpu":
+        give_freed_memory_back()
 
 
 def masks(kind: str, batch: int, size: int, labels: int) -> Tensor:
@@ -90,7 +77,7 @@ def masks(kind: str, batch: int, size: int, labels: int) -> Tensor:
 
 def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator[Way]:
     """The plain reference first, then ours; on a GPU also ours in half precision and with channels last."""
-    yield reference(generator, style)
+    yield published(generator, style)
     weights = list(generator.parameters())
     ours = partial(paint, generator, {name: buffer.clone() for name, buffer in generator.named_buffers()})
     yield Way("ours", ours, weights)
@@ -100,7 +87,7 @@ def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator
         yield Way("ours, bf16 channels last", partial(ours, last=True), weights, torch.bfloat16)
 
 
-def reference(generator: SeanGenerator, style: int) -> Way:
+def published(generator: SeanGenerator, style: int) -> Way:
     """The published way, with this generator's weights."""
     state = export_generator(StyleEncoder(style, 1).to(generator.paint.weight.device), generator)
     weights = [tensor for key, tensor in state.items() if key.rpartition(".")[2] in LEARNED]
@@ -108,7 +95,7 @@ def reference(generator: SeanGenerator, style: int) -> Way:
     def paint(planes: Tensor, codes: Tensor) -> Tensor:
         for tensor in weights:
             tensor.requires_grad_().grad = None
-        return sean_reference.generator(state, planes, codes, training=True)
+        return reference.generator(state, planes, codes, training=True)
 
     return Way("the plain reference", paint, weights)
 
@@ -155,29 +142,6 @@ def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeat
         apart = (pictures[way.title] - pictures[first]).abs().max().item()
         relation = f"{faster:15.2f}{kept[way.title] / 2**20:10.0f}{share:8.2f}{apart:12.1e}"
         print(f"{kind:10}{len(planes):6}  {way.title:24}{seconds[way.title]:9.2f}{relation}", flush=True)
-
-
-class Kept(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that a forward pass keeps for the backward pass: shared memory once, weights not at all."""
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
-        self.memory: dict[int, int] = {}
-        super().__init__(self._note, lambda tensor: tensor)
-
-    def __enter__(self) -> "Kept":
-        super().__enter__()
-        return self
-
-    def _note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self.weights:
-            self.memory[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.memory.values())
 
 
 def _now(like: Tensor) -> float:
