@@ -9,7 +9,7 @@ from collections import Counter
 TIERS = {
     # Two files at a time, although both may have worlds of ranks: ranks wait a lot.
     "together": ("tests", "-m", "not slow and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
-    "alone": ("tests", "-m", "alone and not slow"),
+    "alone": ("tests/system", "-m", "alone and not slow"),
 }
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
 

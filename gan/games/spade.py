@@ -13,6 +13,7 @@ from gan.games.decay import linear_decay
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator, perceptual
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
+from nets.once import once
 from nets.sean.generator import SeanGenerator
 from nets.vgg import Vgg19
 
@@ -110,12 +111,20 @@ class Spade(GanModule):
         return [[fake for fake, _ in scale] for scale in halves], [[real for _, real in scale] for scale in halves]
 
     def mask(self, label: Tensor, edges: Tensor | None = None) -> Tensor:
-        """A label map as one-hot planes, followed by a plane of edges where the generator takes edges."""
-        planes = onehot(label, self.labels, like=self.generator.paint.weight)
+        """A label map as one-hot planes, followed by a plane of edges where the generator takes edges.
+
+        Both turns get the same planes, so that what the generator finds in them is found once.
+        (Edges that come with the batch are another tensor; with them it is found twice.)
+        """
+        like = self.generator.paint.weight
         if not self.edges:
-            return planes
-        edges = edges_of(label) if edges is None else edges
-        return torch.cat([planes, edges.unsqueeze(1).to(planes.dtype)], 1)
+            return once(label, (self.labels, like.dtype), lambda: onehot(label, self.labels, like))
+        if edges is None:
+            return once(label, (self.labels, like.dtype, "edges"), lambda: self._edged(label, edges_of(label), like))
+        return self._edged(label, edges, like)
+
+    def _edged(self, label: Tensor, edges: Tensor, like: Tensor) -> Tensor:
+        return torch.cat([onehot(label, self.labels, like), edges.unsqueeze(1).to(like.dtype)], 1)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the difference between painted label maps and their pictures, in 0..1."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nets.blocks import resize_nearest
+from nets.once import once
 
 CELLS = 9  # of a 3x3 neighbourhood
 LIMIT = 2**63
@@ -41,7 +42,9 @@ class RowSums:
 def _group(rows: Tensor, entries: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The entries sorted by row, and where each row begins and the last one ends."""
     ends = torch.bincount(rows, minlength=count).cumsum(0)
-    return entries[torch.argsort(rows, stable=True)], F.pad(ends, (1, 0))
+    if (rows[1:] < rows[:-1]).any():
+        entries = entries[torch.argsort(rows, stable=True)]
+    return entries, F.pad(ends, (1, 0))
 
 
 class _Sum(torch.autograd.Function):
@@ -82,9 +85,9 @@ def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     None where this does not pay, with more kinds of 3x3 than half of the pixels, and where planes are not one-hot.
     """
     pictures, _, height, width = planes.shape
-    label = planes[:, :labels].argmax(1)
     if not _are_onehot(planes, labels):
         return None
+    label = _labels(planes[:, :labels])
     symbol, symbols = label, labels
     for edge in planes[:, labels:].unbind(1):
         symbol, symbols = symbol + symbols * edge.long(), 2 * symbols
@@ -137,6 +140,13 @@ def _are_onehot(planes: Tensor, labels: int) -> bool:
     return bool(ones.all()) and bool(((edges == 0) | (edges == 1)).all())
 
 
+def _labels(planes: Tensor) -> Tensor:
+    """The label of each pixel of one-hot planes: a product with the numbers of the labels, for argmax is slow."""
+    wide = planes.flatten(2).to(torch.promote_types(planes.dtype, torch.float32))
+    numbers = torch.arange(planes.shape[1], dtype=wide.dtype, device=wide.device)
+    return (numbers.expand(len(wide), 1, -1) @ wide).view(len(planes), *planes.shape[2:]).long()
+
+
 def _cells(padded: Tensor) -> list[Tensor]:
     """The nine neighbours of each pixel, row by row, for a map with a rim one pixel wide."""
     height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
@@ -164,7 +174,8 @@ def _examples(kind: Tensor, kinds: int) -> Tensor:
 class Masks:
     """A batch of masks at every size that a generator asks for, each size prepared once.
 
-    Neighbourhoods are used on a CPU only: a GPU convolves faster than it sorts.
+    Neighbourhoods are used on a CPU only: a GPU convolves faster than it sorts. They are found once for all turns of a
+    step that pass the same tensor.
     """
 
     def __init__(self, planes: Tensor, labels: int) -> None:
@@ -173,10 +184,20 @@ class Masks:
 
     def at(self, size: tuple[int, int]) -> "SizedMasks":
         if size not in self._sizes:
-            planes = resize_nearest(self.planes, size)
-            pays = planes.device.type == "cpu" and not planes.requires_grad
-            self._sizes[size] = SizedMasks(planes, find_neighbourhoods(planes, self.labels) if pays else None)
+            if self.planes.device.type == "cpu" and not self.planes.requires_grad:
+                self._sizes[size] = _with_neighbourhoods(self.planes, self.labels, size)
+            else:
+                self._sizes[size] = SizedMasks(resize_nearest(self.planes, size), None)
         return self._sizes[size]
+
+
+@torch.compiler.disable  # as find_neighbourhoods
+def _with_neighbourhoods(planes: Tensor, labels: int, size: tuple[int, int]) -> "SizedMasks":
+    def find() -> SizedMasks:
+        sized = resize_nearest(planes.detach(), size)
+        return SizedMasks(sized, find_neighbourhoods(sized, labels))
+
+    return once(planes, (labels, size), find)
 
 
 @dataclass(frozen=True)

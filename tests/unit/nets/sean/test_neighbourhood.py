@@ -117,9 +117,29 @@ def test_every_size_is_prepared_once_and_by_nearest():
     every = Masks(mask, 4)
     assert every.at((12, 12)) is every.at((12, 12))
     assert torch.equal(every.at((12, 12)).planes, mask[:, :, ::2, ::2])
-    assert every.at((24, 24)).planes is mask
+    assert every.at((24, 24)).planes.data_ptr() == mask.data_ptr()
     assert every.at((24, 24)).neighbourhoods is not None
     assert Masks(mask.clone().requires_grad_(), 4).at((24, 24)).neighbourhoods is None
+
+
+def test_two_turns_with_the_same_planes_find_their_neighbourhoods_once(monkeypatch):
+    found = []
+    monkeypatch.setattr(neighbourhood, "find_neighbourhoods", lambda sized, _: found.append(sized.shape[-1]))
+    mask = planes(regions(4, (24, 24)), 4)
+    for _ in range(2):
+        for size in (12, 24):
+            Masks(mask, 4).at((size, size))
+    assert found == [12, 24]
+    Masks(mask.clone(), 4).at((24, 24))
+    mask[0, :, 0, 0] = mask[0, :, 5, 5]
+    Masks(mask, 4).at((24, 24))
+    assert found == [12, 24, 24, 24]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_many_labels_are_told_apart_in_every_precision(dtype):
+    label = torch.arange(1024).view(1, 32, 32)
+    assert torch.equal(neighbourhood._labels(onehot(label, 1024, torch.zeros((), dtype=dtype))), label)
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""The masks of SPADE and SEAN: both turns of a step get the same planes."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gan.games.spade import Spade, edges_of
+from nets.blocks import onehot
+from nets.discriminator import MultiScaleDiscriminator
+from nets.sean import neighbourhood
+from nets.sean.generator import SeanGenerator
+from strategies import PhaseStrategy
+from tests.support.parity import trainer
+
+LABELS = 4
+
+
+def game(edges: bool = False) -> Spade:
+    generator = SeanGenerator(LABELS, None, width=2, hidden=3, upsamplings=2, edges=edges)
+    return Spade(generator, MultiScaleDiscriminator(LABELS + edges + 3, width=2, layers=2), labels=LABELS)
+
+
+def label(seed: int = 0) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, LABELS, (2, 4, 4), generator=draw).repeat_interleave(4, 1).repeat_interleave(4, 2)
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_label_map_has_one_mask_until_it_is_written_to(edges):
+    made, labels = game(edges), label()
+    first = made.mask(labels)
+    assert made.mask(labels) is first
+    assert torch.equal(first[:, :LABELS], onehot(labels, LABELS, first))
+    assert not edges or torch.equal(first[:, LABELS], edges_of(labels).to(first.dtype))
+    labels[0, 0, 0] = (labels[0, 0, 0] + 1) % LABELS
+    assert torch.equal(made.mask(labels)[:, :LABELS], onehot(labels, LABELS, first))
+    assert made.double().mask(labels).dtype == torch.float64
+
+
+def test_edges_of_the_batch_are_the_batchs_own():
+    made, labels = game(edges=True), label()
+    for edges in (torch.zeros(2, 16, 16), torch.ones(2, 16, 16)):
+        assert torch.equal(made.mask(labels, edges)[:, LABELS], edges)
+
+
+def test_a_step_finds_the_neighbourhoods_of_its_masks_once(monkeypatch):
+    sizes = []
+    find = neighbourhood.find_neighbourhoods
+    monkeypatch.setattr(neighbourhood, "find_neighbourhoods", lambda p, n: (sizes.append(p.shape[-1]), find(p, n))[1])
+    batches = [{"image": torch.zeros(2, 3, 16, 16, dtype=torch.float64), "label": label(step)} for step in range(2)]
+    trainer(PhaseStrategy("single"), 1, 2).fit(game(), DataLoader(batches, batch_size=None))
+    assert sizes == 2 * [4, 8, 16]
