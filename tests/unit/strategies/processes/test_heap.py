@@ -1,8 +1,10 @@
 """Memory that is freed: kept while a training lasts, and given back after it."""
 
-import ctypes
-from collections.abc import Iterator
-from pathlib import Path
+import json
+import os
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
@@ -12,60 +14,60 @@ from tests.support.duel import Duel
 from tests.support.parity import parts, trainer
 
 LARGE = 256 * 2**20
-STATUS = Path("/proc/self/status")
+VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
+SCRIPT = """
+import ctypes, json, pathlib, runpy, sys
+heap, large = runpy.run_path(sys.argv[1]), int(sys.argv[2])
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 
-
-@pytest.fixture(autouse=True)
-def nobodys(monkeypatch) -> Iterator[None]:
-    """The variables of glibc are not set, and in the end the tests' own process has what it had."""
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    heap.give_freed_memory_back()
-
-
-def resident() -> int:
-    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS"))
+def resident():
+    (line,) = (line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
 
-
-def take_and_free() -> None:
-    c = ctypes.CDLL(None)
-    c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-    memory = c.malloc(LARGE)
-    ctypes.memset(memory, 1, LARGE)
+def take_and_free():
+    memory = c.malloc(large)
+    ctypes.memset(memory, 1, large)
     c.free(memory)
+    return resident() - before
+
+before = resident()
+found = {"at first": take_and_free(), "kept": heap["keep_freed_memory"]()}
+found["after one"], found["after two"] = take_and_free(), take_and_free()
+heap["give_freed_memory_back"]()
+found["given back"] = resident() - before
+print(json.dumps(found))
+"""
+
+
+def played(**variables: str) -> dict[str, Any]:
+    """What a fresh process holds, which takes and frees a large piece of memory in turn."""
+    own = {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
+    words = [sys.executable, "-c", SCRIPT, heap.__file__, str(LARGE)]
+    return json.loads(subprocess.run(words, env=own, check=True, capture_output=True, text=True).stdout)
 
 
 def test_what_is_freed_is_kept_until_it_is_given_back():
-    heap.give_freed_memory_back()
-    before = resident()
-    take_and_free()
-    assert resident() - before < LARGE / 2  # the control: by itself, nothing is kept
-    assert heap.keep_freed_memory()
-    take_and_free()
-    assert resident() - before > LARGE / 2
-    take_and_free()
-    assert resident() - before < 1.5 * LARGE  # the same memory, used again
-    heap.give_freed_memory_back()
-    assert resident() - before < LARGE / 2
+    found = played()
+    assert found["kept"]
+    assert found["at first"] < 0.1 * LARGE  # the control: by itself, nothing is kept
+    assert 0.9 * LARGE < found["after one"] < 1.1 * LARGE
+    assert 0.9 * LARGE < found["after two"] < 1.1 * LARGE  # the same memory, used again
+    assert found["given back"] < 0.1 * LARGE
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MALLOC_TRIM_THRESHOLD_", "1000"), ("MALLOC_ARENA_MAX", "1"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=1")],
+    [("MALLOC_TRIM_THRESHOLD_", "1000"), ("MALLOC_ARENA_MAX", "1"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=9")],
 )
-def test_what_somebody_has_set_stays(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    before = resident()
-    assert not heap.keep_freed_memory()
-    take_and_free()
-    assert resident() - before < LARGE / 2
+def test_what_somebody_has_set_stays(name, value):
+    found = played(**{name: value})
+    assert not found["kept"]
+    assert found["after two"] < 0.1 * LARGE
 
 
-def test_other_tunables_are_no_choice_of_memory(monkeypatch):
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
-    assert heap.keep_freed_memory()
+def test_other_tunables_are_no_choice_of_memory():
+    assert played(GLIBC_TUNABLES="glibc.pthread.rseq=0")["kept"]
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
