@@ -7,8 +7,8 @@ import time
 from collections import Counter
 
 TIERS = {
-    # Two files at a time, although both may have worlds of ranks: ranks wait a lot.
-    "together": ("tests", "-m", "not slow and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+    # Three files at a time, although each may have worlds of ranks: ranks, jobs and commands wait a lot.
+    "together": ("tests", "-m", "not slow and not alone", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
     "alone": ("tests/system", "-m", "alone and not slow"),
 }
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
