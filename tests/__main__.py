@@ -5,11 +5,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
+# The other files need not be imported.
+ALONE = sorted(str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text("utf-8"))
 TIERS = {
     # Three files at a time, although each may have worlds of ranks: ranks, jobs and commands wait a lot.
     "together": ("tests", "-m", "not slow and not alone", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
-    "alone": ("tests/system", "-m", "alone and not slow"),
+    "alone": (*ALONE, "-m", "alone and not slow"),
 }
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
 
