@@ -7,7 +7,7 @@ have the same weights and see the same pictures. They run in turns, and the fast
   difference  between the pictures of both; with --whole between the generator's losses, as a share
 With --whole, a step is what a training waits for: the generator's turn and the discriminator's turn, forward,
 backward and update, without VGG. Each way has a process of its own. Ours trains by Lightning and PhaseStrategy.
-  peak        the most memory that the process had
+  peak        the most memory that the process had, or that it had of the GPU
   of limit    the time that the step's multiplications take at the machine's own rate, as a share of the time that
               it took; the rate is that of a plain convolution, measured in the same run
 """

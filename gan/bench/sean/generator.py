@@ -26,7 +26,6 @@ from nets.sean.generator import SeanGenerator
 from strategies.processes.heap import give_freed_memory_back, keep_freed_memory
 
 MASKS = ("faces", "blocks", "random")
-LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blending_beta")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def ways(generator: SeanGenerator, style: int, device: torch.device) -> Iterator
 def published(generator: SeanGenerator, style: int) -> Way:
     """The published way, with this generator's weights."""
     state = export_generator(StyleEncoder(style, 1).to(generator.paint.weight.device), generator)
-    weights = [tensor for key, tensor in state.items() if key.rpartition(".")[2] in LEARNED]
+    weights = [tensor for key, tensor in state.items() if key.rpartition(".")[2] in reference.LEARNED]
 
     def paint(planes: Tensor, codes: Tensor) -> Tensor:
         for tensor in weights:

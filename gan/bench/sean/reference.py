@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 State = dict[str, Tensor]
+# The ends of the keys of what learns; the others are buffers.
+LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blending_beta")
 
 
 def encoder(state: State, image: Tensor, onehot: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ def _block(state: State, name: str, x: Tensor, onehot: Tensor, codes: Tensor | N
 
 
 def _ace(state: State, name: str, x: Tensor, onehot: Tensor, codes: Tensor | None, training: bool) -> Tensor:
-    grain = torch.randn(len(x), 1, *x.shape[2:], dtype=x.dtype)
+    grain = torch.randn(len(x), 1, *x.shape[2:], dtype=x.dtype, device=x.device)
     noisy = x + grain * state[f"{name}.noise_var"][:, None, None]
     normal = _batch_norm(state, f"{name}.param_free_norm", noisy, training)
     mask = F.interpolate(onehot, x.shape[2:], mode="nearest")

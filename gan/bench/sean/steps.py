@@ -30,25 +30,25 @@ from strategies import PhaseStrategy
 RATES = {"generator": 1e-4, "discriminator": 4e-4}
 BETAS = (0.0, 0.9)
 MATCHING = 10.0
-LEARNED = ("weight", "bias", "weight_orig", "noise_var", "blending_gamma", "blending_beta")
 
 
 def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
     """Train in the published way for `count` steps: each waits until something comes, and sends its figures."""
-    game = _game(Sean, sizes)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    game = _game(Sean, sizes).to(device)
     painting = export_generator(game.encoder, game.generator)
     judging = export_discriminator(game.discriminator)
     del game
     learned = {
-        "generator": [tensor for key, tensor in painting.items() if key.rpartition(".")[2] in LEARNED],
-        "discriminator": [tensor for key, tensor in judging.items() if key.rpartition(".")[2] in LEARNED],
+        "generator": [tensor for key, tensor in painting.items() if key.rpartition(".")[2] in reference.LEARNED],
+        "discriminator": [tensor for key, tensor in judging.items() if key.rpartition(".")[2] in reference.LEARNED],
     }
     adams = {
         name: Adam([tensor.requires_grad_() for tensor in tensors], lr=RATES[name], betas=BETAS)
         for name, tensors in learned.items()
     }
-    batch = _batch(sizes)
-    image, mask = batch["image"], onehot(batch["label"], sizes["labels"], like=torch.zeros(()))
+    image, label = (each.to(device) for each in _batch(sizes).values())
+    mask = onehot(label, sizes["labels"], like=image)
 
     def paint() -> Tensor:
         return reference.generator(painting, mask, reference.encoder(painting, image, mask), training=True)
@@ -61,7 +61,7 @@ def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
     seen: dict[str, Any] = {}
     for _ in range(count):
         line.recv()
-        began = time.perf_counter()
+        began = _now(device)
         for tensor in learned["discriminator"]:
             tensor.requires_grad_(False)
         with Kept([*learned["generator"], *learned["discriminator"]]) as kept:
@@ -71,7 +71,7 @@ def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
         seen = seen or {"kept": kept.bytes, "loss": loss.item()}
         del kept, fakes, reals
         _update(adams["generator"], loss)
-        between = time.perf_counter()
+        between = _now(device)
         for tensor in learned["discriminator"]:
             tensor.requires_grad_()
         with torch.no_grad():
@@ -80,7 +80,7 @@ def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
         loss = torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()
         _update(adams["discriminator"], loss)
         del fake, loss
-        line.send({"seconds": [(between - began, time.perf_counter() - between)], **seen})
+        line.send({"seconds": [(between - began, _now(device) - between)], **seen})
     line.send({"peak": _peak()})
 
 
@@ -122,7 +122,7 @@ class Timed(Sean):
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The generator's turn."""
-        self.began = (time.perf_counter(),)
+        self.began = (_now(self.device),)
         if self.kept is not None:
             return super().fool(batch)
         with Kept(self.parameters()) as count:
@@ -132,7 +132,7 @@ class Timed(Sean):
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The discriminator's turn."""
-        self.began += (time.perf_counter(),)
+        self.began += (_now(self.device),)
         return super().judge(batch)
 
 
@@ -158,12 +158,10 @@ class Turns(Callback):
         if not self.flops:
             self.counter.__exit__(None, None, None)
             self.flops = self.counter.get_total_flops()
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize()
         first, second = pl_module.began
         self.line.send(
             {
-                "seconds": [(second - first, time.perf_counter() - second)],
+                "seconds": [(second - first, _now(pl_module.device) - second)],
                 "kept": pl_module.kept,
                 "loss": pl_module.loss,
                 "flops": self.flops,
@@ -178,11 +176,9 @@ def convolution_rate(device: torch.device) -> float:
     x, weight = torch.randn(4, 512, 64, 64, device=device), torch.randn(256, 512, 3, 3, device=device)
     best = float("inf")
     for _ in range(10):
-        began = time.perf_counter()
+        began = _now(device)
         out = F.conv2d(x, weight, padding=1)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, _now(device) - began)
     return 2 * out.numel() * weight[0].numel() / best
 
 
@@ -204,9 +200,18 @@ def _batch(sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"image": image.float() / 127.5 - 1, "label": label.long()}
 
 
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def _place(device: torch.device) -> str:
     return torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
 
 
 def _peak() -> int:
+    """On a GPU the most of its memory, else the most of the process's."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
