@@ -113,6 +113,7 @@ class PhaseStrategy(SavingStrategy):
         self.first: FirstWeights  # made in set-up
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
         self.servers: list[Servers] = []  # the lines to the ranks that serve players
+        self.keeps_memory = False  # freed memory, see [Note: memory that is kept] in processes/heap.py
 
     # ---- a step ----
 
@@ -281,8 +282,7 @@ class PhaseStrategy(SavingStrategy):
             check_loadable({"hyper_parameters": dict(game.hparams)})
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()
-            if training:
-                heap.keep_freed_memory()
+            self.keeps_memory = training and heap.keep_freed_memory()
         if training and self._layer_sync is not None:
             convert_sync_batchnorm(game)
         with aside(game, resharded):
@@ -444,8 +444,9 @@ class PhaseStrategy(SavingStrategy):
         self.groups.release()
         with without_values(self.lightning_module):
             super().teardown()
-        if self.root_device.type == "cpu":
+        if self.keeps_memory:
             heap.give_freed_memory_back()
+            self.keeps_memory = False
 
     # ---- evaluation uses averaged weights, and disturbs no training ----
 

@@ -17,12 +17,11 @@ HEAD = (
 def measure(settings: argparse.Namespace) -> None:
     """Train both ways for some steps at each batch size, and print a line for each way."""
     sizes = {name: getattr(settings, name) for name in ("size", "labels", "width", "hidden", "style")}
-    title = None
-    for batch in settings.batches:
+    for number, batch in enumerate(settings.batches):
         found = play(list(steps.WAYS), settings.repeats, batch=batch, **sizes)
-        if title is None:
-            title = f"{settings.size} px, on {found['ours']['place']}"
-            print(f"SEAN's whole step at {title}; a plain convolution has {found['ours']['rate'] / 1e9:.0f} GFLOP/s")
+        if not number:
+            place, rate = found["ours"]["place"], found["ours"]["rate"] / 1e9
+            print(f"SEAN's whole step at {settings.size} px, on {place}; a plain convolution has {rate:.0f} GFLOP/s")
             print(HEAD)
         for line in lines(batch, found):
             print(line, flush=True)

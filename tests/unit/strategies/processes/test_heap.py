@@ -84,7 +84,17 @@ def test_a_training_keeps_it_as_long_as_it_lasts(monkeypatch):
         def on_train_batch_start(self, *_) -> None:
             order.append("step")
 
-    monkeypatch.setattr(heap, "keep_freed_memory", lambda: order.append("keep"))
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: order.append("keep") or True)
     monkeypatch.setattr(heap, "give_freed_memory_back", lambda: order.append("give back"))
     trainer(PhaseStrategy("single"), 1, 2).fit(Seen(), parts(2))
     assert order == ["keep", "step", "step", "give back"]
+
+
+def test_without_a_training_memory_is_nobodys_business(monkeypatch):
+    class Scored(Duel):
+        def validation_step(self, batch: Any) -> None:
+            self.log("score", batch["x"].mean(), batch_size=len(batch["x"]))
+
+    for name in ("keep_freed_memory", "give_freed_memory_back"):
+        monkeypatch.setattr(heap, name, lambda: pytest.fail("nothing is trained"))
+    trainer(PhaseStrategy("single"), 1, 1).validate(Scored(), parts(1))
