@@ -1,5 +1,6 @@
 """`make test`: two tiers, one after the other, and their totals. `python -m pytest` runs the same in one process."""
 
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def said(counts: Counter[str], seconds: float) -> str:
 
 
 def main() -> int:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of some 300 processes compiles all our files again
     lines, total, codes, began = [], Counter(), [], time.monotonic()
     for name, arguments in TIERS.items():
         print(f"==== {name}: pytest {' '.join(arguments)}", flush=True)

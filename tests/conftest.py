@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support import opening
+from tests.support.counted import forget
 from tests.support.hard_games import HARD
 from tests.support.journey import leg, travel
 from tests.support.parity import train
@@ -30,6 +31,10 @@ FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last one
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
+
+
+def pytest_collection_finish() -> None:
+    forget()  # half a second each time that the garbage collector looks through all modules and tests
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 Each `check_...` function raises where a policy breaks its promise; the controls at the end enter policies that do.
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
 from strategies.strategy import POLICIES
 from tests.support.composite import MIXES, Composite, Sized, SizedEvenly
-from tests.support.counted import held
+from tests.support.counted import forget, held
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
 from tests.support.journey import travel
@@ -321,15 +320,11 @@ class Weighing(Callback):
 
 def kept(policy: str, world: int) -> float:
     """Multiples of P that a rank keeps of `Sized`, by all tensors that Python knows and did not know before."""
-    gc.collect()
-    gc.freeze()
-    try:
-        weighing = Weighing()
-        made = trainer(PhaseStrategy(policy), world, 2, precision="32-true", callbacks=[weighing])
-        made.fit(promise(policy).sized(), single(policy, world, 2))
-        return weighing.held / whole(policy)
-    finally:
-        gc.unfreeze()
+    forget()
+    weighing = Weighing()
+    made = trainer(PhaseStrategy(policy), world, 2, precision="32-true", callbacks=[weighing])
+    made.fit(promise(policy).sized(), single(policy, world, 2))
+    return weighing.held / whole(policy)
 
 
 def check_memory(play: Play, policy: str, world: int) -> None:

@@ -1,6 +1,5 @@
 """Networks on the meta device: made module by module, and every policy makes what one device would have made."""
 
-import gc
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -16,7 +15,7 @@ from gan.noise import seed_for
 from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
 from strategies.policies.pipeline import Pipeline
-from tests.support.counted import Counted, held
+from tests.support.counted import Counted, forget, held
 from tests.support.doubled import doubled
 from tests.support.meta_games import OnMeta, Vectors, adam
 from tests.support.parity import BROKEN, Whole, distance, equals, in_buckets, often, parts, refused, train, trainer
@@ -206,15 +205,11 @@ def peak(game: Any, policy: str, world: int) -> tuple[int, int]:
             setup(*args)
 
     strategy.setup = set_up
-    gc.collect()
-    gc.freeze()
-    try:
-        with counted:
-            module = game()
-        trainer(strategy, world, 2, callbacks=[between]).fit(module, parts(2, world))
-        return counted.peak, between.held
-    finally:
-        gc.unfreeze()
+    forget()
+    with counted:
+        module = game()
+    trainer(strategy, world, 2, callbacks=[between]).fit(module, parts(2, world))
+    return counted.peak, between.held
 
 
 def bound(game: Any, kept: int) -> float:

@@ -40,8 +40,14 @@ class Counted(TorchDispatchMode):
         return sum(storage.nbytes() for each in list(self.alive.values()) if (storage := each()) is not None)
 
 
+def forget() -> None:
+    """From now on `held` counts, and the garbage collector searches, only what is made later."""
+    gc.collect()
+    gc.freeze()
+
+
 def held() -> int:
-    """The bytes of all memory that tensors of this process have now, without those that `gc.freeze()` has frozen."""
+    """The bytes of all memory that tensors of this process have now, without those that `forget` has left out."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
     # A DTensor has no memory of its own: it is about another tensor.

@@ -1,7 +1,6 @@
 """A distillation whose teacher other ranks serve: what each rank holds and moves, measured and planned."""
 
 import functools
-import gc
 import json
 import os
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from strategies.placing.server import Server
 from strategies.policies import POLICIES
 from strategies.policies.policy import World
 from strategies.processes import world
+from tests.support.counted import forget
 from tests.support.parity import Whole, trainer
 from tests.support.planned import BUCKET, ROWS, SIDE, STEPS, pictures
 from tests.support.scales import Scale, Weighed, WeighedStrategy, noted
@@ -74,8 +74,7 @@ class WeighedServer(Server):
 
 def _fit(file: Path, policy: str, training: int, ranks: int) -> list[Weighed]:
     with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
-        gc.collect()
-        gc.freeze()
+        forget()
         os.environ["WEIGHED"] = str(file.parent)
         with mock.patch("strategies.strategy.Server", WeighedServer):
             strategy = WeighedStrategy(policy, check=False)

@@ -1,6 +1,5 @@
 """What ranks import. A process imports it once, and every rank is a fork of that process: see worlds.py."""
 
-import gc
 from importlib.util import find_spec
 
 import torch
@@ -14,4 +13,6 @@ if find_spec("deepspeed") is not None:
 import torch._dynamo
 import torch._inductor.compile_fx  # what DeepSpeed's first engine imports
 
-gc.freeze()  # a rank that looks for garbage need not look through what all ranks have imported
+from tests.support.counted import forget
+
+forget()  # a rank that looks for garbage need not look through what all ranks have imported

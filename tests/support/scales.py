@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gan import GanModule
 from gan.phase import Phase
 from strategies import PhaseStrategy
+from tests.support.counted import forget
 from tests.support.parity import parts, trainer
 
 KINDS = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
@@ -100,12 +101,8 @@ def weighed(
 ) -> list[Weighed]:
     """Each phase of the last step, of a game whose phases are all due in it."""
     with mock.patch("strategies.sharding.bucket.SIZE", bucket):
-        gc.collect()
-        gc.freeze()
-        try:
-            strategy = WeighedStrategy(policy, check=False)
-            made = trainer(strategy, world, steps, precision="32-true", sync_batchnorm=True)
-            made.fit(game(), parts(steps, world, batches))
-        finally:
-            gc.unfreeze()
+        forget()
+        strategy = WeighedStrategy(policy, check=False)
+        made = trainer(strategy, world, steps, precision="32-true", sync_batchnorm=True)
+        made.fit(game(), parts(steps, world, batches))
     return [found for step, found in strategy.weighed if step == steps - 1]

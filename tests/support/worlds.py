@@ -1,7 +1,9 @@
 """Processes that stay: starting torch takes seconds, so it is started once, and all tests of a world size share one."""
 
 import importlib
+import io
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -13,9 +15,11 @@ from unittest import mock
 
 import torch
 import torch.multiprocessing as mp
+from torch import Tensor
 
 TIMEOUT = 240
 ROOT = str(Path(__file__).parents[2])
+NUMBERS = (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool)
 PRELOAD = ["tests.support.preload"]  # what the process imports from which all ranks are forked
 
 
@@ -44,13 +48,13 @@ class Ranks:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """The results of all ranks in order; the first failure is raised with its rank and traceback."""
         for pipe in self.pipes:
-            pipe.send((function, args, kwargs))
+            _send(pipe, (function, args, kwargs))
         results = []
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(TIMEOUT):
                 self.close()
                 raise TimeoutError(f"rank {rank} did not answer within {TIMEOUT} s")
-            results.append(pipe.recv())
+            results.append(pickle.loads(pipe.recv_bytes()))
         failures = [f"rank {rank}:\n{text}" for rank, (failed, text) in enumerate(results) if failed]
         if failures:
             raise RuntimeError("\n".join(failures))
@@ -62,6 +66,22 @@ class Ranks:
             process.join()
 
 
+class Pickler(pickle.Pickler):
+    """Writes the numbers of a tensor. Connection.send would open a file and a socket for each tensor, which is slow."""
+
+    def reducer_override(self, value: Any) -> Any:
+        plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
+        if plain and not value.requires_grad and value.dtype in NUMBERS:
+            return torch.from_numpy, (value.numpy(),)
+        return NotImplemented
+
+
+def _send(pipe: Connection, value: Any) -> None:
+    packed = io.BytesIO()
+    Pickler(packed).dump(value)
+    pipe.send_bytes(packed.getbuffer())
+
+
 def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta | None) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0", OMP_NUM_THREADS="1"
@@ -71,11 +91,11 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta |
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=limit)
     while True:
         try:
-            function, args, kwargs = pipe.recv()
+            function, args, kwargs = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            pipe.send((False, function(*args, **kwargs)))
+            _send(pipe, (False, function(*args, **kwargs)))
         except BaseException:  # noqa: BLE001 - whatever it was, the test that asked for it shall see it
-            pipe.send((True, traceback.format_exc()))
+            _send(pipe, (True, traceback.format_exc()))
         os.environ.pop("PL_GLOBAL_SEED", None)  # seed_everything tells all later trainings its seed
