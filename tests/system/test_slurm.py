@@ -104,9 +104,9 @@ def here(folder, monkeypatch):
     return here
 
 
-def script(capsys, *more):
-    """What gan.fit prints for two machines with two devices each."""
-    assert fit.main([*OPTIONS, "--slurm", "--nodes", "2", "--devices", "2", *more]) == 0
+def script(capsys, *more, devices=2):
+    """What gan.fit prints for two machines with so many devices each."""
+    assert fit.main([*OPTIONS, "--slurm", "--nodes", "2", "--devices", str(devices), *more]) == 0
     return capsys.readouterr().out
 
 
@@ -122,11 +122,11 @@ def final(run, step=STEPS):
     return tensors(RunFolder(run).checkpoint(step))
 
 
-def without_slurm(folder, out, *more):
+def without_slurm(folder, out, *more, ranks=1):
     """The same training by ranks that are there, or by one process."""
     os.chdir(folder)
     rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", 0))
-    place = {"RANK": os.environ["LOCAL_RANK"], "WORLD_SIZE": "4"} if "LOCAL_RANK" in os.environ else {}
+    place = {"RANK": os.environ["LOCAL_RANK"], "WORLD_SIZE": str(ranks)} if "LOCAL_RANK" in os.environ else {}
     with mock.patch.dict(os.environ, place):
         assert fit.main([*OPTIONS, "--out", out, *more]) == 0
 
@@ -137,13 +137,24 @@ def told(cluster, here, job, ranks, number):
     cluster.call("scancel", f"--signal={number}", job)
 
 
-@pytest.mark.parametrize("limit", [(), pytest.param(("--time=2", "--signal=USR1@10"), marks=pytest.mark.slow)])
-def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(limit, cluster, here, ranks, capsys):
-    """Warned by hand, or by Slurm itself before a time limit of two minutes."""
-    job = submit(cluster, script(capsys, "--strategy", "zero3"), *limit)
+@pytest.mark.parametrize(
+    ("devices", "limit"),
+    [
+        (1, ()),
+        pytest.param(2, (), marks=pytest.mark.slow),
+        pytest.param(2, ("--time=2", "--signal=USR1@10"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(
+    devices, limit, cluster, here, ranks, capsys
+):
+    """Two machines, warned by hand, or by Slurm itself before a time limit of two minutes."""
+    size = 2 * devices
+    job = submit(cluster, script(capsys, "--strategy", "zero3", devices=devices), *limit)
     if not limit:
-        told(cluster, here, job, 4, "USR1")
-    ranks(4).run(without_slurm, here, "unbroken", "--strategy", "zero3", "--devices", "4")
+        told(cluster, here, job, size, "USR1")
+    words = ("--strategy", "zero3", "--devices", str(size))
+    ranks(size).run(without_slurm, here, "unbroken", *words, ranks=size)
     for steps in (STEPS, STEPS - 1):
         without_slurm(here, "alone", "--strategy", "single", "--max-steps", str(steps))
     ended, said = cluster.wait(job, 240), (here / f"placed-{job}.log").read_text()
@@ -153,8 +164,8 @@ def test_a_job_that_is_warned_goes_on_by_itself_and_ends_as_one_that_was_not(lim
     assert stopped in (3, 4)
     # Rank, local rank, world size and node as each process has them, and the step at which it began.
     for begins, step in ((0, 0), (1, stopped)):
-        places = [json.loads((here / f"place-{begins}-{rank}").read_text()) for rank in range(4)]
-        assert places == [[0, 0, 4, 0, step], [1, 1, 4, 0, step], [2, 0, 4, 1, step], [3, 1, 4, 1, step]]
+        places = [json.loads((here / f"place-{begins}-{rank}").read_text()) for rank in range(size)]
+        assert places == [[rank, rank % devices, size, rank // devices, step] for rank in range(size)]
     broken, whole = final(here / "runs/001-placed"), final(here / "unbroken/001-placed")
     assert len(whole) > 30 and distance(broken, whole) == 0
     assert distance(broken, final(here / "alone/001-placed")) < EXACT
