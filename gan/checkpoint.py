@@ -8,47 +8,27 @@
 
 A checkpoint is a tree of dicts. When it is saved, the players' tensors in it are `Share`s. When it is loaded, they are
 `SavedTensor`s. These are read later, and only the ranges that are needed. Loading never runs code: safetensors files
-contain only numbers, and values.pt is read by a weights-only `torch.load`.
-
-[Note: damage]
-What is read is compared with the checksums that were made of it when it was written. digests.json has those of
-values.pt and of the header of each shard file; each header has those of its elements (see shard_file.py). So a rank
-checks all that it uses, and reads no more for that. `check` reads all. What does not fit is `Damaged`, and the message
-names the file. A checkpoint of format 1 has no checksums; it is read as it is.
-
-What a file claims is compared with the bytes that are there before memory is taken for it.
+contain only numbers, and values.pt is read by a weights-only `torch.load`. checkpoint_files.py opens the files, and
+checks what they claim.
 """
 
-import errno
-import json
-import math
 import os
-import pickle
-import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from gan.checkpoint_files import PART, VALUES, check_whole, contents, failing, identity_of, replaced
 from gan.contents import check_kinds, need
 from gan.errors import UserError
-from gan.files import regular
-from gan.shard_file import CHUNK, Damaged, Digest, SavedPiece, crc32, kind_of, saved_pieces
+from gan.shard_file import Damaged, SavedPiece
 
-VALUES, DIGESTS = "values.pt", "digests.json"
-SHARDS = "*.safetensors"
-PART = ".part"  # the ending of a checkpoint that is not complete
-FORMAT = 2
-UNCHECKED = 1  # the format without checksums
-DEPTH, MANY, HUGE = 200, 10**6, 2**30  # what values may be: so deep; so many and so many bytes, beside what is saved
 AT_A_TIME = 64  # chunks that a thread checks
 
 Key = tuple[str | int, ...]  # the path of a value in the tree
@@ -91,11 +71,6 @@ class SavedTensor:
         return torch.empty(self.shape, dtype=self.dtype)
 
 
-def replaced(path: Path) -> Path:
-    """The name of an older checkpoint while a newer one takes its place. It can be loaded under this name."""
-    return path.with_name(f"{path.stem}.replaced{path.suffix}")
-
-
 def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
     """A checkpoint's tree, with a `SavedTensor` in place of each tensor of a player.
 
@@ -134,23 +109,15 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         older = replaced(path)
         there = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
         raise UserError(f"no checkpoint at {path}; {there}")
-    identity = _identity(path)
+    identity = identity_of(path)
     with failing(path, identity):
-        _check_files(path)
-        digests = _digests(path)
-        saved = _values(path, digests)
-        if digests is None and saved["format"] != UNCHECKED:
-            raise Damaged(f"{DIGESTS} is missing")
-        pieces: dict[str, list[SavedPiece]] = defaultdict(list)
-        for file in _shards(path, digests):
-            for piece in saved_pieces(file, digests and digests[file.name]):
-                pieces[piece.key].append(piece)
+        saved, pieces = contents(path)
         try:
             tree = saved["values"]
             for name, (key, shape, dtype) in saved["tensors"].items():
                 own = tuple(sorted(pieces.get(name, ()), key=lambda piece: (piece.start, piece.stop)))
                 shape = torch.Size(shape)
-                _check_whole(name, shape, dtype, own)
+                check_whole(name, shape, dtype, own)
                 _insert(tree, key, SavedTensor(path, identity, name, shape, dtype, own))
             check_kinds(tree)
         except UserError:
@@ -160,158 +127,10 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         return tree, [piece for own in pieces.values() for piece in own]
 
 
-def _check_files(path: Path) -> None:
-    """Raise if a file of it is none: a named pipe would wait for a writer."""
-    for file in (path / VALUES, path / DIGESTS, *path.glob(SHARDS)):
-        try:
-            if os.path.lexists(file):
-                regular(file)
-        except OSError as error:
-            raise Damaged(reason(error)) from error
-
-
-def _digests(path: Path) -> dict[str, Digest] | None:
-    """The lengths and checksums of the files, by their names. None if there are none, as in format 1."""
-    file = path / DIGESTS
-    if not file.is_file():
-        if not (path / VALUES).is_file():
-            raise UserError(f"it has no {VALUES}; is it a run's folder?")
-        return None
-    try:
-        content = file.read_text()
-        found = {name: Digest(*digest) for name, digest in json.loads(content)["files"].items()}
-        if content != digests_text(found):
-            raise ValueError
-        return found
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{DIGESTS} is damaged") from error
-
-
-def digests_text(files: Mapping[str, Digest]) -> str:
-    """The content of digests.json. It has a checksum of its own."""
-    return json.dumps({"files": files, "crc32": crc32(json.dumps(files).encode())})
-
-
-def _shards(path: Path, digests: Mapping[str, Digest] | None) -> list[Path]:
-    files = sorted(file for file in path.glob(SHARDS) if file.is_file())
-    if digests is not None:
-        wanted = digests.keys() - {VALUES}
-        there = {file.name for file in files}
-        for name in sorted(wanted - there):
-            raise Damaged(f"{name} is missing")
-        for name in sorted(there - wanted):
-            raise Damaged(f"{name} is no file of it; remove that file")
-    return files
-
-
-def _values(path: Path, digests: Mapping[str, Digest] | None) -> dict[str, Any]:
-    """What is in values.pt, after a check that it is as it was written, and that it is safe to look at."""
-    file = path / VALUES
-    if not file.is_file():
-        raise Damaged(f"{VALUES} is missing")
-    if digests is not None:
-        if VALUES not in digests:
-            raise Damaged(f"{DIGESTS} is damaged: it has no {VALUES}")
-        if digest_of(file) != digests[VALUES]:
-            raise Damaged(f"{VALUES} is damaged: it is not what was written")
-    try:
-        _check_archive(file)
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, UserError):
-        raise
-    except Exception as error:
-        if isinstance(error, pickle.UnpicklingError) and (kinds := _kinds(file)):
-            classes = ", ".join(kind.rpartition(".")[2] for kind in kinds)
-            raise UserError(
-                f"it holds {', '.join(kinds)}, which loading would run as code; if these are classes of your own, "
-                f"type torch.serialization.add_safe_globals([{classes}]) in your program"
-            ) from error
-        raise Damaged(f"{VALUES} is damaged: it holds no values") from error
-    if not isinstance(saved, dict) or type(saved.get("format")) is not int:
-        raise Damaged(f"{VALUES} is damaged: it is not of a checkpoint")
-    if saved["format"] not in (UNCHECKED, FORMAT):
-        raise UserError(f"it has format {saved['format']}, and this version reads {UNCHECKED} and {FORMAT}")
-    if not all(isinstance(saved.get(name), dict) for name in ("values", "tensors")):
-        raise Damaged(f"{VALUES} is damaged: it has no values and tensors")
-    try:
-        _check_values(saved, file.stat().st_size)
-    except ValueError as error:
-        raise Damaged(f"{VALUES} is damaged: {error}") from error
-    return saved
-
-
-def digest_of(file: Path) -> Digest:
-    """The length and the crc32 of a whole file. It is read in small parts."""
-    length = found = 0
-    with file.open("rb", buffering=0) as content:
-        while chunk := content.read(CHUNK):
-            length, found = length + len(chunk), zlib.crc32(chunk, found)
-    return Digest(length, f"{found:08x}")
-
-
-def _kinds(file: Path) -> list[str]:
-    try:
-        return sorted(get_unsafe_globals_in_checkpoint(file))
-    except Exception:  # noqa: BLE001 - the file may be anything
-        return []
-
-
-def _check_archive(file: Path) -> None:
-    """Raise if torch.load would take more memory for its members than the file has bytes."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-    if any(each.compress_type != zipfile.ZIP_STORED for each in members):
-        raise Damaged(f"{VALUES} is damaged: it is compressed")
-    if sum(each.file_size for each in members) > file.stat().st_size:
-        raise Damaged(f"{VALUES} is damaged: it claims more than it has")
-
-
-def _check_values(values: Any, length: int) -> None:
-    """Raise if to walk through the values would take for ever, or if a tensor claims memory that nobody has saved.
-
-    A pickle may hold one list in many places, and a few such lists of each other make a tree of any size. It may also
-    hold one number as a tensor of any size.
-    """
-    sizes: dict[int, int] = {}
-    most = 10 * length + MANY
-
-    def size(node: Any, depth: int) -> int:
-        if isinstance(node, Tensor) and node.layout == torch.strided and node.nbytes > length + HUGE:
-            raise ValueError("a tensor in it claims more than it has")
-        if not isinstance(node, dict | list | tuple):
-            return 1
-        if id(node) not in sizes and depth < DEPTH:
-            sizes[id(node)] = most  # until its size is known: it must not hold itself
-            inside = node.values() if isinstance(node, dict) else node
-            sizes[id(node)] = 1 + sum(size(each, depth + 1) for each in inside)
-        if sizes.get(id(node), most) >= most:
-            raise ValueError("its values are nested without end")
-        return sizes[id(node)]
-
-    size(values, 0)
-
-
-def _check_whole(name: str, shape: torch.Size, dtype: torch.dtype, pieces: Collection[SavedPiece]) -> None:
-    """Raise if these pieces are not the whole tensor, once. So no shape claims more than the files have."""
-    stop = 0
-    for piece in pieces:
-        if piece.kind != kind_of(dtype) or piece.nbytes != piece.count * dtype.itemsize:
-            raise Damaged(f"{piece.file.name} is damaged: '{name}' in it does not hold numbers of {dtype}")
-        stop = piece.stop if piece.start == stop else -1
-    if stop != math.prod(shape):
-        raise Damaged(f"'{name}' is missing or not whole; has a file been removed?")
-    torch.empty(shape, dtype=dtype, device="meta")  # torch refuses what is no shape
-
-
 def _insert(tree: Any, key: Key, saved: SavedTensor) -> None:
     for name in key[:-1]:
         tree = tree[name] if isinstance(tree, list) else tree.setdefault(name, {})
     tree[key[-1]] = saved
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
 
 
 def read(wanted: Mapping[SavedTensor, Share]) -> None:
@@ -429,29 +248,3 @@ def check_left_out(module: nn.Module, left_out: Mapping[str, Checksum]) -> None:
                 f"that it had when this one was saved; let the game's constructor make the same ones. To go on with "
                 f"others, type strict=False in load_from_checkpoint(...), or game.strict_loading = False"
             )
-
-
-@contextmanager
-def failing(path: Path, identity: tuple[int, int] | None = None) -> Iterator[None]:
-    """Turn failures of disks and files into an error that names the checkpoint. Our own mistakes are not changed.
-
-    If another directory has got the checkpoint's name since `identity`, that is the reason, also if nothing failed.
-    """
-    what = f"{path} cannot be read as a checkpoint"
-    try:
-        yield
-        failure: Exception | None = None
-    except (OSError, UserError) as error:
-        failure = error
-    if identity is not None and (not path.exists() or _identity(path) != identity):
-        raise UserError(f"{what}: it was replaced by a newer one meanwhile; try again") from failure
-    if failure is not None:
-        damaged = isinstance(failure, Damaged | FileNotFoundError) or getattr(failure, "errno", None) == errno.EIO
-        raise (Damaged if damaged else UserError)(f"{what}: {reason(failure)}") from failure
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,6 +17,13 @@ def printable(text: str) -> str:
     )
 
 
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class UserError(ValueError):
     """A mistake in what was asked for. The message says what was wrong and what to type instead.
 

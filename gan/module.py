@@ -8,7 +8,8 @@ from typing import Any, NoReturn, Self, TypeVar
 from lightning import LightningModule
 
 from gan import noise
-from gan.checkpoint import check_left_out, failing, load, load_module_state
+from gan.checkpoint import check_left_out, load, load_module_state
+from gan.checkpoint_files import failing
 from gan.contents import need
 from gan.errors import UserError
 from gan.finite import NotFinite, as_made, not_finite

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from gan.checkpoint import Share, reason
-from gan.errors import UserError
+from gan.checkpoint import Share
+from gan.errors import UserError, reason
 from gan.files import regular
 from gan.phase import Player
 

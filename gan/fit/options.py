@@ -12,14 +12,13 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
-from gan.checkpoint import reason
-from gan.errors import UserError
+from gan.errors import UserError, reason
 from gan.fit import folder, settings_file
 from gan.fit.parser import Parser
 from gan.runs import find, full_name, short_name
 from strategies.choice import OPTIONS
+from strategies.policies import POLICIES
 from strategies.processes import slurm
-from strategies.strategy import POLICIES
 
 DEFAULT_RUN = "sean-faces"
 NAMED = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from gan.checkpoint import reason
+from gan.errors import reason
 
 
 class Spare:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from gan.checkpoint import Share, averages_of, check_left_out, failing, load, load_module_state, read, reason
+from gan.checkpoint import Share, averages_of, check_left_out, load, load_module_state, read
+from gan.checkpoint_files import failing
 from gan.contents import need
-from gan.errors import UserError
+from gan.errors import UserError, reason
 from gan.finite import NotFinite, as_made, named, of_players
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder

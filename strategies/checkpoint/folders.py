@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gan.checkpoint import DIGESTS, PART, VALUES, replaced
+from gan.checkpoint_files import DIGESTS, PART, VALUES, replaced
 from gan.errors import UserError
 from gan.files import lockable
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from gan.checkpoint import reason
-from gan.errors import UserError
+from gan.errors import UserError, reason
 from strategies.private import default_store
 
 T = TypeVar("T")

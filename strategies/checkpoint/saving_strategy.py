@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import noise
-from gan.checkpoint import failing
+from gan.checkpoint_files import failing
 from gan.errors import UserError
 from gan.finite import named
 from gan.pool import ImagePool

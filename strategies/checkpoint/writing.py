@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gan import shard_file
-from gan.checkpoint import DIGESTS, FORMAT, VALUES, Key, Share, digests_text, reason
-from gan.errors import UserError
+from gan.checkpoint import Key, Share
+from gan.checkpoint_files import DIGESTS, FORMAT, VALUES, digests_text
+from gan.errors import UserError, reason
 from gan.shard_file import Digest, Piece, crc32
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
 from strategies.checkpoint.loadable import unloadable

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from gan.checkpoint import Share
 from strategies import private
 from strategies.sharding.agreement import agree_on_gather
-from strategies.sharding.fsdp_units import Unit, wrap
+from strategies.sharding.fsdp_units import Unit
+from strategies.sharding.fsdp_wrapping import wrap
 from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.saved_tensors import places_in

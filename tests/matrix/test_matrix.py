@@ -14,9 +14,9 @@ import pytest
 
 from gan import GanModule
 from gan.errors import UserError
+from strategies.policies import POLICIES
 from strategies.policies.dp import Dp
 from strategies.sharding import bucket
-from strategies.strategy import POLICIES
 from tests.ranks.test_collectives import Contrast
 from tests.ranks.test_games import GAMES, pictures
 from tests.support.composite import MIXES

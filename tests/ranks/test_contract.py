@@ -21,7 +21,7 @@ from torch.optim import Adafactor
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
-from strategies.strategy import POLICIES
+from strategies.policies import POLICIES
 from tests.support.composite import MIXES, Composite, Sized, SizedEvenly
 from tests.support.counted import forget, held
 from tests.support.doubled import doubled

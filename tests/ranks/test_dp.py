@@ -15,10 +15,10 @@ from torch import nn
 from gan import GanModule, Phase
 from gan.errors import UserError
 from strategies import PhaseStrategy, threads
+from strategies.policies import POLICIES
 from strategies.policies.dp import Dp
 from strategies.policies.replica import Replica
 from strategies.processes.launcher import Here
-from strategies.strategy import POLICIES
 from strategies.threads import Meeting
 from tests.ranks.test_contract import Saves
 from tests.ranks.test_games import GAMES, pictures

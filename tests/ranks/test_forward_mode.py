@@ -10,8 +10,8 @@ from torch.func import grad
 
 from gan import Phase
 from gan.errors import UserError
+from strategies.policies import POLICIES
 from strategies.sharding.bucket import Bucket
-from strategies.strategy import POLICIES
 from tests.support.duel import fit, played
 from tests.support.forward_games import GAMES, Derived, Slopes, joined
 from tests.support.parity import BROKEN, EXACT, Deaf, distance, often

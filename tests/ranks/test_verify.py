@@ -8,7 +8,7 @@ import pytest
 from gan.verify.comparing import LIMITS, Tolerance
 from gan.verify.training import Request, train
 from gan.verify.verification import OneDevice, Row, judged
-from strategies.strategy import POLICIES
+from strategies.policies import POLICIES
 from tests.support.parity import Deaf, often
 
 GAME = '''

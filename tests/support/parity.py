@@ -18,9 +18,9 @@ from gan.checkpoint import Share
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.player_state import average_state, optimizer_state
+from strategies.policies import POLICIES
 from strategies.policies.ddp import Ddp
 from strategies.sharding.reduction import Reduction
-from strategies.strategy import POLICIES
 
 STEPS = 10
 BATCH = 16

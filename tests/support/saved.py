@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gan.checkpoint import DIGESTS, VALUES, Share, digest_of, digests_text, load, whole
+from gan.checkpoint import Share, load, whole
+from gan.checkpoint_files import DIGESTS, VALUES, digest_of, digests_text
 from gan.shard_file import Digest, crc32
 from strategies.checkpoint.writing import save
 

@@ -13,9 +13,9 @@ from gan.bench.peers.command import Peer, measure
 from gan.bench.peers.game import Feed, HandLoop, Payload, Task, weights
 from gan.bench.peers.worker import distance
 from gan.errors import UserError
+from strategies.policies import POLICIES
 from strategies.processes import world
 from strategies.processes.world import WorldHangs
-from strategies.strategy import POLICIES
 
 TINY = dict(width=8, batch_size=8, rounds=2, steps=2)
 NUMBERS = (64 * 8 + 8) + 2 * (8 * 8 + 8) + (8 * 64 + 64), (64 * 8 + 8) + 2 * (8 * 8 + 8) + (8 + 1)  # in each network

@@ -20,8 +20,8 @@ from typing import Any
 from gan.bench.peers import worker
 from gan.errors import UserError
 from gan.fit.parser import PlainParser
+from strategies.policies import POLICIES
 from strategies.processes import world
-from strategies.strategy import POLICIES
 
 WAYS = "gan.bench.peers.frameworks"
 GAMES = {"plain": "without a gradient penalty", "r1": "with a gradient penalty (R1)"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gan.checkpoint import digest_of, digests_text
+from gan.checkpoint_files import digest_of, digests_text
 from gan.errors import UserError
 from gan.files import regular
 from gan.shard_file import Digest, crc32

@@ -13,7 +13,8 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from gan.checkpoint import VALUES, load
+from gan.checkpoint import load
+from gan.checkpoint_files import VALUES
 from gan.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.lightning_io import WholeCheckpointIO

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.errors import UserError
-from strategies.sharding.fsdp_units import wrap
+from strategies.sharding.fsdp_wrapping import wrap
 
 
 @pytest.fixture
