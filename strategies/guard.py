@@ -42,19 +42,20 @@ class Guard:
         if finite:
             return
         learner.skipped += 1
-        bad = [f"{name} is {loss.item()}" for name, loss in losses.items() if not torch.isfinite(loss)]
+        bad = [f"{_said(name)} is {loss.item()}" for name, loss in losses.items() if not torch.isfinite(loss)]
         cause = sorted({text for texts in self.gather(bad) for text in texts})
-        what = f"loss {', '.join(cause)}" if cause else "the losses are finite, a gradient is not"
+        what = ", ".join(cause) if cause else "the losses are finite, a gradient is not"
         rank_zero_warn(
             f"step {step}, phase '{phase.name}': {what}; skipped the update of '{key[1]}' on all ranks "
             f"({learner.skipped} so far)"
         )
         scale_falls = learner.loss_scale is not None and learner.loss_scale.scale >= 1
         if not scale_falls and ((first and cause) or self.in_a_row[key] >= PATIENCE):
+            many = self.in_a_row[key]
+            skipped = "the update" if many == 1 else f"{many} updates in a row"
             self.verdict = (
-                f"phase '{phase.name}' does not learn: at step {step}, {what}, "
-                f"{self.in_a_row[key]} update(s) of '{key[1]}' skipped in a row; the weights are as before. "
-                f"Try a lower learning rate, clip=1.0, or --debug to find the operation"
+                f"phase '{phase.name}' does not learn: at step {step}, {what}; skipped {skipped} of '{key[1]}'; the "
+                f"weights are as before. Try a lower learning rate, clip=1.0, or --debug to find the operation"
             )
 
     @property
@@ -66,3 +67,8 @@ class Guard:
         """Stop the run with the reason."""
         if self.verdict is not None:
             raise Hopeless(self.verdict)
+
+
+def _said(name: str) -> str:
+    """A loss that its phase returns alone has the name "loss"."""
+    return "the loss" if name == "loss" else f"loss '{name}'"

@@ -228,11 +228,12 @@ def _parser(run: str) -> Parser:
         default=True,
         help="train on while a checkpoint is written; needs host memory for a copy of what each rank writes",
     )
-    add("--keep", type=PositiveInt, default=2, help="how many of the newest checkpoints to keep")
+    add("--keep", type=PositiveInt, default=2, metavar="COUNT", help="how many of the newest checkpoints to keep")
     add(
         "--keep_best",
         type=NonNegativeInt,
         default=0,
+        metavar="COUNT",
         help="how many of the best ones to keep as well, by the run's first score",
     )
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")

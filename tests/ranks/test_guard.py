@@ -34,6 +34,11 @@ class Always(Poisoned):
     bad_steps = range(1000)
 
 
+class Nameless(Always):
+    def judge(self, batch):
+        return sum(super().judge(batch).values())
+
+
 class FromTheThird(Poisoned):
     bad_steps = range(2, 1000)
 
@@ -64,7 +69,8 @@ def test_one_bad_rank_skips_one_update_of_its_player_on_all(ranks):
     assert skipped == skipped_too == {"generator": 0, "discriminator": 1}
     assert all(torch.isfinite(value).all() for value in first.values())
     assert said == [
-        "step 3, phase 'discriminator': loss fake is nan; skipped the update of 'discriminator' on all ranks (1 so far)"
+        "step 3, phase 'discriminator': loss 'fake' is nan; skipped the update of 'discriminator' on all ranks "
+        "(1 so far)"
     ]
     assert {int(value) for name, value in first.items() if name.startswith("optimizer disc") and "step" in name} == {5}
     assert {int(value) for name, value in first.items() if name.startswith("optimizer gen") and "step" in name} == {6}
@@ -85,12 +91,21 @@ def test_a_steep_gradient_under_a_finite_loss_is_skipped_too():
 
 
 def test_a_loss_that_is_never_finite_ends_the_run_at_once():
-    with pytest.raises(UserError, match=r"phase 'discriminator' does not learn: at step 0, loss fake is nan"):
+    with pytest.raises(
+        UserError, match=r"phase 'discriminator' does not learn: at step 0, loss 'fake' is nan; skipped the update of"
+    ):
         run(Always)
 
 
+def test_a_loss_without_a_name_is_the_loss():
+    with pytest.raises(UserError, match=r"at step 0, the loss is nan; skipped the update of"):
+        run(Nameless)
+
+
 def test_a_loss_that_stays_bad_ends_the_run_after_some_patience():
-    with pytest.raises(UserError, match=rf"at step {1 + PATIENCE}, loss fake is nan, {PATIENCE} update\(s\)"):
+    with pytest.raises(
+        UserError, match=rf"at step {1 + PATIENCE}, loss 'fake' is nan; skipped {PATIENCE} updates in a row of"
+    ):
         run(FromTheThird, steps=40)
     assert run(FromTheThird, steps=PATIENCE)[1]["discriminator"] == PATIENCE - 2
 
