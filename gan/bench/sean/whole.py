@@ -5,6 +5,8 @@ import multiprocessing as mp
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tqdm import tqdm
+
 from gan.bench.sean import steps
 from gan.errors import UserError
 
@@ -38,10 +40,13 @@ def play(ways: list[str], repeats: int, **sizes: int) -> dict[str, dict[str, Any
             process.start()
             theirs.close()
             players[way] = process, ours
-        found = {way: _turn(way, line) for way, (_, line) in players.items()}
-        for _ in range(repeats):
-            for way, (_, line) in players.items():
-                found[way]["seconds"].append(_turn(way, line)["seconds"][0])
+        found: dict[str, dict[str, Any]] = {}
+        with tqdm(total=(1 + repeats) * len(ways), desc=f"batch {sizes['batch']}", unit="step", leave=False) as bar:
+            for _ in range(1 + repeats):
+                for way, (_, line) in players.items():
+                    figures = _turn(way, line)
+                    found.setdefault(way, figures | {"seconds": []})["seconds"] += figures["seconds"]
+                    bar.update()
         for way, (process, line) in players.items():
             found[way] |= line.recv()
             process.join()
