@@ -36,8 +36,9 @@ from strategies.placing.servers import Servers
 from strategies.placing.serving import Notice, Served, served
 from strategies.policies import POLICIES
 from strategies.policies.groups import Groups
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE
+from strategies.policies.world import World
 from strategies.processes import heap
 from strategies.ranks import Ranks
 from strategies.sharding.resharded_parameter import resharded

@@ -19,7 +19,8 @@ from strategies.placing.servers import Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.dp import Dp
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
+from strategies.policies.world import World
 
 
 def in_threads(choice: Mapping[str, Choice]) -> bool:

@@ -22,7 +22,7 @@ from strategies.cost.amounts import readable
 from strategies.cost.budget import Budget
 from strategies.placing.placement import placement_of
 from strategies.policies import POLICIES
-from strategies.policies.policy import World
+from strategies.policies.world import World
 
 MOST = 10**6  # ranks
 OWN = ("run", "strategy", "nodes", "devices", "memory", "json")

@@ -13,7 +13,7 @@ from strategies.choice import Choice, ranks_as_typed
 from strategies.cost.budget import Budget, Serving
 from strategies.placing.placement import Placement
 from strategies.placing.serving import served
-from strategies.policies.policy import World
+from strategies.policies.world import World
 
 
 def plan(settings: Namespace, typed: Mapping[str, Choice], game: Opened, placement: Placement) -> int:

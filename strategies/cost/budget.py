@@ -15,7 +15,8 @@ from strategies.cost.paper import size
 from strategies.cost.trace import Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
+from strategies.policies.world import World
 
 # What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
 LOSSES, ANSWERS = "losses", "answers"

@@ -26,7 +26,8 @@ from strategies.options.recompute import Recompute
 from strategies.placing.elsewhere import Elsewhere
 from strategies.placing.on_paper import ServersOnPaper
 from strategies.policies.belongings import belongings_of
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
+from strategies.policies.world import World
 from strategies.ranks import Ranks
 from strategies.sharding.parameters import listen, unlisten
 from strategies.turn import PhaseContext, gradients

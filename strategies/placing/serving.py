@@ -16,7 +16,8 @@ from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, without_values
 from strategies.placing.elsewhere import check, leave
 from strategies.placing.placement import Placement
-from strategies.policies.policy import Policy, World
+from strategies.policies.policy import Policy
+from strategies.policies.world import World
 from strategies.processes.stopping import SIGNALS, Signals
 from strategies.sharding.resharded_parameter import resharded
 

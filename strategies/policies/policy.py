@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,38 +14,22 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.errors import UserError
 from gan.phase import Phase, Player
-from strategies.cost.amounts import Group, Held
-from strategies.cost.optimizer import OptimizerCost, optimizer_cost
-from strategies.cost.paper import Paper, size
 from strategies.loss_scale import LossScale
 from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings
+from strategies.policies.costs import Costs
 from strategies.policies.follower import Follower
-from strategies.policies.groups import Groups
 from strategies.policies.modes import EvalWeights
 from strategies.policies.switch import PlayerSwitch
+from strategies.policies.world import World
 from strategies.sharding.reduction import Reduction
 from strategies.sharding.storage import Storage
 from strategies.sharding.whole_gradients import whole_gradients
 
 
-@dataclass(frozen=True)
-class World:
-    """This rank's place among all ranks: their number `size`, its own `rank` and `device`, and the ranks per node.
-
-    `groups` gives players the process groups for their collectives.
-    """
-
-    size: int
-    rank: int
-    device: torch.device
-    local: int = 1
-    groups: Groups = field(default_factory=Groups)
-
-
-class Policy:
+class Policy(Costs):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
@@ -91,54 +74,6 @@ class Policy:
         self.skipped = 0
         self.released = False  # after training
         self.switch = PlayerSwitch(player, self.requiring_grad)
-
-    # ---- what it costs: before `adopt`, and without any other rank ----
-
-    def holds(self) -> Held:
-        """What a rank holds of the player between phases, on its device. Buffers count as weights."""
-        learning = size(self.weights.values())
-        state = self.optimizer_cost.state * learning
-        return Held(size(self.belongings.parameters.values()) + self.buffers, 0, state, self.averaged_part * learning)
-
-    def at_most(self) -> Held:
-        """The same in a phase in which it learns, without activations. No phase is known yet, so it is a bound."""
-        return replace(self.holds(), gradients=size(self.weights.values()))
-
-    def on_host(self) -> Held:
-        """What a rank holds of the player in the CPU's memory, between phases and in its update."""
-        return Held()
-
-    def paper(self) -> Paper:
-        """What it does in a phase, on paper."""
-        return Paper(self.player.name, self.weights, self.step_bytes(size(self.weights.values())))
-
-    def idle(self, phase: Phase) -> float:
-        """The part of a phase in which this rank waits for others that compute: the bubble of a pipeline."""
-        return 0.0
-
-    @cached_property
-    def optimizer_cost(self) -> OptimizerCost:
-        return optimizer_cost(self.player)
-
-    @property
-    def averaged_part(self) -> int:
-        """How many averages are kept of each weight that learns."""
-        return int(self.player.ema is not None and self.player.follows is None)
-
-    @property
-    def buffers(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self.player.module.buffers())
-
-    def step_bytes(self, owned: float) -> float:
-        """What the optimizer needs for a while, to step so many bytes of weights."""
-        if self.world.device.type != "cpu":
-            return self.optimizer_cost.all * owned
-        return self.optimizer_cost.on_cpu([size([each]) for each in self.weights.values()], owned)
-
-    @property
-    def everyone(self) -> Group:
-        """All ranks, on paper."""
-        return Group(self.world.size)
 
     # ---- once ----
 

@@ -23,7 +23,7 @@ from strategies.cost.tracing import traces
 from strategies.placing.placement import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
-from strategies.policies.policy import World
+from strategies.policies.world import World
 from strategies.processes import world
 from tests.support.counted import forget
 from tests.support.parity import Whole, trainer

@@ -17,7 +17,7 @@ from strategies.assignment import choose
 from strategies.choice import choices
 from strategies.cost.budget import Budget
 from strategies.policies import POLICIES
-from strategies.policies.policy import World
+from strategies.policies.world import World
 
 
 @dataclass(frozen=True)
