@@ -4,7 +4,7 @@
         shard-00001-model-00001-of-00001.safetensors     ranges of flat tensors, written by the first rank
         shard-00002-model-00001-of-00001.safetensors     the same, written by the second rank
         values.pt                                        everything else, and where in the tree the tensors belong
-        digests.json                                     lengths and checksums of these files, written last
+        digests.json                                     their lengths, and checksums of values.pt and headers
 
 A checkpoint is a tree of dicts. When it is saved, the players' tensors in it are `Share`s. When it is loaded, they are
 `SavedTensor`s. These are read later, and only the ranges that are needed. Loading never runs code: safetensors files
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.checkpoint_files import PART, VALUES, check_whole, contents, failing, identity_of, replaced
+from gan.checkpoint_files import PART, VALUES, check_whole, failing, identity_of, read_files, replaced
 from gan.contents import check_kinds, need
 from gan.errors import UserError
 from gan.shard_file import Damaged, SavedPiece
@@ -85,7 +85,7 @@ def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
 
 
 def check(path: Path) -> None:
-    """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It loads no tensor.
+    """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It keeps nothing of it.
 
     Of format 1, which has no checksums, only the headers and values.pt are read.
     """
@@ -111,7 +111,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         raise UserError(f"no checkpoint at {path}; {there}")
     identity = identity_of(path)
     with failing(path, identity):
-        saved, pieces = contents(path)
+        saved, pieces = read_files(path)
         try:
             tree = saved["values"]
             for name, (key, shape, dtype) in saved["tensors"].items():

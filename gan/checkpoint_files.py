@@ -35,7 +35,7 @@ SHARDS = "*.safetensors"
 PART = ".part"  # the ending of a checkpoint that is not complete
 FORMAT = 2
 UNCHECKED = 1  # the format without checksums
-DEPTH, MANY, HUGE = 200, 10**6, 2**30  # what values may be: so deep; so many and so many bytes, beside what is saved
+DEPTH, MANY, HUGE = 200, 10**6, 2**30  # of values: how deep; how many, and bytes, beyond the file's size
 
 
 def replaced(path: Path) -> Path:
@@ -48,7 +48,7 @@ def identity_of(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def contents(path: Path) -> tuple[dict[str, Any], dict[str, list[SavedPiece]]]:
+def read_files(path: Path) -> tuple[dict[str, Any], dict[str, list[SavedPiece]]]:
     """What values.pt holds, and by the names of tensors their pieces in the other files. No tensor is read."""
     _check_files(path)
     digests = _digests(path)
@@ -62,8 +62,15 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, list[SavedPiece]]]:
     return saved, pieces
 
 
+def _identity_now(path: Path) -> tuple[int, int] | None:
+    try:
+        return identity_of(path)
+    except OSError:
+        return None
+
+
 def _check_files(path: Path) -> None:
-    """Raise if a file of it is none: a named pipe would wait for a writer."""
+    """Raise if one of its files is not a plain file: reading a named pipe would wait for a writer."""
     for file in (path / VALUES, path / DIGESTS, *path.glob(SHARDS)):
         try:
             if os.path.lexists(file):
@@ -209,7 +216,7 @@ def check_whole(name: str, shape: torch.Size, dtype: torch.dtype, pieces: Collec
 def failing(path: Path, identity: tuple[int, int] | None = None) -> Iterator[None]:
     """Turn failures of disks and files into an error that names the checkpoint. Our own mistakes are not changed.
 
-    If another directory has got the checkpoint's name since `identity`, that is the reason, also if nothing failed.
+    If the checkpoint was removed or replaced since `identity`, that is the reason, also if nothing failed.
     """
     what = f"{path} cannot be read as a checkpoint"
     try:
@@ -217,8 +224,9 @@ def failing(path: Path, identity: tuple[int, int] | None = None) -> Iterator[Non
         failure: Exception | None = None
     except (OSError, UserError) as error:
         failure = error
-    if identity is not None and (not path.exists() or identity_of(path) != identity):
-        raise UserError(f"{what}: it was replaced by a newer one meanwhile; try again") from failure
+    if identity is not None and (now := _identity_now(path)) != identity:
+        change = "removed meanwhile" if now is None else "replaced by a newer one meanwhile; try again"
+        raise UserError(f"{what}: it was {change}") from failure
     if failure is not None:
         damaged = isinstance(failure, Damaged | FileNotFoundError) or getattr(failure, "errno", None) == errno.EIO
         raise (Damaged if damaged else UserError)(f"{what}: {reason(failure)}") from failure

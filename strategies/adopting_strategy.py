@@ -64,7 +64,7 @@ class AdoptingStrategy(SavingStrategy):
     # ---- before training ----
 
     def connect(self, model: LightningModule) -> None:
-        """Lightning calls it first. What it refuses itself without our words is refused here."""
+        """Lightning calls it first. Some settings it would refuse later, with words that do not help; so do it here."""
         super().connect(model)
         if isinstance(model, GanModule) and model.trainer.state.fn == TrainerFn.FITTING:
             refuse_what_is_not_called(model.trainer, model)
@@ -149,9 +149,11 @@ class AdoptingStrategy(SavingStrategy):
         if training and self.threaded and len(self.parallel_devices) > 1:
             self.hooks.refuse_in_threads()
             self._make_replicas(game)
-        players = {id(p) for player in game.players.values() for p in player.module.parameters()}
+
+        # A parameter of no player is never updated, so it requires no gradient.
+        of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
         for parameter in game.parameters():
-            if id(parameter) not in players:
+            if id(parameter) not in of_players:
                 parameter.requires_grad_(False)
 
     def _smallest(self, value: Tensor) -> Tensor:
@@ -220,17 +222,17 @@ class AdoptingStrategy(SavingStrategy):
         """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
         super().on_train_end()
         self.places.compare()
-        for policy in self._fitting():
+        for policy in self._that_fit_whole():
             policy.storage.unshard(exact=True)
         self.guard.raise_if_hopeless()
 
-    def _fitting(self) -> list[Policy]:
-        """The policies whose players may be whole now. A network that never was may be too large for that."""
+    def _that_fit_whole(self) -> list[Policy]:
+        """The policies whose weights fit on this rank as a whole. Those that were sharded from the start may not."""
         if not self.first.begin_sharded:
             return list(self.policies.values())
         free = torch.tensor(memory(self.root_device, self.num_processes), dtype=torch.float64).to(self.root_device)
         free = self.reduce(free, reduce_op="min").item() * USABLE
-        fitting = []
+        small = []
         for policy in self.policies.values():
             if isinstance(policy, Elsewhere):
                 continue
@@ -240,12 +242,12 @@ class AdoptingStrategy(SavingStrategy):
                     f"half of the memory that is free; load a checkpoint to use it"
                 )
             else:
-                fitting.append(policy)
+                small.append(policy)
                 free -= self.first.bytes_of(policy)
-        return fitting
+        return small
 
     def teardown(self) -> None:
-        """Restore the networks to what they were before training."""
+        """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         if isinstance(self.ranks, ThreadRanks):
             self.ranks.close()
         self.ranks = Ranks()

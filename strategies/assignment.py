@@ -148,7 +148,7 @@ def _decide(
     undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
     if not undecided:
         return chosen
-    free = torch.tensor(auto.memory(world.device, world.local), dtype=torch.float64)
+    free = torch.tensor(auto.memory(world.device, world.per_node), dtype=torch.float64)
     free = smallest(free.to(world.device)).item()
     decisions = decide(chosen, players, belongings, world, free)
     if world.rank == 0:

@@ -35,8 +35,9 @@ class PhaseStrategy(AdoptingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check` tries the first step: on all ranks together, and on each as if it were one device (see check/first_step.py);
-    `check="often"` tries every tenth step too, which finds what differs only later.
+    `check` tries a step before one of its phases is played for the first time: on all ranks together, and on each as if
+    it were one device (see check/first_step.py). `check="often"` tries again when a phase has been played ten times,
+    which finds what differs only later.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
     group are Lightning's own: the other arguments are those of its DDPStrategy. `start_method` "spawn" starts the ranks
     from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl or mpi; without it nccl on GPUs, else
@@ -115,7 +116,7 @@ class PhaseStrategy(AdoptingStrategy):
         return self.ranks.ask(phase.when, self.root_device) if self.trial is None else self.trials.ready(phase)
 
     def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """Before a phase is played for the first time, or more often: check that ranks would train as one device."""
+        """If a trial is due before this step: check that the ranks would train as one device."""
         if not self.trials.due(game.phases, game.step):
             return
 
@@ -226,7 +227,7 @@ class PhaseStrategy(AdoptingStrategy):
     # ---- set-up ----
 
     def setup(self, trainer: Trainer) -> None:
-        """Give each player its policy. On several ranks the first step will be tried."""
+        """Give each player its policy. On several ranks each phase is tried before its first time."""
         super().setup(trainer)
         tried = self.check and trainer.state.fn == TrainerFn.FITTING and self.ranks.size > 1
         self.trials = Trials(self.lightning_module.phases if tried else (), often=self.check == "often")

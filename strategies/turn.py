@@ -51,7 +51,7 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
     with gradients(phase, batch, context, scale) as losses:
-        # Update weights. A player whose gradients are not finite skips its turn, on all ranks together.
+        # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
         for learner in context.ranks.once(learners, f"the update of phase '{phase.name}'"):
             norms = learner.finish(scale)
             if "on_before_optimizer_step" in context.hooks.wanted:
@@ -85,14 +85,16 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
         learner.drop_gradients()
 
     with ExitStack() as held:
-        # The policies make weights whole when they are read, also those of players that do not learn.
+        # A compiled player cannot be differentiated twice; then torch's error is explained.
         by_author = any(policy.compiled_by_author for policy in policies.values())
         compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
         held.enter_context(played(phase, compiled, by_author))
+
+        # The policies make weights whole when they are read, also those of players that do not learn.
         for policy in policies.values():
             held.enter_context(policy.hold(phase))
 
-        # Accumulate gradients. They are reduced during the last backward.
+        # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
         parts = split_batch(batch, phase.micro_batches, phase.name)
         means: dict[str, Tensor] = {}
         for index, part in enumerate(parts):

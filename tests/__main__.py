@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-# The other files need not be imported.
+# The files with tests of the second tier. pytest need not import the others again.
 ALONE = sorted(str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text("utf-8"))
 TIERS = {
     # Three files at a time, although each may have worlds of ranks: ranks, jobs and commands wait a lot.

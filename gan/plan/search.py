@@ -74,7 +74,7 @@ def _levels(budget: Budget, player: Player) -> tuple[str, ...]:
     if world.size == 1 or not budget.policy(player.name, Choice("ddp")).optimizer_cost.elementwise:
         return LEVELS[:1]
     levels = OF_FROZEN if player.frozen else LEVELS
-    several = 1 < world.local < world.size
+    several = 1 < world.per_node < world.size
     return tuple(level for level in levels if several or "hybrid" not in level)
 
 

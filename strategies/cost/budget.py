@@ -197,7 +197,7 @@ class Budget:
                 for name, curve in mine.items()
             }
             collectives = {name: curve.collectives for name, curve in mine.items()} | dict(more[number])
-            links = moved([one for each in collectives.values() for one in each], self.world.local)
+            links = moved([one for each in collectives.values() for one in each], self.world.per_node)
             phase = next(each for each in self.game.phases if each.name == trace.phase)
             idle = max(self.policy(name, choice).idle(phase) for name, choice in choices.items())
             activated = float(activations[number][at])
@@ -213,7 +213,7 @@ class Budget:
         for name, other in self.game.players.items():
             if player in (name, other.follows):
                 for trace, curve in zip(self.traces(recompute), self.curves(name, choice, recompute), strict=True):
-                    total += moved(curve.collectives, self.world.local) * (1 / trace.every)
+                    total += moved(curve.collectives, self.world.per_node) * (1 / trace.every)
         return total
 
     def recomputing(self, choices: Mapping[str, Choice]) -> frozenset[str]:

@@ -33,8 +33,9 @@ class Policy(Costs):
     """One player on one device. A policy for many devices chooses another storage and another reduction.
 
     `storage` knows where the weights are and which part of them this rank owns. `reduction` averages the gradients
-    over the ranks. `adopt` makes both, once. Then every phase calls, in this order: `begin`; `hold` around all that
-    follows; and for a learner `arm` before each backward, `finish` after the last one, `update`.
+    over the ranks. `adopt` chooses both for training. Then every phase calls, in this order: `begin`; `hold` around all
+    that follows; and for a learner `arm` before each backward, `finish` after the last one, `update` if all gradients
+    are finite.
     """
 
     name = "single"
@@ -175,7 +176,10 @@ class Policy(Costs):
         return groups.shared(self.player.name) if self.communicates_only_in_its_turn else groups.own()
 
     def release(self) -> None:
-        """Restore the player's parameters to what the author made. Communicates nothing, because a rank may be lost."""
+        """Give the author's parameters their own memory again, and remove hooks.
+
+        Communicates nothing, because a rank may be lost. So weights that are still sharded have no values then.
+        """
         self.released = True
         self.learn(True)
         self.switch.end_step()
@@ -269,7 +273,7 @@ class Policy(Costs):
         return self.reduction.norms()
 
     def update(self, norm: Tensor) -> None:
-        """Clip, step the optimizer, call `Player(after=...)`; then move the schedule and the average."""
+        """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
         self.storage.step(self.optimizer, self.reduction.stepped)
@@ -297,7 +301,7 @@ class Policy(Costs):
     def gathered(self, exact: bool = True) -> Iterator[None]:
         """Inside the `with`, the author's parameters are whole on all ranks. After an error it waits for no rank.
 
-        What is written into them is kept. After training they are what they are.
+        What is written into them is kept. After `release` this does nothing.
         """
         if self.released:
             yield

@@ -43,7 +43,7 @@ class Sharded(Policy):
     def shards(self) -> int:
         """How many ranks own the player together: all, or (hybrid) the ranks of a node, or N."""
         ranks = self.world.size
-        size = (self.options["hybrid"] or self.world.local) if "hybrid" in self.options else ranks
+        size = (self.options["hybrid"] or self.world.per_node) if "hybrid" in self.options else ranks
         if ranks % size:
             raise UserError(
                 f"player '{self.player.name}': {ranks} ranks cannot be parted into groups of {size}, as "

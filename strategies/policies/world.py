@@ -1,4 +1,4 @@
-"""World: a rank's place among all ranks."""
+"""World: a rank's place among those that train, or among those that serve with it."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from strategies.policies.groups import Groups
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place among all ranks: their number `size`, its own `rank` and `device`, and the ranks per node.
+    """The number `size` of these ranks, this one's own `rank` and `device`, and how many of the run's are on its node.
 
     `groups` gives players the process groups for their collectives.
     """
@@ -17,5 +17,5 @@ class World:
     size: int
     rank: int
     device: torch.device
-    local: int = 1
+    per_node: int = 1
     groups: Groups = field(default_factory=Groups)

@@ -14,6 +14,7 @@ from gan.errors import UserError
 def package(device: torch.device) -> Any:
     """Import DeepSpeed for this kind of device."""
     logging.getLogger("DeepSpeed").addFilter(_is_error)  # it would print a lot, on every rank
+    # DeepSpeed reads this variable when it is imported.
     with mock.patch.dict(os.environ, DS_ACCELERATOR=os.environ.get("DS_ACCELERATOR", device.type)):
         import deepspeed
         from deepspeed.accelerator import get_accelerator
@@ -33,10 +34,10 @@ def package(device: torch.device) -> Any:
 
 def _forget_old_groups(deepspeed: Any) -> None:
     """Reset DeepSpeed if torch has new process groups, because DeepSpeed keeps the first ones that it saw."""
-    if getattr(deepspeed, "followed_by_phases", dist.group.WORLD) is not dist.group.WORLD:
+    if getattr(deepspeed, "world_of_phases", dist.group.WORLD) is not dist.group.WORLD:
         deepspeed.comm.comm.cdb = None
         deepspeed.utils.groups._release_process_group_references()
-    deepspeed.followed_by_phases = dist.group.WORLD
+    deepspeed.world_of_phases = dist.group.WORLD
 
 
 def _is_error(record: logging.LogRecord) -> bool:

@@ -207,6 +207,10 @@ class Unit:
     def unsharded(self) -> bool:
         return all(weight.whole is not None for weight in self.everything.values())
 
+    def gathered_for(self, module: nn.Module) -> bool:
+        """Whether FSDP2 gathers it when this module is called."""
+        return module in self.group.modules
+
     def weight_gathered(self, weight: FsdpWeight) -> None:
         """FSDP2 has gathered one of its weights; the last one comes when all are there."""
         if weight is self.group.fsdp_params[-1]:

@@ -56,7 +56,7 @@ def wrap(
 def _stand_ins(
     root: nn.Module, blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]
 ) -> Iterator[tuple[dict[nn.Module, dict[str, nn.Parameter]], set[nn.Parameter], set[nn.Parameter]]]:
-    """Inside the `with`, other objects stand in the author's places, which FSDP2 may replace.
+    """Inside the `with`, other parameters are in the places of the author's. FSDP2 may replace these.
 
     They have at least one dimension, and are contiguous: FSDP2 asks for it. A parameter of several blocks is also put
     into the root, under a made-up name, because FSDP2 looks for the root's parameters outside of blocks only. The

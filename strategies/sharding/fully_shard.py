@@ -148,7 +148,7 @@ class FullyShard(Storage):
             self._gather_all()
         if self.phase not in self.agreed:
             for unit in self.units:
-                if module in unit.group.modules and not unit.unsharded:
+                if unit.gathered_for(module) and not unit.unsharded:
                     self._agree(unit)
 
     def _read(self, weights: Iterable[nn.Parameter]) -> None:

@@ -287,7 +287,7 @@ def looked_again():
     deepspeed.utils.groups._WORLD_GROUP = kept = object()
     package(torch.device("cpu"))
     before = deepspeed.utils.groups._WORLD_GROUP is kept
-    with mock.patch.object(deepspeed, "followed_by_phases", object()):
+    with mock.patch.object(deepspeed, "world_of_phases", object()):
         package(torch.device("cpu"))
     return before, deepspeed.utils.groups._WORLD_GROUP
 

@@ -41,7 +41,7 @@ class Counted(TorchDispatchMode):
 
 
 def forget() -> None:
-    """From now on `held` counts, and the garbage collector searches, only what is made later."""
+    """Until the process ends, `held` counts and the garbage collector searches only what is made from now on."""
     gc.collect()
     gc.freeze()
 

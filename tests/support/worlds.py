@@ -20,7 +20,7 @@ from torch import Tensor
 TIMEOUT = 240
 ROOT = str(Path(__file__).parents[2])
 NUMBERS = (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool)
-PRELOAD = ["tests.support.preload"]  # what the process imports from which all ranks are forked
+PRELOAD = ["tests.support.preload"]  # what the fork server imports before it forks ranks
 
 
 class Ranks:
@@ -39,14 +39,14 @@ class Ranks:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, size, port, limit), daemon=True)
-            # The first process preloads before it knows this one's sys.path, and a test may stand in another folder.
+            # The fork server imports PRELOAD before it gets our sys.path, and a test may be in another folder.
             with mock.patch.dict(os.environ, PYTHONPATH=ROOT):
                 process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """The results of all ranks in order; the first failure is raised with its rank and traceback."""
+        """The results of all ranks, in order. If ranks fail, one error has the rank and traceback of each."""
         for pipe in self.pipes:
             _send(pipe, (function, args, kwargs))
         results = []

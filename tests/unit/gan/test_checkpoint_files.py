@@ -149,6 +149,13 @@ def test_one_that_is_replaced_while_it_is_read_is_noticed(path):
     assert number_of(path) == 2
 
 
+def test_one_that_is_removed_while_it_is_read_is_noticed(path):
+    tree = load(path)
+    remove(path)
+    with pytest.raises(UserError, match=r"it was removed meanwhile$"):
+        whole(tree)
+
+
 def test_a_later_format_is_named(path):
     saved = torch.load(path / "values.pt", weights_only=True)
     torch.save({**saved, "format": 3}, path / "values.pt")
