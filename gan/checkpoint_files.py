@@ -35,7 +35,9 @@ SHARDS = "*.safetensors"
 PART = ".part"  # the ending of a checkpoint that is not complete
 FORMAT = 2
 UNCHECKED = 1  # the format without checksums
-DEPTH, MANY, HUGE = 200, 10**6, 2**30  # of values: how deep; how many, and bytes, beyond the file's size
+# Limits for values.pt: how deep it may be nested; how many values, and how many bytes in a tensor, it may have beyond
+# what the size of its file allows.
+DEPTH, MANY, HUGE = 200, 10**6, 2**30
 
 
 def replaced(path: Path) -> Path:
@@ -44,6 +46,7 @@ def replaced(path: Path) -> Path:
 
 
 def identity_of(path: Path) -> tuple[int, int]:
+    """Device and inode: another directory with the same name has others."""
     found = path.stat()
     return found.st_dev, found.st_ino
 
