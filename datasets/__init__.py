@@ -8,12 +8,8 @@ from datasets.batches import GlobalBatches, ResumableLoader
 from datasets.data import GanData
 from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
 from datasets.drawn.tones import Tones
-from datasets.files.ade20k import ADE20K
 from datasets.files.celebamask import CelebAMask
-from datasets.files.cityscapes import Cityscapes
-from datasets.files.coco import CocoStuff
-from datasets.files.facades import Facades
-from datasets.files.folder import FolderPairs
+from datasets.files.layouts import ADE20K, Cityscapes, CocoStuff, Facades, FolderPairs
 from datasets.files.pairs import Pairs
 from datasets.loaders import GlobalLoader, GlobalStream
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
@@ -16,6 +17,7 @@ from datasets.batches import GlobalBatches, ResumableLoader, check_divides
 from gan.errors import UserError
 from gan.noise import seed_for
 
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 END = object()  # what comes after the last sample of a stream
 
 
@@ -148,5 +150,17 @@ def _seeded(seed: int) -> Iterator[None]:
         random.setstate(states[2])
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside the `with`, loaders are made that read all samples, also on one of several ranks."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
 def _rank_of_ranks() -> tuple[int, int]:
+    if _ALONE.get():
+        return 0, 1
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)

@@ -7,6 +7,10 @@ decides how players are distributed over devices.
 import gc
 import os
 
+from gan import names
+
+names.take()
+
 # Lightning reads these when it is imported, and fails without naming them. What is no number is refused by
 # strategies/processes/variables.py, by name.
 _wrong = {

@@ -18,6 +18,7 @@ KINDS: dict[str, type] = {
     "optimizer_states": list,
     "lr_schedulers": list,
     "random_states": list,
+    "attributes": list,
     "global_step": int,
     "epoch": int,
     "seed": int,

@@ -1,4 +1,4 @@
-"""A moving average (EMA) of a player's weights: one tensor for each parameter.
+"""A moving average (EMA) of a player's weights, and of its buffers if asked for: one tensor for each.
 
 It is written by hand, because torch's AveragedModel and Lightning's WeightAveraging deep-copy the network, which
 FSDP2 forbids. A tensor for each parameter is sharded just like the parameter.
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
@@ -32,6 +32,7 @@ class Ema:
     """`decay` gets the number of updates so far, and returns the decay of the next one.
 
     `average` has the tensors that become the average, in the order of the parameters. Without it they are made.
+    `network`: the buffers of this module are averaged too. `averages` has the tensors for that, or else they are made.
     """
 
     def __init__(
@@ -39,43 +40,60 @@ class Ema:
         parameters: Mapping[str, Tensor],
         decay: Callable[[int], float],
         average: Sequence[Tensor] | None = None,
+        network: nn.Module | None = None,
+        averages: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         clones = (parameter.detach().clone() for parameter in self.parameters.values())
         self.average = list(clones if average is None else average)
         self.decay = decay
         self.updates = 0
+        self.network = network
+        self.of_buffers = {n: b.detach().clone() for n, b in self.buffers.items()} if averages is None else averages
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers that are averaged, as they are now: code may have put others in their place."""
+        return {} if self.network is None else dict(self.network.named_buffers())
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average: average = decay * average + (1 - decay) * weights."""
-        blend = get_ema_multi_avg_fn(self.decay(self.updates))
+        """Move the average: average = decay * average + (1 - decay) * weights. Buffers of whole numbers are copied."""
+        decay = self.decay(self.updates)
+        blend = get_ema_multi_avg_fn(decay)
         if self.average:  # a rank may own no element
             blend(self.average, list(self.parameters.values()), None)
+        for name, buffer in self.buffers.items():
+            average = self.of_buffers.setdefault(name, buffer.detach().clone())
+            if buffer.is_floating_point():
+                average.lerp_(buffer, 1 - decay)
+            else:
+                average.copy_(buffer)
         self.updates += 1
 
     @contextmanager
-    @torch.no_grad()
     def swapped(self) -> Iterator[None]:
-        """Inside the `with`, the network has the averaged weights. Buffers, such as running statistics, stay."""
+        """Inside the `with`, the network has the averaged weights. Buffers that are not averaged stay."""
         self._swap()
         try:
             yield
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
-        with torch.no_grad():
-            for parameter, average in zip(self.parameters.values(), self.average, strict=True):
-                weights = parameter.detach().clone()
-                parameter.copy_(average)
-                average.copy_(weights)
+        now = {**self.parameters, **self.buffers}
+        for name, average in self.state_dict().items():
+            values = now[name].detach().clone()
+            now[name].copy_(average)
+            average.copy_(values)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(zip(self.parameters, self.average, strict=True))
+        return {**dict(zip(self.parameters, self.average, strict=True)), **self.of_buffers}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor] | None) -> None:
         """Load saved averages. With None, start from the present weights."""
-        for (name, parameter), average in zip(self.parameters.items(), self.average, strict=True):
-            average.copy_(parameter if state is None else state[name])
+        now = {**self.parameters, **self.buffers}
+        for name, average in self.state_dict().items():
+            average.copy_(now[name] if state is None else state[name])

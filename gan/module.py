@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from lightning import LightningModule
+from torch.optim import Optimizer
 
 from gan import noise
 from gan.checkpoint import check_left_out, load, load_module_state
@@ -96,6 +97,11 @@ class GanModule(LightningModule):
         """Inside the `with`, players compute with their averaged weights (EMA). Validation does this by itself."""
         with self.trainer.strategy.averaged() if self._trainer is not None else nullcontext():
             yield
+
+    def player_of(self, optimizer: Optimizer) -> Player:
+        """The player that an optimizer trains: hooks, such as `on_before_optimizer_step`, get a learner's optimizer."""
+        policies = self.trainer.strategy.policies.values()
+        return next(self.players[policy.player.name] for policy in policies if policy.optimizer is optimizer)
 
     @classmethod
     def load_from_checkpoint(

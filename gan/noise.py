@@ -5,33 +5,57 @@ Inside a phase, every row of a batch has a place in the global batch. Each draw 
 is one draw for the whole global batch: a coin, or a time, that all ranks share.
 
 Outside a phase the draws are torch's own functions.
+
+[Note: blocks of rows]
+A draw is one tensor for the whole global batch, from which a rank takes its rows. Its rows are cut into blocks, and
+torch's own kernel fills each block, from a seed of the block's own. So a rank makes only the blocks with rows of its
+own, and of these at most the two at the ends for nothing:
+
+    block 0   rows 0 to 3        rank 0
+    block 1   rows 4 to 7        rank 0, rank 1 (which throws away rows 4 and 5)
+    block 2   rows 8 to 11       rank 1
+
+How large a block is depends on the draw alone, never on the rank. A small draw is a single block.
 """
 
 import hashlib
-import math
-import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gan import splitmix
 from gan.errors import UserError
+
+SMALL, FEW_ROWS, LARGE, PARTS = 2**10, 8, 2**17, 16  # sizes of a block: see `_rows_of_a_block`
+OF_ACCELERATOR = 2**20
+COPIES = 4  # so many rows for each sample are taken for rows of samples, where no trial has shown it
+MASK = 2**64 - 1
 
 
 def seed_for(*parts: int | str) -> int:
     """A seed made of parts, the same on every machine. Parts that differ by one give unrelated seeds."""
-    return int.from_bytes(_digest(parts, 8), "little") >> 1
+    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little") >> 1
 
 
-def _digest(parts: Sequence[int | str], size: int) -> bytes:
-    return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=size).digest()
+class Drawn(NamedTuple):
+    """A draw of a network by torch's own functions.
+
+    `rows` is how many samples were computed where it was drawn. `whole`: they were all, so the draw is the same
+    whether its rows are of samples or not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    of_samples: bool
+    whole: bool = False
 
 
 @dataclass
@@ -40,6 +64,9 @@ class Place:
 
     `others` is for a batch of several loaders with batch sizes of their own: the first row of each, by its number of
     rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
+
+    The rest is for draws of networks by torch's own functions (strategies/draws.py). `follows`: they follow the sample
+    too. `known` are draws of which a trial has shown whether their rows are samples, by call. `drawn` are those so far.
     """
 
     key: tuple[int | str, ...]
@@ -49,6 +76,28 @@ class Place:
     stride: int = 1
     others: Mapping[int, int] = field(default_factory=dict)
     calls: int = 0
+    follows: bool = True
+    known: Mapping[int, Drawn] = field(default_factory=dict)
+    drawn: dict[int, Drawn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._seed = seed_for(*self.key)
+
+    def next_call(self) -> int:
+        self.calls += 1
+        return self.calls - 1
+
+    def seed(self, call: int, number: int) -> int:
+        """The seed of a block or row of a draw. It costs little, because there may be many."""
+        # The finalizer of SplitMix64 (Steele, Lea and Flood 2014), shortened.
+        bits = self._seed + call * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 & MASK
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        return bits ^ bits >> 27
+
+    def seeds(self, n: int) -> list[int]:
+        """A seed for each of n rows. Two copies of a sample have two seeds."""
+        call = self.next_call()
+        return [self.seed(call, row) for part in self.numbers_of(n) or [range(n)] for row in part]
 
     def numbers(self, n: int) -> range:
         """The numbers, in the global batch, of the samples of a draw of n rows.
@@ -58,37 +107,45 @@ class Place:
         first, rows = (self.others[n], n) if n in self.others else (self.first, self.rows)
         return range(first, first + rows * self.stride, self.stride)
 
-    def seeds(self, n: int) -> list[int]:
-        """A seed for each of n rows. Two copies of a sample have two seeds."""
-        call, numbers = self._next_call(), self.numbers(n)
-        return [seed_for(*self.key, call, numbers[row % len(numbers)], row // len(numbers)) for row in range(n)]
-
-    def streams(self, n: int, device: torch.device) -> tuple[Tensor, int]:
-        """The same for a draw of n rows: where each row starts, and the step, for gan/splitmix.py."""
+    def numbers_of(self, n: int) -> list[range] | None:
+        """The rows, of the whole draw, that a draw of n rows has here. None stands for all, in their order."""
+        if self.rows == self.total:
+            return None
         numbers = self.numbers(n)
-        if n % len(numbers) and self.rows < self.total:
+        if n == len(numbers):
+            return [numbers]
+        if n % len(numbers):
             raise UserError(
                 f"noise of {n} rows in a phase whose batch has {self.rows}: other ranks would draw other rows than one "
                 f"device does; draw a row for each sample and take some, or type common=True for one draw of all ranks"
             )
-        key, by_number, by_copy, step = self._stream()
-        start = torch.arange(numbers.start, numbers.stop, numbers.step, device=device).mul_(by_number).add_(key)
-        if n != len(numbers):
-            copies = torch.arange(-(-n // len(numbers)), device=device).mul_(by_copy)
-            start = (copies.unsqueeze(1) + start).flatten()[:n]
-        return start, splitmix.step_of(step)
+        total = self.whole(len(numbers))
+        starts = range(0, n // len(numbers) * total, total)
+        return [range(start + numbers.start, start + numbers.stop, numbers.step) for start in starts]
 
-    def common_stream(self, device: torch.device) -> tuple[Tensor, int]:
-        """The same for a draw that all rows share."""
-        key, _, _, step = self._stream()
-        return torch.full((1,), key, device=device), splitmix.step_of(step)
+    @property
+    def samples(self) -> int:
+        """How many samples are computed here."""
+        return self.rows
 
-    def _stream(self) -> tuple[int, ...]:
-        return struct.unpack("<4q", _digest((*self.key, self._next_call()), 32))
+    def whole(self, n: int) -> int:
+        """How many rows a draw of n rows has in the whole global batch."""
+        return self.total * n // self.rows
 
-    def _next_call(self) -> int:
-        self.calls += 1
-        return self.calls - 1
+    def numbers_of_network(self, call: int, name: str, shape: Sequence[int]) -> list[range] | None:
+        """The same for a draw of a network, which may also have a shape that has nothing to do with the samples.
+
+        A trial has seen a shape with few samples, and with all ranks' (strategies/draws.py). Without one, what
+        looks like a row for each sample, or a few, is taken for it.
+        """
+        n, tail, known = shape[0] if shape else 0, tuple(shape[1:]), self.known.get(call)
+        fits = n > 0 and (n % self.samples == 0 or n in self.others)
+        if known is not None and (known.name, known.shape[1:]) == (name, tail):
+            of_samples = known.of_samples and fits
+        else:
+            of_samples = fits and n <= COPIES * max(self.samples, *self.others, 1)
+        self.drawn[call] = Drawn(name, tuple(shape), self.samples, of_samples, self.samples == self.total)
+        return self.numbers_of(n) if of_samples else None
 
 
 _place: ContextVar[Place | None] = ContextVar("place", default=None)
@@ -109,75 +166,130 @@ def at(place: Place | None) -> Iterator[None]:
         _place.reset(token)
 
 
+def go_to(place: Place | None, calls: int) -> None:
+    """Set the place, and how many draws it has made, for the rest of the innermost `at`."""
+    _place.set(place)
+    if place is not None:
+        place.calls = calls
+
+
+# ---- blocks ----
+
+
+@cache
+def _generator(device: torch.device, thread: int) -> torch.Generator:
+    """Each thread has its own: the threads of dp draw at the same time. Making one costs as much as a draw."""
+    return torch.Generator(device)
+
+
+def seeded(device: torch.device, seed: int) -> torch.Generator:
+    """This thread's generator, begun anew."""
+    return _generator(device, threading.get_ident()).manual_seed(seed)
+
+
+def fill(out: Tensor, draw: Callable[..., Any], place: Place, call: int, parts: Sequence[range] | None) -> Tensor:
+    """Fill a contiguous tensor with these rows of a draw. See [Note: blocks of rows].
+
+    `draw(tensor, generator=...)` fills a tensor. Without `parts` all rows of the draw are here.
+    """
+    shape, device = out.shape, out.device
+    count = shape[0] if shape else 1
+    total = count if parts is None else place.whole(count)
+    high = _rows_of_a_block(total, out.numel() // (count or 1), out.is_cpu)
+    if high >= total and parts is None:
+        draw(out, generator=seeded(device, place.seed(call, 0)))
+        return out
+    at, last, block = 0, -1, out
+    for part in (range(total),) if parts is None else parts:
+        assert not part or part[-1] < total
+        while part:
+            number, top = divmod(part[0], high)
+            size = min(high, total - number * high)
+            taken = min(len(part), -(-(size - top) // part.step))
+            target = out if taken == count else out[at : at + taken]
+            if taken == size:
+                draw(target, generator=seeded(device, place.seed(call, number)))
+            else:
+                if number != last:  # two copies of the samples may share a block
+                    last, block = number, out.new_empty(size, *shape[1:])
+                    draw(block, generator=seeded(device, place.seed(call, number)))
+                target.copy_(block[top : top + taken * part.step : part.step])
+            part, at = part[taken:], at + taken
+    return out
+
+
+@cache
+def _rows_of_a_block(total: int, width: int, cpu: bool) -> int:
+    """How many rows a block has, of a draw of so many rows: a power of two, so that ranks seldom share a block.
+
+    A block costs as much as about a thousand numbers on a CPU, beside its own numbers. So it should not be smaller.
+    But then it should have a few rows only, and be a small part of the draw, because a rank may throw most of it away.
+    """
+    size = max(SMALL, min(FEW_ROWS * width, FEW_ROWS * SMALL), min(total * width // PARTS, LARGE))
+    size = size if cpu else OF_ACCELERATOR
+    return total if total * width <= size else 1 << (size // width or 1).bit_length() - 1
+
+
 # ---- draws ----
 
 
 def randn(shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
     """Normal noise, a row for each sample, with the device and dtype of `like`."""
-    return _draw(torch.randn, splitmix.normal, shape, common, **_floats(like))
+    return _draw(Tensor.normal_, shape, like, common)
 
 
 def rand(shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
     """Uniform noise in [0, 1), a row for each sample, with the device and dtype of `like`."""
-    return _draw(torch.rand, splitmix.uniform, shape, common, **_floats(like))
+    return _draw(Tensor.uniform_, shape, like, common)
 
 
 def randint(low: int, high: int, shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
     """Whole numbers from `low` to `high - 1`, a row for each sample, as int64 on the device of `like`."""
     if low >= high:
         raise UserError(f"noise.randint({low}, {high}) has no number to draw, because {high} is never drawn")
-    draws = partial(torch.randint, low, high), partial(splitmix.integers, low=low, high=high)
-    return _draw(*draws, shape, common, device=_device(like), dtype=torch.int64)
+
+    def draw(out: Tensor, generator: torch.Generator | None) -> Tensor:
+        return out.random_(low, high, generator=generator)
+
+    return _draw(draw, shape, like, common, torch.int64)
+
+
+def _draw(
+    draw: Callable[..., Any], shape: Sequence[int], like: Tensor | None, common: bool, dtype: torch.dtype | None = None
+) -> Tensor:
+    if torch.compiler.is_compiling():  # torch.compiler.disable by itself would cost more than a small draw
+        return _outside_graphs(draw, shape, like, common, dtype)
+    device = None if like is None else like.device
+    if dtype is None:
+        dtype = torch.get_default_dtype() if like is None else like.dtype
+        if not dtype.is_floating_point:
+            raise UserError(f"noise has the dtype of `like`, which is {dtype}; type like=x.float(), or noise.randint")
+    place = _place.get()
+    if place is None:  # torch's own functions do no more than this
+        return draw(torch.empty(shape, device=device, dtype=dtype), generator=None)
+    if not (common or len(shape)):
+        raise UserError("noise without a shape has no row for each sample; type common=True, if all samples share it")
+    # In float64 the numbers of float32, so that every precision draws the same.
+    out = torch.empty(shape, device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
+    if not out.is_meta:
+        fill(out, draw, place, place.next_call(), None if common else place.numbers_of(shape[0]))
+    return out.double() if dtype is torch.float64 else out
+
+
+_outside_graphs = torch.compiler.disable(_draw)  # a compiled graph would keep the numbers of its first call
+
+
+# ---- dropout ----
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """torch.nn.functional.dropout with a mask for each sample: the rows of `x` are samples."""
     if here() is None or not training:
         return F.dropout(x, p, training, inplace)
-    return _dropped(x, x.shape, p, inplace)
-
-
-@torch.compiler.disable  # a compiled graph would keep the numbers of its first call
-def _draw(
-    plain: Callable[..., Tensor],
-    placed: Callable[..., Tensor],
-    shape: Sequence[int],
-    common: bool,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Tensor:
-    place = here()
-    if place is None or device.type == "meta":
-        return plain(tuple(shape), device=device, dtype=dtype)
-    if common:
-        start, step = place.common_stream(device)
-    elif len(shape):
-        start, step = place.streams(shape[0], device)
-    else:
-        raise UserError("noise without a shape has no row for each sample; type common=True, if all samples share it")
-    return placed(start, step, math.prod(shape if common else shape[1:]), dtype).view(tuple(shape))
-
-
-def _device(like: Tensor | None) -> torch.device:
-    return torch.get_default_device() if like is None else like.device
-
-
-def _floats(like: Tensor | None) -> dict[str, Any]:
-    dtype = torch.get_default_dtype() if like is None else like.dtype
-    if not dtype.is_floating_point:
-        raise UserError(f"noise has the dtype of `like`, which is {dtype}; type like=x.float(), or use noise.randint")
-    return {"device": _device(like), "dtype": dtype}
-
-
-# ---- dropout as layers ----
-
-
-def _dropped(x: Tensor, shape: Sequence[int], p: float, inplace: bool) -> Tensor:
-    """`x` times a mask of this shape."""
     if not 0 <= p <= 1:
         raise UserError(f"dropout: p={p} is not between 0 and 1")
     # In float32 whatever x is, so that every precision drops the same.
-    kept = _draw(torch.rand, splitmix.uniform, shape, False, device=x.device, dtype=torch.float32) >= p
+    kept = _draw(Tensor.uniform_, x.shape, x, False, torch.float32) >= p
     mask = kept.to(x.dtype).mul_(1 / (1 - p) if p < 1 else 0)
     return x.mul_(mask) if inplace else x * mask
 
@@ -189,53 +301,11 @@ class Dropout(nn.Dropout):
         return dropout(input, self.p, self.training, self.inplace)
 
 
-class _OfChannels:
-    """Drops whole channels."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if here() is None or not self.training:
-            return super().forward(input)
-        if input.dim() != self.dimensions:
-            raise UserError(
-                f"{type(self).__name__} got {input.dim()} dimensions; to follow the sample it needs all "
-                f"{self.dimensions}, of which the first counts the samples"
-            )
-        return _dropped(input, (*input.shape[:2], *[1] * (input.dim() - 2)), self.p, self.inplace)
-
-
-class Dropout1d(_OfChannels, nn.Dropout1d):
-    dimensions = 3
-
-
-class Dropout2d(_OfChannels, nn.Dropout2d):
-    dimensions = 4
-
-
-class Dropout3d(_OfChannels, nn.Dropout3d):
-    dimensions = 5
-
-
-FOLLOWING = {nn.Dropout: Dropout, nn.Dropout1d: Dropout1d, nn.Dropout2d: Dropout2d, nn.Dropout3d: Dropout3d}
-DROPOUTS = (*FOLLOWING, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-
 def convert_dropout(module: nn.Module) -> None:
-    """Let every dropout inside follow the sample, in place: objects and state-dict keys stay the same."""
+    """Let every nn.Dropout inside follow the sample, in place: objects and state-dict keys stay the same.
+
+    Dropout of other kinds follows the sample in losses, like all that torch draws there (strategies/draws.py).
+    """
     for child in module.modules():
-        child.__class__ = FOLLOWING.get(type(child), type(child))
-    for name, child in own_dropouts(module):
-        raise UserError(
-            f"'{name}' is a {type(child).__name__}, whose dropout cannot follow the sample; build it with dropout 0, "
-            f"and call noise.dropout or noise.Dropout where you need it"
-        )
-
-
-def own_dropouts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules inside, with their names, whose dropout draws from torch's own generator."""
-    for name, child in module.named_modules():
-        if isinstance(child, DROPOUTS) and not isinstance(child, tuple(FOLLOWING.values())):
-            rate = child.p
-        else:
-            rate = child.dropout if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) else 0
-        if rate > 0:
-            yield name, child
+        if type(child) is nn.Dropout:
+            child.__class__ = Dropout

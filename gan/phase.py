@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +25,9 @@ class Player:
     - `ema`: the decay of a moving average of the weights, or a function that returns the decay and gets how often the
       average was updated before, e.g. `lambda n: min(0.999, (1 + n) / (10 + n))`. Validation and samples use the
       averaged weights. The average is updated after each update of the player, or with `ema_per="step"` after each
-      step of the game, also if the player has not learned in it.
+      step of the game, also if the player has not learned in it. With `ema_buffers="averaged"` buffers of
+      floating-point numbers, such as running statistics, are averaged too; else averaged weights are used with the
+      buffers of training, "copied".
     - `clip`: the largest norm of the player's whole gradient.
     - `blocks`: names of sub-modules, as in `named_modules()`, that the option `recompute` computes again one by one.
       Without them it chooses blocks itself.
@@ -34,7 +36,8 @@ class Player:
       every rank, and must write the same on all of them. Averages see what it has written.
     - `follows`: the name of another player, whose moving average this one is, with the decay `ema`. It has the same
       network, and no optimizer, and losses may use it. When training begins it is a copy of the other player, and so
-      are its buffers after each update of the average. Its `ema_per` counts the updates of the other player.
+      are its buffers after each update of the average, unless they are averaged. Its `ema_per` counts the updates of
+      the other player.
     - `freeze`: a function that gets the step and returns the names of sub-modules, as in `named_modules()`, that do not
       learn in this step, e.g. `lambda step: ["encoder"] if step < 1000 else []`. Their optimizer state stays as it is.
     - `saved`: False leaves the weights of a frozen player out of checkpoints. The game's constructor must make the same
@@ -67,62 +70,28 @@ class Player:
     follows: str | None = None
     saved: bool = True
     weights: str | PathLike[str] | None = None
+    ema_buffers: str = "copied"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.module, nn.Module):
-            raise UserError(f"player '{self.name}': expected a torch.nn.Module, got {type(self.module).__name__}")
-        if self.follows is not None and (self.optimizer is not None or self.ema is None):
-            raise UserError(
-                f"player '{self.name}' follows '{self.follows}', so it has a decay and no optimizer; "
-                f"type Player('{self.name}', ..., follows='{self.follows}', ema=0.99)"
-            )
-        of_learners = (self.schedule, self.clip, self.after, self.freeze, None if self.follows else self.ema)
-        if self.frozen and any(each is not None for each in of_learners):
-            raise UserError(
-                f"player '{self.name}' has no optimizer, so it is frozen and takes no schedule, ema, clip, after or "
-                f"freeze; give it one, e.g. optimizer=partial(Adam, lr=1e-4)"
-            )
-        if not self.saved and (not self.frozen or self.follows is not None):
-            raise UserError(
-                f"player '{self.name}' changes in training, so its weights must be in checkpoints; leave saved=False "
-                f"out, which is for frozen players"
-            )
-        if self.weights is not None and not isinstance(self.weights, str | PathLike):
-            raise UserError(
-                f"player '{self.name}': weights={type(self.weights).__name__} must be the path of a safetensors file; "
-                f"type weights='model.safetensors'"
-            )
-        if self.weights is not None and self.follows is not None:
-            raise UserError(
-                f"player '{self.name}' begins as a copy of '{self.follows}', which it follows; give the weights to "
-                f"that one: Player('{self.follows}', ..., weights='{self.weights}')"
-            )
-        if self.ema is not None and not callable(self.ema) and not 0 <= self.ema < 1:
-            raise UserError(f"player '{self.name}': ema={self.ema} is not in [0, 1); try ema=0.999")
-        for field, known in (("ema_per", ("update", "step")), ("schedule_per", ("update", "step", "epoch"))):
-            value, of = getattr(self, field), field.removesuffix("_per")
+        _check("player", self, OF_PLAYERS)
+        words = {"ema_per": "update step", "ema_buffers": "copied averaged", "schedule_per": "update step epoch"}
+        for field, known in ((field, each.split()) for field, each in words.items()):
+            value, of = getattr(self, field), field.partition("_")[0]
             if value not in known:
                 raise UserError(
                     f"player '{self.name}': {field}={value!r} is not known; type one of {', '.join(map(repr, known))}"
                 )
-            if value != "update" and getattr(self, of) is None:
+            if value != known[0] and getattr(self, of) is None:
                 raise UserError(
                     f"player '{self.name}' has {field}={value!r} and no {of}; add {of}=..., or leave it out"
                 )
-        if self.clip is not None and not self.clip > 0:
-            raise UserError(f"player '{self.name}': clip={self.clip} is not above 0; try clip=1.0")
-        if self.freeze is not None and not callable(self.freeze):
-            raise UserError(
-                f"player '{self.name}': freeze={self.freeze!r} must be a function of the step; "
-                f"type freeze=lambda step: {self.freeze!r}"
-            )
         known = [name for name, _ in self.module.named_modules()]
-        unknown = [name for name in self.blocks or () if name not in known]
-        if unknown:
-            raise UserError(
-                f"player '{self.name}': its {type(self.module).__name__} has no module '{unknown[0]}' to be a block; "
-                f"known are {', '.join(filter(None, known))}"
-            )
+        for name in self.blocks or ():
+            if name not in known:
+                raise UserError(
+                    f"player '{self.name}': its {type(self.module).__name__} has no module '{name}' to be a block; "
+                    f"known are {', '.join(filter(None, known))}"
+                )
 
     @property
     def frozen(self) -> bool:
@@ -152,6 +121,8 @@ class Phase:
       k has the rows k, k + M, k + 2 M and so on.
     - `second_order`: say True if the loss differentiates a gradient (R1, WGAN-GP, torch.func.grad). A policy that
       shards weights then keeps them gathered for the second backward.
+    - `draws`: "samples" lets what torch draws in the loss (torch.randn, nn.Dropout) follow the sample, as gan.noise
+      does. With "torch" each rank draws other numbers from torch's own generator.
     """
 
     name: str
@@ -163,32 +134,63 @@ class Phase:
     start: int = 0
     until: int | None = None
     when: Callable[[], bool] | None = None
+    draws: Literal["samples", "torch"] = "samples"
 
     def __post_init__(self) -> None:
         learners = (self.learners,) if isinstance(self.learners, str) else tuple(self.learners)
         object.__setattr__(self, "learners", learners)
-        for field in ("every", "micro_batches"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"phase '{self.name}': {field}={value!r} must be a whole number, 1 or more")
-        if not isinstance(self.start, int) or self.start < 0:
-            raise UserError(f"phase '{self.name}': start={self.start!r} must be a whole number, 0 or more")
-        if self.until is not None and (not isinstance(self.until, int) or self.until <= self.start):
-            raise UserError(
-                f"phase '{self.name}': until={self.until!r} must be a whole number above start={self.start}, or the "
-                f"phase is never played"
-            )
-        if self.when is not None and not callable(self.when):
-            raise UserError(
-                f"phase '{self.name}': when={self.when!r} must be a function without arguments; "
-                f"type when=lambda: {self.when!r}"
-            )
+        _check("phase", self, OF_PHASES)
 
     def due(self, step: int, ask: "Callable[[Phase], bool] | None" = None) -> bool:
         """Whether the phase is played in this step. `ask` calls `when`: a strategy asks the first rank for all."""
         if step < self.start or (self.until is not None and step >= self.until) or (step - self.start) % self.every:
             return False
         return self.when is None or bool(self.when() if ask is None else ask(self))
+
+
+# What may be wrong with a setting: the words after the name, and when they are said.
+OF_PLAYERS = {
+    ": expected a torch.nn.Module, got {p.module.__class__.__name__}": lambda p: not isinstance(p.module, nn.Module),
+    " follows '{p.follows}', so it has a decay and no optimizer; type Player('{p.name}', ..., follows='{p.follows}', "
+    "ema=0.99)": lambda p: p.follows is not None and (p.optimizer is not None or p.ema is None),
+    " has no optimizer, so it is frozen and takes no schedule, ema, clip, after or freeze; give it one, e.g. "
+    "optimizer=partial(Adam, lr=1e-4)": lambda p: (
+        p.frozen and [p.schedule, p.clip, p.after, p.freeze, None if p.follows else p.ema] != [None] * 5
+    ),
+    " changes in training, so its weights must be in checkpoints; leave saved=False out, which is for frozen "
+    "players": lambda p: not p.saved and not (p.frozen and p.follows is None),
+    ": weights={p.weights.__class__.__name__} must be the path of a safetensors file; type "
+    "weights='model.safetensors'": lambda p: not isinstance(p.weights, str | PathLike | None),
+    " begins as a copy of '{p.follows}', which it follows; give the weights to that one: Player('{p.follows}', ..., "
+    "weights='{p.weights}')": lambda p: p.weights is not None and p.follows is not None,
+    ": ema={p.ema} is not in [0, 1); try ema=0.999": lambda p: not (p.ema is None or callable(p.ema) or 0 <= p.ema < 1),
+    ": clip={p.clip} is not above 0; try clip=1.0": lambda p: p.clip is not None and not p.clip > 0,
+    ": freeze={p.freeze!r} must be a function of the step; type freeze=lambda step: {p.freeze!r}": lambda p: (
+        not (p.freeze is None or callable(p.freeze))
+    ),
+}
+OF_PHASES = {
+    ": every={p.every!r} must be a whole number, 1 or more": lambda p: not _whole(p.every, 1),
+    ": micro_batches={p.micro_batches!r} must be a whole number, 1 or more": lambda p: not _whole(p.micro_batches, 1),
+    ": start={p.start!r} must be a whole number, 0 or more": lambda p: not _whole(p.start, 0),
+    ": until={p.until!r} must be a whole number above start={p.start}, or the phase is never played": lambda p: (
+        not (p.until is None or _whole(p.until, p.start + 1))
+    ),
+    ": draws={p.draws!r} is not known; type draws='samples' or 'torch'": lambda p: p.draws not in ("samples", "torch"),
+    ": when={p.when!r} must be a function without arguments; type when=lambda: {p.when!r}": lambda p: (
+        not (p.when is None or callable(p.when))
+    ),
+}
+
+
+def _check(kind: str, one: Player | Phase, mistakes: Mapping[str, Callable[[Any], bool]]) -> None:
+    for words, made in mistakes.items():
+        if made(one):
+            raise UserError(f"{kind} '{one.name}'{words.format(p=one)}")
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
@@ -202,8 +204,7 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 raise UserError(f"two {kind}s are called '{name}'; give each a name of its own")
 
     for player in players:
-        trainable = any(parameter.requires_grad for parameter in player.module.parameters())
-        if not player.frozen and not trainable:
+        if not player.frozen and not any(parameter.requires_grad for parameter in player.module.parameters()):
             raise UserError(
                 f"player '{player.name}' has an optimizer but no parameter that requires a gradient; "
                 f"leave optimizer out to freeze it"
@@ -211,10 +212,8 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
 
     # A player follows one that can learn and has the same network.
     named = {player.name: player for player in players}
-    for player in players:
-        if player.follows is None:
-            continue
-        followed = named.get(player.follows)
+    followers = [(player, named.get(player.follows)) for player in players if player.follows is not None]
+    for player, followed in followers:
         if followed is None or followed.frozen:
             learning = [name for name, each in named.items() if not each.frozen]
             raise UserError(
@@ -223,9 +222,8 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
             )
         _check_alike(player, followed)
     own = parameters_of(players)
-    for player in players:
-        if player.follows is not None:
-            _check_shared(player, named[player.follows], own)
+    for player, followed in followers:
+        _check_shared(player, followed, own)
 
     # A phase's learners are players that can learn.
     frozen = {player.name for player in players if player.frozen}
@@ -294,13 +292,10 @@ def _check_alike(player: Player, followed: Player) -> None:
     for kind in ("parameter", "buffer"):
         own, other = (dict(getattr(each.module, f"named_{kind}s")()) for each in (player, followed))
         for name in {**own, **other}:
-            shapes = [tuple(each[name].shape) if name in each else None for each in (own, other)]
-            if shapes[0] != shapes[1]:
-                there = [
-                    f"none in '{each.name}'" if shape is None else f"of shape {shape} in '{each.name}'"
-                    for shape, each in zip(shapes, (player, followed), strict=True)
-                ]
+            there = [f"of shape {tuple(each[name].shape)}" if name in each else "none" for each in (own, other)]
+            if there[0] != there[1]:
                 raise UserError(
-                    f"player '{player.name}' follows '{followed.name}', and {kind} '{name}' is {' and '.join(there)}; "
-                    f"give both the same network, e.g. copy.deepcopy(...)"
+                    f"player '{player.name}' follows '{followed.name}', and {kind} '{name}' is {there[0]} in "
+                    f"'{player.name}' and {there[1]} in '{followed.name}'; give both the same network, e.g. "
+                    f"copy.deepcopy(...)"
                 )

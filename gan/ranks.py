@@ -3,6 +3,7 @@
     from gan import ranks
     center = ranks.mean(scores.mean(0))         # the mean over the global batch
     keys = ranks.gather(self.encode(images))    # the rows of the global batch, in its order
+    keys, own = ranks.gather(found, own=True)   # and where this rank's are: keys[own] equals found
 
 Use them in losses and inside any module, where one device would look at its whole batch. Every rank that plays the
 phase must call them in the same order. On one device each returns what it was given.
@@ -24,6 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -77,17 +79,22 @@ def mean(values: Tensor) -> Tensor:
     return sum(values) / _world().size if more_than_one() else values
 
 
+@overload
+def gather(rows: Tensor) -> Tensor: ...
+@overload
+def gather(rows: Tensor, own: Literal[True]) -> tuple[Tensor, slice]: ...
 @torch.compiler.disable
-def gather(rows: Tensor) -> Tensor:
+def gather(rows: Tensor, own: bool = False) -> Tensor | tuple[Tensor, slice]:
     """All ranks' rows, concatenated along dimension 0: the rows of the global batch, in its order.
 
-    Ranks may have different numbers of rows. If a sample has several rows, they must be neighbours; so gather fakes and
-    reals one by one, not concatenated. It can be differentiated as often as you like.
+    With `own` also the slice of them that is this rank's. Ranks may have different numbers of rows. If a sample has
+    several rows, they must be neighbours; so gather fakes and reals one by one, not concatenated. It can be
+    differentiated as often as you like.
     """
     if not rows.ndim:
         raise UserError("gan.ranks.gather concatenates rows, and a scalar has none; type gather(value[None])")
     if not more_than_one():
-        return rows
+        return (rows, slice(0, len(rows))) if own else rows
     world = _world()
     counts = torch.full((world.size,), 0 if not rows.is_meta else len(rows))  # without values all have as many
     if not rows.is_meta:
@@ -97,7 +104,8 @@ def gather(rows: Tensor) -> Tensor:
     starts = list(accumulate(counts.tolist(), initial=0))
     before, after = starts[world.number], starts[-1] - starts[world.number + 1]
     padded = torch.cat([rows.new_zeros(before, *rows.shape[1:]), rows, rows.new_zeros(after, *rows.shape[1:])])
-    return sum(padded).bool() if rows.dtype == torch.bool else sum(padded)
+    every = sum(padded).bool() if rows.dtype == torch.bool else sum(padded)
+    return (every, slice(before, before + len(rows))) if own else every
 
 
 class _Sum(torch.autograd.Function):

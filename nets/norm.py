@@ -1,59 +1,149 @@
-"""Batch norm over the samples of all ranks, on any backend."""
+"""Batch norm over the samples of all ranks, or over groups of samples, on any backend."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gan import ranks
+from gan import noise, ranks
+from gan.errors import UserError
+
+torchs = F.batch_norm
 
 
-class SyncBatchNorm(_BatchNorm):
-    """Batch norm whose statistics are those of the global batch: what one device would compute.
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    group: int | None = None,
+) -> Tensor:
+    """F.batch_norm with the statistics of the global batch, or of each `group` of neighbouring samples in it.
 
     Written by hand, because torch's SyncBatchNorm refuses CPU tensors and cannot be differentiated twice. There is
     one all-reduce in forward, for all channels together, and one in backward. Ranks may hold different numbers of
-    samples.
+    samples. In groups only the running statistics, which follow the mean of all groups, are communicated.
     """
+    mixed = len({each.dtype for each in (weight, running_mean) if each is not None}) > 1  # torch's own refuses that
+    several = ranks.more_than_one() and not (len(input) == 1 and input.dim() > 2 and _beside(weight))
+    if not training or not (several or mixed or group):
+        return torchs(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    mean, variance, count = global_moments(input, group)
+    if running_mean is not None:
+        follow(running_mean, running_var, mean, variance, count, momentum)
+    if group is not None:
+        mean, variance = mean.repeat_interleave(group, 0), variance.repeat_interleave(group, 0)
+    scale = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias
+    shape = [-1, input.shape[1]] + [1] * (input.dim() - 2)
+    return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+
+
+def _beside(weight: Tensor | None) -> bool:
+    """Whether a tensor of one row is no batch, but has samples beside each other as channels, [1, B * C, H, W].
+
+    So an adaptive instance norm calls this function, with computed weights. Its samples need no other rank.
+    """
+    place = noise.here()
+    return (place is not None and place.rows > 1) or not isinstance(weight, nn.Parameter | None)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """A batch norm that is synchronised whatever the Trainer says, or has the statistics of groups (`in_groups`)."""
+
+    group: int | None = None
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
-        use_batch = self.training or self.running_mean is None
-        tensors = [each for each in (self.weight, self.running_mean) if each is not None]
-        mixed = len({each.dtype for each in tensors}) > 1  # torch's own batch norm refuses that
-        if not use_batch or not (ranks.more_than_one() or mixed):
-            return super().forward(input)
         self._check_input_dim(input)
-        mean, variance, count = global_moments(input)
-        if self.training and self.track_running_stats:
-            self.track(mean, variance, count)
-        scale = torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        shift = -mean * scale
-        if self.bias is not None:
-            shift = shift + self.bias
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        return input * scale.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+        use_batch = self.training or self.running_mean is None
+        kept = (self.running_mean, self.running_var) if self.track_running_stats or not self.training else (None, None)
+        momentum = self.count() if self.training and self.track_running_stats else 0.0
+        return batch_norm(input, *kept, self.weight, self.bias, use_batch, momentum, self.eps, self.group)
 
-    @torch.no_grad()
-    def track(self, mean: Tensor, variance: Tensor, count: Tensor | int) -> None:
-        """Move the running statistics towards those of a batch with `count` values in each channel."""
+    def count(self) -> float:
+        """Count a batch, and return its share in the running statistics."""
         self.num_batches_tracked += 1
-        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        unbiased = variance * (count / (count - 1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+        return self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
 
 
-def global_moments(input: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
-    """Mean and biased variance of each channel over all ranks, and the number of values, in one all-reduce."""
-    dims = [0, *range(2, input.dim())]
+@contextmanager
+def synchronised() -> Iterator[None]:
+    """Inside the `with`, torch's batch norms have the statistics of the global batch.
+
+    F.batch_norm is replaced, which they look up when they are called. So no class is replaced: subclasses keep their
+    forward, and modules that call F.batch_norm are synchronised too.
+    """
+    torch._dynamo.trace_rules.get_torch_obj_rule_map()  # looks up by name, once, which functions torch.compile keeps
+    before = F.batch_norm, nn.SyncBatchNorm.forward  # the latter refuses CPU tensors
+    F.batch_norm, nn.SyncBatchNorm.forward = batch_norm, _BatchNorm.forward
+    try:
+        yield
+    finally:
+        F.batch_norm, nn.SyncBatchNorm.forward = before
+
+
+def in_groups(network: nn.Module, size: int) -> nn.Module:
+    """Give each batch norm inside the statistics of `size` neighbouring samples of the global batch, in place.
+
+    That is what GPUs with so many samples each compute without synchronisation; here, at any number of ranks.
+    """
+    norms = {name: each for name, each in network.named_modules() if isinstance(each, _BatchNorm)}
+    unlike = [name for name, each in norms.items() if type(each).__module__ not in (_BatchNorm.__module__, __name__)]
+    if unlike or not norms:
+        raise UserError(
+            f"{type(network).__name__} has batch norms that are not torch's own ({', '.join(unlike) or 'no modules'}); "
+            f"call nets.norm.batch_norm(..., group={size}) in them"
+        )
+    for norm in norms.values():
+        norm.__class__, norm.group = SyncBatchNorm, size
+    return network
+
+
+@torch.no_grad()
+def follow(
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, variance: Tensor, count: Tensor | int, momentum: float
+) -> None:
+    """Move the running statistics towards those of a batch, or of its groups, with `count` values in each channel."""
+    if mean.dim() > 1:
+        mean, variance = ranks.mean(torch.stack([mean, variance]).mean(1))
+    unbiased = variance * (count / (count - 1))
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+
+
+def global_moments(input: Tensor, group: int | None = None) -> tuple[Tensor, Tensor, Tensor | int]:
+    """Mean and biased variance of each channel over all ranks, and the number of values, in one all-reduce.
+
+    With `group` those of each group [groups, channels], and nothing is communicated.
+    """
     wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-    variance, mean = torch.var_mean(wide, dims, correction=0)
-    return pooled_moments(mean, variance, input.numel() // input.shape[1])
+    pixels = input.shape[2:].numel()
+    if group is None:
+        variance, mean = torch.var_mean(wide, [0, *range(2, wide.dim())], correction=0)
+        return pooled_moments(mean, variance, len(input) * pixels)
+    if len(input) % group or group * pixels < 2:
+        raise UserError(
+            f"batch norm in groups of {group} samples gets a tensor of shape {tuple(input.shape)}, and each group must "
+            f"be on one rank and have several values; let each rank's micro-batch have a multiple of {group} samples"
+        )
+    variance, mean = torch.var_mean(wide.unflatten(0, (-1, group)), [1, *range(3, wide.dim() + 1)], correction=0)
+    return mean, variance, group * pixels
 
 
 def pooled_moments(mean: Tensor, variance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | int]:
@@ -78,19 +168,12 @@ def wide_sum(values: Tensor) -> Tensor:
     return ranks.sum(values.double()) if ranks.more_than_one() else values
 
 
-def unsynchronised(module: nn.Module) -> list[str]:
-    """The names of batch norms that see only the samples of their own rank."""
-    return [
-        name
-        for name, child in module.named_modules()
-        if isinstance(child, _BatchNorm)
-        and type(child).__module__ == "torch.nn.modules.batchnorm"
-        and type(child) is not nn.SyncBatchNorm
-    ]
+def rows_together(module: nn.Module) -> int:
+    """What divides a rank's rows, for the groups of batch norms inside."""
+    return math.lcm(*(each.group for each in module.modules() if isinstance(each, SyncBatchNorm) and each.group))
 
 
-def convert_sync_batchnorm(module: nn.Module) -> None:
-    """Synchronise every batch norm inside, in place: objects, weights and state-dict keys stay the same."""
-    for child in module.modules():
-        if isinstance(child, _BatchNorm):
-            child.__class__ = SyncBatchNorm
+def unsynchronised(module: nn.Module) -> bool:
+    """Whether a batch norm sees only the samples of its own rank."""
+    kinds = {type(each) for each in module.modules() if isinstance(each, _BatchNorm)}
+    return F.batch_norm is torchs and not all(issubclass(kind, SyncBatchNorm | nn.SyncBatchNorm) for kind in kinds)

@@ -1,8 +1,7 @@
 """StyleGAN2's networks, small: a mapping network, modulated convolutions and a residual discriminator.
 
-They follow Karras et al. 2019 and 2020, and leave out: noise inputs and style mixing (StyleGAN3 dropped both), the
-truncation trick, and the minibatch standard deviation, with which a score would depend on the samples that a rank
-holds. Pictures are resized bilinearly; the published networks filter with [1, 3, 3, 1].
+They follow Karras et al. 2019 and 2020, and leave out: noise inputs and style mixing (StyleGAN3 dropped both), and the
+truncation trick. Pictures are resized bilinearly; the published networks filter with [1, 3, 3, 1].
 """
 
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gan import ranks
 from nets.blocks import SLOPE
 
 GAIN = 2**0.5  # after an activation, to keep the variance
@@ -102,9 +102,8 @@ class Synthesis(nn.Module):
         x = self.start.expand(len(styles), -1, -1, -1)
         x = F.leaky_relu(self.enlarge[0](x, styles[:, 0]), SLOPE) * GAIN
         picture = self.paint[0](x, styles[:, 1])
-        for number, (enlarge, refine, paint) in enumerate(
-            zip(self.enlarge[1:], self.refine, self.paint[1:], strict=True), start=1
-        ):
+        larger = zip(self.enlarge[1:], self.refine, self.paint[1:], strict=True)
+        for number, (enlarge, refine, paint) in enumerate(larger, start=1):
             x = enlarge(_double(x), styles[:, 2 * number - 1])
             x = refine(F.leaky_relu(x, SLOPE) * GAIN, styles[:, 2 * number])
             x = F.leaky_relu(x, SLOPE) * GAIN
@@ -127,35 +126,53 @@ class StyleGenerator(nn.Module):
         self.synthesis = Synthesis(style, widths)
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.synthesis(self._styles(z))
+        return self.styled(z)[0]
 
     def styled(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Pictures, and the styles [B, layers, D] that they were made of: for a gradient with respect to the styles."""
-        styles = self._styles(z)
+        styles = self.mapping(z).unsqueeze(1).repeat(1, self.synthesis.layers, 1)
         return self.synthesis(styles), styles
 
-    def _styles(self, z: Tensor) -> Tensor:
-        return self.mapping(z).unsqueeze(1).repeat(1, self.synthesis.layers, 1)
+
+class MinibatchDeviation(nn.Module):
+    """One more channel: how much the samples of a group differ (Karras et al. 2018, section 3).
+
+    Sample i of the global batch B is in group i mod (B / group), as in the published code. If `group` does not divide
+    B, the next smaller number that does is taken.
+    """
+
+    def __init__(self, group: int = 4) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,C,...] with the channel, which is the last."""
+        every, own = ranks.gather(x, own=True)
+        size = next(size for size in range(self.group, 0, -1) if len(every) % size == 0)
+        variance = every.unflatten(0, (size, -1)).var(0, correction=0)
+        spread = (variance + 1e-8).sqrt().flatten(1).mean(1).repeat(size)[own]
+        return torch.cat([x, spread.view(-1, *[1] * (x.dim() - 1)).expand_as(x[:, :1])], 1)
 
 
 class StyleDiscriminator(nn.Module):
-    """A score for each picture: residual halvings down to 4x4, a convolution and two linear layers."""
+    """A score for each picture: residual halvings to 4x4, `MinibatchDeviation`, a convolution and two linear layers."""
 
-    def __init__(self, widths: Sequence[int] = (64, 64, 64, 32)) -> None:
+    def __init__(self, widths: Sequence[int] = (64, 64, 64, 32), group: int = 4) -> None:
         super().__init__()
         down = list(reversed(widths))
         self.see = EqualConv(3, down[0], 1)
         self.blocks = nn.ModuleList(_DownBlock(*pair) for pair in pairwise(down))
-        self.look = EqualConv(down[-1], down[-1], 3)
+        self.deviation = MinibatchDeviation(group)
+        self.look = EqualConv(down[-1] + 1, down[-1], 3)
         self.sum = EqualLinear(16 * down[-1], down[-1])
         self.score = EqualLinear(down[-1], 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Scores [B]."""
+        """Scores [B]. They depend on the whole batch."""
         x = F.leaky_relu(self.see(image), SLOPE) * GAIN
         for block in self.blocks:
             x = block(x)
-        x = F.leaky_relu(self.look(x), SLOPE) * GAIN
+        x = F.leaky_relu(self.look(self.deviation(x)), SLOPE) * GAIN
         x = F.leaky_relu(self.sum(x.flatten(1)), SLOPE) * GAIN
         return self.score(x).squeeze(1)
 

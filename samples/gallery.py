@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gan.errors import UserError, refuse
 from gan.files import whole_file
 from gan.fit.parser import PlainParser
+from gan.outputs import run
 from gan.painting import run_tables, style_tables
 from gan.painting.reopen import SavedRun, open_run
 from gan.painting.table import Charts, Table
@@ -35,7 +36,7 @@ class Section:
 
 def between(opened: SavedRun) -> Table:
     """One edit of a region's style, towards picture 1 where there is one."""
-    return style_tables.edit(opened, other=1 if len(opened.run.data.val) > 1 else None)
+    return style_tables.edit(opened, other=1 if len(getattr(opened.run.data, "val", ())) > 1 else None)
 
 
 SECTIONS = (
@@ -153,4 +154,4 @@ def _slider(table: Table | Charts) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,15 +18,17 @@ from torch import Tensor
 from gan.errors import UserError
 from gan.making import aside
 from gan.module import GanModule
-from nets.norm import convert_sync_batchnorm, unsynchronised
+from nets.norm import synchronised
 from strategies import private
 from strategies.assignment import assign, in_threads
 from strategies.auto import USABLE, Auto, memory
+from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.finite import FiniteWeights
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy
 from strategies.choice import choices, ranks_as_typed
+from strategies.draws import Following
 from strategies.first_weights import FirstWeights, without_values
 from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
@@ -59,6 +62,8 @@ class AdoptingStrategy(SavingStrategy):
         self.hooks = NO_HOOKS
         self.first: FirstWeights  # made in set-up
         self.servers: list[Servers] = []  # the lines to the ranks that serve players
+        self.following = Following()  # draws that follow the samples
+        self.batch_norms = ExitStack()  # they are synchronised while a game trains on several ranks
         self.keeps_memory = False  # freed memory, see [Note: memory that is kept] in processes/heap.py
 
     # ---- before training ----
@@ -80,6 +85,8 @@ class AdoptingStrategy(SavingStrategy):
         if self.world_size == 1:
             private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
+        if training:
+            self.following.begin(self.root_device)
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()
             self.keeps_memory = training and heap.keep_freed_memory()
@@ -87,8 +94,8 @@ class AdoptingStrategy(SavingStrategy):
             game.assemble()
             for name, each in served(self.placement, self.choice, game).items():
                 leave(game.players[name], f"ranks {ranks_as_typed(each.ranks)}")
-        if training and self._layer_sync is not None:
-            convert_sync_batchnorm(game)
+        if training and self._layer_sync is not None and max(self.world_size, len(self.parallel_devices)) > 1:
+            self.batch_norms.enter_context(synchronised())
         with aside(game, resharded):
             self.precision_plugin.convert_module(game)
         with without_values(game):
@@ -96,6 +103,7 @@ class AdoptingStrategy(SavingStrategy):
             if self.world_size > 1:
                 private.broadcast_module(game)
         game.assemble()
+        self.attributes = Attributes(game, self.root_device) if training else None
 
         # What all ranks must agree on.
         seed = int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32))
@@ -125,7 +133,6 @@ class AdoptingStrategy(SavingStrategy):
         if training:
             # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
-            self._warn_of_unsynchronised_batch_norm()
 
         # Their first weights. What a policy shards gets its values after it has adopted its player.
         self.finite = FiniteWeights(game, game.players)
@@ -180,6 +187,8 @@ class AdoptingStrategy(SavingStrategy):
         notice = Notice(self.signals)
         try:
             self.setup_environment()
+            if training:
+                self.following.begin(self.root_device)
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
             game.assemble()
@@ -194,6 +203,7 @@ class AdoptingStrategy(SavingStrategy):
             for policy in self.policies.values():
                 policy.release()
             self.groups.release()
+            self.following.end()
             self.signals.give_back()
 
     def _make_replicas(self, game: GanModule) -> None:
@@ -204,17 +214,6 @@ class AdoptingStrategy(SavingStrategy):
             f"the optimizers' states and averages; the threads take turns at Python. That is for a quick try; to "
             f"train, {ADVICE}"
         )
-
-    def _warn_of_unsynchronised_batch_norm(self) -> None:
-        if self.world_size == 1 and not (self.threaded and len(self.parallel_devices) > 1):
-            return
-        for policy in self.policies.values():
-            for name in () if policy.player.frozen else unsynchronised(policy.player.module):
-                rank_zero_warn(
-                    f"player '{policy.player.name}': batch norm '{name}' sees only its own rank's samples, so "
-                    f"training differs from one device's; type Trainer(sync_batchnorm=True)"
-                )
-                return
 
     # ---- after training ----
 
@@ -248,6 +247,7 @@ class AdoptingStrategy(SavingStrategy):
 
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
+        self.batch_norms.close()
         if isinstance(self.ranks, ThreadRanks):
             self.ranks.close()
         self.ranks = Ranks()
@@ -257,6 +257,7 @@ class AdoptingStrategy(SavingStrategy):
         for policy in self.policies.values():
             policy.release()
         self.groups.release()
+        self.following.end()
         with without_values(self.lightning_module):
             super().teardown()
         if self.keeps_memory:

@@ -18,23 +18,19 @@ from strategies.placing.placement import Placement
 from strategies.placing.servers import Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
-from strategies.policies.dp import Dp
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
 
 
 def in_threads(choice: Mapping[str, Choice]) -> bool:
     """Whether the strategy is dp. It is for all players or for none, because they share one backward."""
-    policies = {POLICIES.get(each.policy) for each in choice.values()}
-    if not any(policy is not None and issubclass(policy, Dp) for policy in policies):
-        return False
-    if len(policies) > 1:
-        others = ", ".join(sorted({each.policy for each in choice.values()} - {"dp"}))
+    policies = {each.policy for each in choice.values()}
+    if "dp" in policies and len(policies) > 1:
         raise UserError(
-            f"strategy dp is for all players together, and some have {others}; type --strategy dp, or ddp in place "
-            f"of dp"
+            f"strategy dp is for all players together, and some have {', '.join(sorted(policies - {'dp'}))}; type "
+            f"--strategy dp, or ddp in place of dp"
         )
-    return True
+    return "dp" in policies
 
 
 def check_ranks(choice: Mapping[str, Choice], ranks: int, placement: Placement | None = None) -> None:
@@ -58,12 +54,11 @@ def check_groups(choice: Mapping[str, Choice], ranks: int) -> None:
         several = each.options.get("schedule") == "interleaved"  # stages on each rank: `stages` counts no ranks
         for option in ("hybrid",) if several else ("hybrid", "stages"):
             size = each.options.get(option)
-            if size is None or ranks % size == 0:
-                continue
-            raise UserError(
-                f"{ranks} ranks cannot be parted into groups of {size}, as '{each}' asks; type "
-                f"{each.policy}+{option}:N with an N that divides {ranks}, or other --devices"
-            )
+            if size is not None and ranks % size:
+                raise UserError(
+                    f"{ranks} ranks cannot be parted into groups of {size}, as '{each}' asks; type "
+                    f"{each.policy}+{option}:N with an N that divides {ranks}, or other --devices"
+                )
 
 
 def assign(
@@ -107,9 +102,7 @@ def _lend(policies: Mapping[str, Policy]) -> None:
     for name, policy in policies.items():
         has = set(map(id, policy.player.module.parameters()))
         others = [other for key, other in policies.items() if key != name]
-        policy.lenders = [
-            other for other in others if any(id(each) in has for each in other.belongings.parameters.values())
-        ]
+        policy.lenders = [other for other in others if has & set(map(id, other.belongings.parameters.values()))]
         for other in policy.lenders if "recompute" in policy.options else ():
             if other.weights and has.intersection(map(id, other.weights.values())):
                 raise UserError(
@@ -145,8 +138,7 @@ def _decide(
     smallest: Callable[[Tensor], Tensor],
 ) -> dict[str, Choice]:
     """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
-    undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
-    if not undecided:
+    if all(choice.policy != "auto" for choice in chosen.values()):
         return chosen
     free = torch.tensor(auto.memory(world.device, world.per_node), dtype=torch.float64)
     free = smallest(free.to(world.device)).item()
@@ -176,12 +168,10 @@ def decide(
                 made[key].followed = None if key == name else made[name]
         return sum((policy.at_most() for policy in made.values()), Held())
 
-    undecided = [name for name, choice in chosen.items() if choice.policy == "auto"]
-    taken = sum(
-        need(name, choice.policy, choice.options).bytes for name, choice in chosen.items() if name not in undecided
-    )
+    decided = {name: choice for name, choice in chosen.items() if choice.policy != "auto"}
+    taken = sum(need(name, choice.policy, choice.options).bytes for name, choice in decided.items())
     needs = {}
-    for name in undecided:
+    for name in [name for name in chosen if name not in decided]:
         levels = auto.levels_of(POLICIES["ddp"](players[name], world, {}, belongings[name]))
         needs[name] = {level: need(name, level, chosen[name].options) for level in levels}
     return auto.decide(needs, taken, free)

@@ -38,7 +38,7 @@ class Guard:
         """Count one update, done or skipped. `finite` is the same on every rank."""
         key = (phase.name, learner.player.name)
         first = key not in self.in_a_row
-        self.in_a_row[key] = 0 if finite else self.in_a_row.get(key, 0) + 1
+        self.in_a_row[key] = many = 0 if finite else self.in_a_row.get(key, 0) + 1
         if finite:
             return
         learner.skipped += 1
@@ -50,8 +50,7 @@ class Guard:
             f"({learner.skipped} so far)"
         )
         scale_falls = learner.loss_scale is not None and learner.loss_scale.scale >= 1
-        if not scale_falls and ((first and cause) or self.in_a_row[key] >= PATIENCE):
-            many = self.in_a_row[key]
+        if not scale_falls and ((first and cause) or many >= PATIENCE):
             skipped = "the update" if many == 1 else f"{many} updates in a row"
             self.verdict = (
                 f"phase '{phase.name}' does not learn: at step {step}, {what}; skipped {skipped} of '{key[1]}'; the "

@@ -40,10 +40,8 @@ class Hooks:
     def of(cls, trainer: Trainer, game: GanModule) -> "Hooks":
         """Those that this game and this trainer's callbacks override."""
         pairs = [(game, GanModule), *((callback, Callback) for callback in trainer.callbacks)]
-        return cls(
-            trainer,
-            {name: type(each).__name__ for name in HOOKS for each, base in pairs if overrides(each, name, base)},
-        )
+        wanted = {name: type(each).__name__ for name in HOOKS for each, base in pairs if overrides(each, name, base)}
+        return cls(trainer, wanted)
 
     def call(self, name: str, *args: Any) -> None:
         """In Lightning's order: the callbacks, then the game."""
@@ -77,11 +75,9 @@ def refuse_what_is_not_called(trainer: Trainer, game: GanModule) -> None:
             raise UserError(f"{what} has a method {name}(), which PhaseStrategy does not call; {instead}")
     if game.automatic_optimization:
         raise UserError(f"{what} sets automatic_optimization = True; leave it out: PhaseStrategy plays the phases")
-    if trainer.gradient_clip_val:
-        value = trainer.gradient_clip_val
+    if value := trainer.gradient_clip_val:
         raise UserError(f"Trainer(gradient_clip_val={value}) is for one optimizer; type Player(..., clip={value})")
-    if trainer.accumulate_grad_batches != 1:
-        number = trainer.accumulate_grad_batches
+    if (number := trainer.accumulate_grad_batches) != 1:
         raise UserError(
             f"Trainer(accumulate_grad_batches={number}) is not for several phases; type a batch {number} times as "
             f"large and Phase(..., micro_batches={number})"

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 from lightning import Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
@@ -123,6 +124,13 @@ def note_checkpoint(function: Callable[..., Any], seen: Callable[[Any], None]) -
 def stop_looking_for_gpus() -> None:
     """Lightning sets this variable when it is imported. In a CUDA build Adam then looks for a driver in every step."""
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+
+
+def draw_as_eager() -> Callable[[], None]:
+    """Let networks that are compiled from now on draw as eager ones do. Returns what takes this back."""
+    config = torch._inductor.config
+    before, config.fallback_random = config.fallback_random, True
+    return lambda: setattr(config, "fallback_random", before)
 
 
 def leave_samplers(trainer: Trainer) -> None:

@@ -20,22 +20,34 @@ def capture() -> dict[str, Any]:
     }
 
 
+ALIKE = "numpy", "python"  # those generators that are in the same state on all ranks
+
+
 def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(state["cuda"])
+    restore_alike(state)
+
+
+def restore_alike(state: dict[str, Any]) -> None:
+    """Restore the generators of NumPy and Python alone."""
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
 
 
+def changed(before: dict[str, Any], *others: str) -> bool:
+    """Whether something was drawn from torch's generators, or from these others, since that state."""
+    now = capture()
+    return not all(equal(before[name], now[name]) for name in ("torch", "cuda", *others))
+
+
 def equal(one: Any, other: Any) -> bool:
     """Whether two states are the same: nothing was drawn between them."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
-    if isinstance(one, dict):
-        return all(equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return all(map(equal, one, other))
     return one == other

@@ -1,7 +1,6 @@
 """Whether ranks hold the same values, and the error that names what differs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from gan.checkpoint import Checksum, checksum
 from gan.errors import UserError
 from gan.module import GanModule
+from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import resharded
 from strategies.sharding.versions import version_of
@@ -35,30 +35,44 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Ga
         )
 
 
-@contextmanager
-def watching_writes(players: Mapping[str, Policy], write: bool, gather: Gather) -> Iterator[None]:
-    """Around code that sees whole weights. With `write` all ranks must write the same; without it, nothing."""
-    before = {key: _state(weight) for key, weight in _weights(players)}
-    yield
-    now = dict(_weights(players))
-    for key, weight in now.items():
-        if key not in before or before[key][0] != id(weight):
+class Writes:
+    """Finds what is written inside `gathered()`. With `write` all ranks must write the same; without it, nothing."""
+
+    def __init__(self, players: Mapping[str, Policy], write: bool, gather: Gather) -> None:
+        self.players, self.write, self.gather = players, write, gather
+        self.begin()
+
+    def begin(self) -> None:
+        """From here on it is the author's code that may write."""
+        self.before = {key: _state(weight) for key, weight in _weights(self.players)}
+
+    def check(self, averaged: bool) -> None:
+        """Raise if code has written what it may not. `averaged`: inside `averaged()`, so the averages are written."""
+        now = dict(_weights(self.players))
+        for key, weight in now.items():
+            if key not in self.before or self.before[key][0] != id(weight):
+                raise UserError(
+                    f"{_called(*key)} was replaced by another parameter, and its player trains the one before; copy "
+                    f"values into it, e.g. by load_state_dict without assign=True"
+                )
+        written = [key for key, weight in now.items() if self.before.get(key) != _state(weight)]
+        if not self.write:
+            if written:
+                raise UserError(f"{_called(*written[0])} was written inside gathered(); type gathered(write=True)")
+            return
+        for player, name in written:
+            if averaged and isinstance(self.players[player].ema, EvalWeights):
+                raise UserError(
+                    f"{_called(player, name)} was written inside averaged(), where the player's optimizer computes it "
+                    f"from other weights; write it outside of averaged()"
+                )
+        codes = {_called(*key): checksum(weight) for key, weight in now.items()}
+        what = _first_difference(codes, self.gather)
+        if what is not None:
             raise UserError(
-                f"{_called(*key)} was replaced by another parameter, and its player trains the one before; copy values "
-                f"into it, e.g. by load_state_dict without assign=True"
+                f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "
+                f"all ranks, e.g. what trainer.strategy.broadcast(values) returns"
             )
-    if not write:
-        written = [key for key, weight in now.items() if before.get(key) != _state(weight)]
-        if written:
-            raise UserError(f"{_called(*written[0])} was written inside gathered(); type gathered(write=True)")
-        return
-    codes = {_called(*key): checksum(weight) for key, weight in now.items()}
-    what = _first_difference(codes, gather)
-    if what is not None:
-        raise UserError(
-            f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "
-            f"all ranks, e.g. what trainer.strategy.broadcast(values) returns"
-        )
 
 
 def _weights(players: Mapping[str, Policy]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from gan.errors import UserError
@@ -24,8 +25,9 @@ from strategies.adopting_strategy import AdoptingStrategy
 from strategies.check.first_step import check_step
 from strategies.check.trial import Trial, Trials
 from strategies.checkpoint.saving_strategy import refuse_other
+from strategies.draws import Draws
 from strategies.policies.replica import ADVICE
-from strategies.replicas import compare_replicas, watching_writes
+from strategies.replicas import Writes, compare_replicas
 from strategies.turn import PhaseContext, play
 
 
@@ -35,9 +37,9 @@ class PhaseStrategy(AdoptingStrategy):
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
     `PhaseStrategy("zero3")`, `PhaseStrategy({"generator": "zero3", "*": "ddp"})`. The form of the command line works
     too: `PhaseStrategy("generator=zero3,*=ddp")`. Options are added to a policy with `+`: `zero3+offload`.
-    `check` tries a step before one of its phases is played for the first time: on all ranks together, and on each as if
-    it were one device (see check/first_step.py). `check="often"` tries again when a phase has been played ten times,
-    which finds what differs only later.
+    `check` tries a step on all ranks together, and on each as if it were one device (see check/first_step.py). It does
+    so before a phase is played for the first time, and again at growing distances; with `check="often"` every tenth
+    time.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
     group are Lightning's own: the other arguments are those of its DDPStrategy. `start_method` "spawn" starts the ranks
     from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl or mpi; without it nccl on GPUs, else
@@ -78,7 +80,10 @@ class PhaseStrategy(AdoptingStrategy):
         self.check, self.check_replicas = check, check_replicas
         self.trials = Trials()
         self.trial: Trial | None = None
+        self.draws = Draws()
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
+        self.writes: Writes | None = None  # inside gathered()
+        self.averaging = False  # inside averaged()
 
     # ---- a step ----
 
@@ -135,7 +140,7 @@ class PhaseStrategy(AdoptingStrategy):
                     policy.learn(True)
 
         games = [game, *(replica.game for replica in self.ranks.other_replicas)]
-        check_step(games, self._context(), batch, step, self.gather_objects)
+        check_step(games, self._context(), batch, step, self.gather_objects, self.trials.ready)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
@@ -144,9 +149,12 @@ class PhaseStrategy(AdoptingStrategy):
             self.trial.play(phase, batch, context)
             return
         self.places.begin(context.step, phase.name)
-        self.losses.update(play(phase, batch, context))
+        found = play(phase, batch, context)
+        self.losses.update(found)
         self.ending.played += 1
-        self.trials.played.add(phase.name)
+        if phase.name not in self.trials.played and self.ranks.number == 0 and (draws := self.draws.said(phase)):
+            rank_zero_info(draws)
+        self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
         if self.check_replicas:
             self._compare_replicas(phase)
 
@@ -162,6 +170,7 @@ class PhaseStrategy(AdoptingStrategy):
             step=self.lightning_module.step,
             hooks=self.hooks,
             equal_rows=self.equal_rows,
+            draws=self.draws,
         )
 
     def _log(self, game: GanModule) -> None:
@@ -190,23 +199,45 @@ class PhaseStrategy(AdoptingStrategy):
         """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it.
 
         With `write` they may be written: all ranks write the same values, and each keeps its part of them. Without it
-        a write is an error.
+        a write is an error. Together with `averaged()`, in either order, it is the averages that are read or written.
         """
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
-            with watching_writes(self.policies, write, self.gather_objects):
+            outer, self.writes = self.writes, Writes(self.policies, write, self.gather_objects)
+            try:
                 yield
+                self.writes.check(self.averaging)
+            finally:
+                self.writes = outer
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the `with`, players that keep an average have their averaged weights. Every rank must call it."""
         if threads.here() is not None:
             raise UserError(f"averaged() in a step: under strategy dp the first device alone has averages; {ADVICE}")
-        with ExitStack() as stack:
-            for policy in self.policies.values():
-                stack.enter_context(policy.averaged())
+        if self.averaging:  # a validation step is inside already
             yield
+            return
+        writes = self.writes
+        if writes is not None:
+            writes.check(averaged=False)
+        self.averaging = True
+        try:
+            with ExitStack() as stack:
+                for policy in self.policies.values():
+                    stack.enter_context(policy.averaged())
+                if writes is not None:
+                    writes.begin()
+                yield
+                if writes is not None:
+                    writes.check(averaged=True)
+        finally:
+            self.averaging = False
+        if writes is not None:  # the weights of before are whole again, for the rest of gathered()
+            for policy in self.policies.values():
+                policy.storage.unshard(exact=True)
+            writes.begin()
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Lightning's all_gather; in a step under dp, from all replicas."""
@@ -230,6 +261,7 @@ class PhaseStrategy(AdoptingStrategy):
         """Give each player its policy. On several ranks each phase is tried before its first time."""
         super().setup(trainer)
         tried = self.check and trainer.state.fn == TrainerFn.FITTING and self.ranks.size > 1
+        self.draws = Draws()
         self.trials = Trials(self.lightning_module.phases if tried else (), often=self.check == "often")
 
     # ---- evaluation uses averaged weights, and disturbs no training ----

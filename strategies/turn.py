@@ -14,6 +14,7 @@ from torch import Tensor
 from gan import noise
 from gan.errors import UserError
 from gan.phase import Losses, Phase
+from strategies.draws import Draws
 from strategies.guard import Guard
 from strategies.hooks import NO_HOOKS, Hooks
 from strategies.micro_batches import row_counts, split_batch
@@ -42,6 +43,7 @@ class PhaseContext:
     step: int
     hooks: Hooks = NO_HOOKS
     equal_rows: EqualRows = field(default_factory=EqualRows)
+    draws: Draws = field(default_factory=Draws)
 
 
 def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
@@ -140,7 +142,7 @@ def _place(phase: Phase, counts: Sequence[int], index: int, context: PhaseContex
     first = {rows: context.number * rows * parts + index for rows in counts}
     rows = counts[0]
     key, total = (context.seed, context.step, phase.name), context.size * parts * rows
-    return noise.Place(key, first.pop(rows), rows, total, stride=parts, others=first)
+    return noise.Place(key, first.pop(rows), rows, total, parts, first, **context.draws.of(phase))
 
 
 def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:

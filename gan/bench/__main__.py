@@ -1,7 +1,5 @@
-"""`python -m gan.bench`."""
-
 from gan.bench.command import main
-from gan.ending import end
+from gan.outputs import run
 
 if __name__ == "__main__":
-    end(main())
+    run(main)

@@ -1,5 +1,1 @@
 """`python -m gan.evaluate`."""
-
-from gan.evaluate.command import main
-
-__all__ = ["main"]

@@ -1,7 +1,5 @@
-"""`python -m gan.evaluate`."""
-
-from gan.ending import end
 from gan.evaluate.command import main
+from gan.outputs import run
 
 if __name__ == "__main__":
-    end(main())
+    run(main)

@@ -23,6 +23,7 @@ from gan.fit import options
 from gan.fit.command import quiet
 from gan.fit.computer import Computer, machine
 from gan.fit.parser import Parser
+from gan.outputs import outputs
 from gan.painting.reopen import open_run
 from strategies.processes.launched import connect, launched
 
@@ -66,13 +67,9 @@ def parse(argv: list[str] | None = None) -> Namespace:
         usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",
         description="Score what a run makes of its held-out samples: a table, and JSON in the run's folder.",
         epilog=EXAMPLES,
-        formatter_class=options.Help,
-        print_config=None,
     )
+    options.add_saved_run(parser)
     add = parser.add_argument
-    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
-    add("which", metavar="RUN", nargs="?", default="auto", help=what)
-    add("--run", metavar="NAME", type=str | None, default=None, help=options.NAMED)
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
     what = f"weights for FID and KID; default: {INCEPTION} in torch's cache"
     add("--inception", type=Path | None, default=None, help=what)
@@ -84,8 +81,6 @@ def parse(argv: list[str] | None = None) -> Namespace:
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
     add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
-    add("--data", type=str | None, default=None, help="where the run's pictures are, if they have moved")
-    add("--out", type=Path, default=Path("runs"), help="where to look for the newest run")
     request = parser.parse_args(options.arguments(argv))
     request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
     return request
@@ -96,7 +91,8 @@ def _spawned(rank: int, request: Namespace, computer: Computer, meeting: str) ->
     if computer.accelerator == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // computer.devices))
     quiet()
-    _evaluate(request, computer, rank)
+    with outputs():
+        _evaluate(request, computer, rank)
     dist.destroy_process_group()
 
 

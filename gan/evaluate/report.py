@@ -36,7 +36,8 @@ def table(result: dict[str, Any]) -> str:
     scores = result["scores"]
     network = result["about"].get("features", {}).get("network", "")
     lines = [
-        f"{result['folder']}, step {result['step']}: {result['pictures']} of {result['held_out']} held-out samples",
+        f"{result['folder']}, step {result['step']}: {result['pictures']} "
+        + (f"of {result['held_out']} held-out samples" if result["held_out"] else "samples that it trains on"),
         f"{'':{WIDTH}}" + "".join(f"{title:>16}" for title in scores),
     ]
     for name, title in ROWS.items():

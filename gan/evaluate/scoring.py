@@ -11,16 +11,18 @@ import torch
 import torch.distributed as dist
 import torchmetrics
 import torchvision
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from datasets.augment import Prepared
 from gan import noise
-from gan.errors import UserError
 from gan.evaluate.scores.outputs import Heard, Made, makes
 from gan.evaluate.scores.scorer import choose
+from gan.painting.held_out import NOTHING_HELD_OUT, has_numbers, samples
 from gan.painting.reopen import SavedRun
+from strategies.micro_batches import rows
 
 T = TypeVar("T")
 
@@ -61,14 +63,18 @@ def evaluate(
     See [Note: the same figures at any number of ranks].
     """
     game, data = opened.run.game, getattr(opened.run.data, "val", None)
-    if data is None:
-        raise UserError(f"run {opened.name} holds nothing out, so there is nothing to score")
     rank, ranks = this_rank(), _ranks()
-    count = min(count or len(data), len(data))
-    batches = [range(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+    held = has_numbers(opened.run.data)
+    if held:
+        count = min(count or len(data), len(data))
+    else:
+        found, held = samples(opened.run, count)
+        count = sum(map(rows, found))
+        if not held and rank == 0:
+            print(NOTHING_HELD_OUT, flush=True)
 
     # What the game makes of one sample shows which scores are possible.
-    ((_, shown),) = _made(opened, [range(1)], count, device)
+    ((_, shown),) = _made(opened, count, device, 1, first=1)
     scorer = choose(
         shown,
         count,
@@ -82,7 +88,7 @@ def evaluate(
     # Score this rank's batches.
     result = RankResult()
     with tqdm(total=count, unit="sample", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
-        for numbers, made in _made(opened, batches[rank::ranks], count, device, opened.run.data.workers):
+        for numbers, made in _made(opened, count, device, batch_size, rank=rank, ranks=ranks):
             for title, each in made.items():
                 result.add(title, numbers[0], scorer.rows(each), scorer.sums(each))
             bar.update(min(len(numbers) * ranks, count - bar.n))
@@ -96,9 +102,9 @@ def evaluate(
         "folder": opened.folder.path.name,
         "checkpoint": opened.checkpoint.name,
         "step": opened.step,
-        "data": type(data).__name__,
+        "data": type(data if data is not None else opened.run.data or game).__name__,
         "pictures": count,
-        "held_out": len(data),
+        "held_out": len(data) if has_numbers(opened.run.data) else count if held else 0,
         "scores": {title: scorer.figures(*_joined(results, title), label_names) for title in shown},
         "left_out": scorer.left_out,
         "notes": scorer.notes(count),
@@ -125,16 +131,32 @@ def evaluate(
 
 
 def _made(
-    opened: SavedRun, batches: list[range], count: int, device: str, workers: int = 0
+    opened: SavedRun, count: int, device: str, batch_size: int, rank: int = 0, ranks: int = 1, first: int | None = None
 ) -> Iterator[tuple[range, dict[str, Made | Heard]]]:
-    """Batches of sample numbers with what the game makes of them."""
-    picks = [[(0, number) for number in numbers] for numbers in batches]
-    loader = DataLoader(Prepared(opened.run.data.val), batch_sampler=picks, num_workers=workers)
-    for numbers, batch in zip(batches, loader, strict=True):
-        batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+    """This rank's batches of sample numbers, with what the game makes of them; or those of the `first` ones only."""
+    for numbers, batch in _batches(opened, min(first or count, count), batch_size, rank, ranks, 0 if first else None):
+        batch = move_data_to_device(batch, torch.device(device))
         with noise.at(noise.Place(("evaluate",), numbers[0], len(numbers), count)):
             made = makes(opened.run.game, batch, torch.tensor(numbers))
         yield numbers, made
+
+
+def _batches(
+    opened: SavedRun, count: int, batch_size: int, rank: int, ranks: int, workers: int | None
+) -> Iterator[tuple[range, Any]]:
+    """This rank's batches. Loaders of a person's own are read on every rank, in their own batches."""
+    data = opened.run.data
+    if has_numbers(data):
+        cut = [range(at, min(at + batch_size, count)) for at in range(0, count, batch_size)][rank::ranks]
+        picks = [[(0, number) for number in numbers] for numbers in cut]
+        workers = data.workers if workers is None else workers
+        yield from zip(cut, DataLoader(Prepared(data.val), batch_sampler=picks, num_workers=workers), strict=True)
+        return
+    at = 0
+    for turn, batch in enumerate(samples(opened.run, count)[0]):
+        numbers = range(at, at := at + rows(batch))
+        if turn % ranks == rank:
+            yield numbers, batch
 
 
 def _joined(results: list[RankResult], title: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,5 +1,1 @@
 """`python -m gan.export`."""
-
-from gan.export.command import export, main
-
-__all__ = ["export", "main"]

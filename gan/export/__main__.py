@@ -1,7 +1,5 @@
-"""`python -m gan.export`."""
-
-from gan.ending import end
 from gan.export.command import main
+from gan.outputs import run
 
 if __name__ == "__main__":
-    end(main())
+    run(main)

@@ -1,6 +1,5 @@
 """`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -65,19 +64,13 @@ def parse(argv: list[str] | None = None) -> Namespace:
         usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
         description="Write each player's network as a safetensors file, which plain torch loads.",
         epilog=EXAMPLES,
-        formatter_class=options.Help,
-        print_config=None,
     )
+    options.add_saved_run(parser)
     add = parser.add_argument
-    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
-    add("which", metavar="RUN", nargs="?", default="auto", help=what)
-    add("--run", metavar="NAME", type=str | None, default=None, help=options.NAMED)
     add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
     add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
     add("--published", action="store_true", help="also SEAN's latest_net_G.pth and latest_net_D.pth")
-    add("--data", type=str | None, default=None, help="where the run's pictures are, if they have moved")
-    add("--out", type=Path, default=Path("runs"), help="where to look for the newest run")
-    return parser.parse_args([options.underscores(argument) for argument in (sys.argv[1:] if argv is None else argv)])
+    return parser.parse_args(options.arguments(argv))
 
 
 def export(
@@ -116,7 +109,8 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
     found = []
     for name, player in game.players.items():
         average = saved["players"][name]["ema"] if weights == "ema" else None
-        averages = {id(player.module.get_parameter(key)): tensor for key, tensor in (average or {}).items()}
+        tensors = dict([*player.module.named_buffers(), *player.module.named_parameters()])
+        averages = {id(tensors[key]): tensor for key, tensor in (average or {}).items()}
         state = {}
         for key, tensor in _state(player.module).items():
             if not isinstance(tensor, Tensor):
@@ -211,7 +205,10 @@ def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
         about.append(f"{each.player}.safetensors: {_class(each.network)}, {size}; {kind}")
     about.append("")
     if any(each.weights == "ema" for each in players):
-        about.append("An average is of parameters; buffers, such as running statistics, are training's own.")
+        about.append(
+            "An average is of parameters; buffers, such as running statistics, are training's own, unless the player "
+            "has ema_buffers='averaged'."
+        )
     for each in players:
         if each.parametrized:
             about += [

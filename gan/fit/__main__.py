@@ -1,5 +1,5 @@
-from gan.ending import end
 from gan.fit.command import main
+from gan.outputs import run
 
 if __name__ == "__main__":
-    end(main())
+    run(main)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 from tqdm import tqdm
@@ -18,9 +18,9 @@ from gan.fit import metrics
 from gan.fit.folder import RunFolder
 from gan.fit.spare import Spare
 from gan.painting import grids, sounds
+from gan.painting.held_out import batches_of, first_samples
 from gan.sound import Sound
 from strategies import random_state
-from strategies.micro_batches import rows
 from strategies.processes.progress import Progress
 
 SHOWN = 8
@@ -97,9 +97,11 @@ class Pictures(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
         with random_state.untouched():
-            self.batch = first_samples(trainer.datamodule, SHOWN) if hasattr(pl_module, "show") else None
+            if hasattr(pl_module, "show"):
+                self.batch = first_samples(batches_of(trainer.datamodule or pl_module), SHOWN)
         if self.batch is not None and trainer.global_step == 0:
-            reals = {name.replace("_", " "): value for name, value in self.batch.items() if value.ndim >= 3}
+            named = self.batch.items() if isinstance(self.batch, dict) else ()
+            reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
             if reals:
                 self._save(trainer, reals, "reals.png")
             self._draw(trainer, pl_module)
@@ -140,20 +142,6 @@ class Pictures(Callback):
         if trainer.is_global_zero:
             with self._spare.trying(self.folder.curves):
                 metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
-
-
-def first_samples(data: LightningDataModule | None, count: int) -> dict[str, Tensor] | None:
-    """The tensors of the first held-out samples, by name; None without such data."""
-    if data is None or type(data).val_dataloader is LightningDataModule.val_dataloader:
-        return None
-    batches: list[dict[str, Tensor]] = []
-    for batch in data.val_dataloader():
-        if not isinstance(batch, dict):
-            return None
-        batches.append({name: value for name, value in batch.items() if isinstance(value, Tensor)})
-        if sum(map(rows, batches)) >= count:
-            break
-    return {name: torch.cat([batch[name] for batch in batches])[:count] for name in batches[0]} if batches else None
 
 
 class Score(Callback):

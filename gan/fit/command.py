@@ -28,7 +28,7 @@ from gan.fit.keep import Keep
 from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
 from gan.fit.resumed import Resumed
-from gan.fit.spare import outputs
+from gan.fit.training import strategy_of, trainer_of
 from gan.fit.whole import instead, newest_whole, to_resume
 from gan.runs import RUNS, Run, build, short_name
 from gan.shard_file import Damaged
@@ -46,18 +46,17 @@ ON = "python -m gan.fit"
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
-    with outputs():
-        try:
-            with explained():
-                _fit(argv)
-        except BaseException as raised:
-            error = named(raised) or raised
-            report(error)
-            if isinstance(error, UserError):
-                return 2 if agent.speaks() else refuse(error)
-            if isinstance(error, KeyboardInterrupt):
-                return 128 + signal.SIGINT
-            raise
+    try:
+        with explained():
+            _fit(argv)
+    except BaseException as raised:
+        error = named(raised) or raised
+        report(error)
+        if isinstance(error, UserError):
+            return 2 if agent.speaks() else refuse(error)
+        if isinstance(error, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        raise
     return 0
 
 
@@ -77,12 +76,7 @@ def _fit(argv: list[str] | None) -> None:
     attempts.note_steps(place)
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
-    strategy = PhaseStrategy(
-        settings.strategy,
-        check="often" if settings.check and settings.debug else settings.check,
-        check_replicas=settings.debug,
-        process_group_backend=settings.backend,
-    )
+    strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
     if settings.slurm or settings.submit:
         script = slurm_job.script(typed, settings, strategy.threaded)
         say(slurm_job.submit(script) if settings.submit else script)
@@ -182,14 +176,13 @@ def train(
     strategy.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     keep = keeper(settings, run, where, every)
-    trainer = Trainer(
-        strategy=strategy,
+    trainer = trainer_of(
+        settings,
+        strategy,
+        run.max_steps,
         accelerator=computer.accelerator,
         devices=list(computer.chosen) or computer.devices,
         num_nodes=computer.nodes,
-        precision=settings.precision,
-        max_steps=run.max_steps,
-        sync_batchnorm=True,
         logger=[log, *extra_loggers(settings, where)],
         log_every_n_steps=settings.log_every,
         val_check_interval=every,
@@ -203,10 +196,6 @@ def train(
             WriteSettings(texts),
             Steps(),
         ],
-        deterministic="warn" if settings.debug else None,
-        detect_anomaly=settings.debug,
-        enable_model_summary=False,
-        enable_checkpointing=False,
         default_root_dir=where.path,
     )
     begin(settings, run, computer, where, checkpoint)

@@ -152,7 +152,7 @@ def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | N
     if not folder.settings.is_file() or checkpoint is None or not checkpoint.exists():
         raise UserError(
             f"nothing to resume at '{resume}': expected a run's folder with checkpoints/ and settings.yaml, "
-            f"or a .ckpt inside one; or type --resume auto"
+            f"a .ckpt inside one, or auto"
         )
     return folder, checkpoint
 

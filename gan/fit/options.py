@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
 
 from gan.errors import UserError, reason
@@ -21,7 +21,6 @@ from strategies.policies import POLICIES
 from strategies.processes import slurm
 
 DEFAULT_RUN = "sean-faces"
-NAMED = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
 RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
@@ -38,24 +37,6 @@ EXAMPLES = """examples:
   torchrun --nproc-per-node 4 -m gan.fit r3gan-faces
   python -m gan.fit --slurm --nodes 2 --devices 8 > job.sh   the script of a Slurm job
 """
-
-
-class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Short help: options with hyphens, no type where the default shows it, and no default that is null or False."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=110)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        name = re.sub(r"--\w+", lambda match: match[0].replace("_", "-"), ", ".join(action.option_strings))
-        if action.nargs == 0:
-            return name
-        (value,) = self._metavar_formatter(action, action.dest.rpartition("_")[2].upper())(1)
-        return f"{name} {value if value.startswith('{') else value.rpartition('_')[2]}"
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text = re.sub(r"\(type: .*?, default: ", "(default: ", super()._expand_help(action))
-        return re.sub(r" \(default: (null|False)\)", "", text)
 
 
 def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
@@ -171,87 +152,66 @@ def _parser(run: str) -> Parser:
         usage="python -m gan.fit [RUN] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
         epilog=f"{EXAMPLES}\n{_strategies()}",
-        formatter_class=Help,
-        print_config=None,
     )
     add = parser.add_argument
-    add(
-        "--config",
-        type=str | None,
-        default=None,
-        help="take settings from a YAML file, such as the settings.yaml of a run",
-    )
+    what = "take settings from a YAML file, such as the settings.yaml of a run"
+    add("--config", type=str | None, default=None, help=what)
     add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     add("--list_runs", action="store_true", help="list all runs and stop")
     add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
-    add(
-        "--devices",
-        type=PositiveInt | Literal["auto"] | Indices,
-        default="auto",
-        help="processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
-        "these GPUs",
-    )
+    what = "processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
+    add("--devices", type=PositiveInt | Literal["auto"] | Indices, default="auto", help=f"{what}these GPUs")
     add("--nodes", "--num_nodes", type=str | int, default=1, help="number of hosts, or LEAST:MOST")
     add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")
-    add(
-        "--restarts",
-        type=NonNegativeInt,
-        default=3,
-        help="how often lost ranks are started again, from their last checkpoint",
-    )
+    what = "how often lost ranks are started again, from their last checkpoint"
+    add("--restarts", type=NonNegativeInt, default=3, help=what)
     add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
     what = "what ranks communicate by; default: nccl between GPUs, else gloo"
     add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
-    add(
-        "--precision",
-        type=Literal["32-true", "bf16-mixed", "16-mixed", "64-true"],
-        default="32-true",
-        help="number format in which the networks compute",
-    )
+    kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+    add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
     add("--out", type=str, default="runs", help="folder in which the run's folder is made")
     add("--resume", type=str | None, default=None, help="continue: auto (the newest run), a run, or a checkpoint")
-    add(
-        "--sample_every",
-        type=PositiveInt | None,
-        default=None,
-        help="steps between grids and validations; default: a tenth of all steps",
-    )
-    add(
-        "--save_every",
-        type=PositiveInt | None,
-        default=None,
-        help="steps between checkpoints; default: as --sample-every",
-    )
-    add(
-        "--save_in_background",
-        type=bool,
-        default=True,
-        help="train on while a checkpoint is written; needs host memory for a copy of what each rank writes",
-    )
+    what = "steps between grids and validations; default: a tenth of all steps"
+    add("--sample_every", type=PositiveInt | None, default=None, help=what)
+    what = "steps between checkpoints; default: as --sample-every"
+    add("--save_every", type=PositiveInt | None, default=None, help=what)
+    what = "train on while a checkpoint is written; needs host memory for a copy of what each rank writes"
+    add("--save_in_background", type=bool, default=True, help=what)
     add("--keep", type=PositiveInt, default=2, metavar="COUNT", help="how many of the newest checkpoints to keep")
-    add(
-        "--keep_best",
-        type=NonNegativeInt,
-        default=0,
-        metavar="COUNT",
-        help="how many of the best ones to keep as well, by the run's first score",
-    )
+    what = "how many of the best ones to keep as well, by the run's first score"
+    add("--keep_best", type=NonNegativeInt, default=0, metavar="COUNT", help=what)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
     add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
     add("--submit", action="store_true", help="submit that script, by sbatch")
-    add("--check", type=bool, default=True, help="try the first step on all ranks and on one, and compare")
-    add(
-        "--debug",
-        action="store_true",
-        help="be deterministic, detect anomalies, compare ranks, check every tenth step",
-    )
+    add_checks(parser)
     add_run_options(parser, run)
     cpus = slurm.cpus()
     if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) is int:
         parser.set_defaults(workers=cpus - 1)
     return parser
+
+
+def add_saved_run(parser: Parser) -> None:
+    """Add the options of a command that opens a saved run: which one, and where its parts are."""
+    add = parser.add_argument
+    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
+    add("which", metavar="RUN", nargs="?", default="auto", help=what)
+    what = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
+    add("--run", metavar="NAME", type=str | None, default=None, help=what)
+    what = "where the run's pictures are now, if they have moved"
+    add("--data", metavar="FOLDER", type=str | None, default=None, help=what)
+    add("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for the newest run")
+
+
+def add_checks(parser: Parser) -> None:
+    """Add the options that say what a training checks. gan.verify has them too."""
+    what = "try the first step on all ranks and on one, and compare"
+    parser.add_argument("--check", type=bool, default=True, help=what)
+    what = "be deterministic, detect anomalies, compare ranks, check every tenth step"
+    parser.add_argument("--debug", action="store_true", help=what)
 
 
 def add_run_options(parser: Parser, run: str, without: Collection[str] = ()) -> None:

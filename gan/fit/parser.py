@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jsonargparse
+from jsonargparse import DefaultHelpFormatter
 
 from gan.errors import UserError, printable
 from gan.fit.settings_file import limit_typed_values
@@ -17,6 +18,7 @@ TYPE = {
     "RUN": WHERE,
     "run": "the name of one, see --list-runs, or FILE.py:FUNCTION",
     "resume": WHERE,
+    "from_checkpoint": WHERE,
     "config": "a YAML file, such as the settings.yaml of a run",
     "out": "a folder, such as runs",
     "to": "a folder to write to",
@@ -27,6 +29,24 @@ TYPE = {
 }
 
 limit_typed_values()
+
+
+class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Short help: options with hyphens, no type where the default shows it, and no default that is null or False."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=110)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        name = re.sub(r"--\w+", lambda match: match[0].replace("_", "-"), ", ".join(action.option_strings))
+        if action.nargs == 0:
+            return name
+        (value,) = self._metavar_formatter(action, action.dest.rpartition("_")[2].upper())(1)
+        return f"{name} {value if value.startswith('{') else value.rpartition('_')[2]}"
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = re.sub(r"\(type: .*?, default: ", "(default: ", super()._expand_help(action))
+        return re.sub(r" \(default: (null|False)\)", "", text)
 
 
 class Strict:
@@ -81,6 +101,9 @@ class Strict:
 
 class Parser(Strict, jsonargparse.ArgumentParser):
     """For commands whose options come from function signatures or a settings file."""
+
+    def __init__(self, **texts: str) -> None:
+        super().__init__(formatter_class=Help, print_config=None, **texts)
 
 
 class PlainParser(Strict, argparse.ArgumentParser):

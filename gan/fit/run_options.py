@@ -2,12 +2,13 @@
 
 import argparse
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from jsonargparse import Namespace
 
 from gan.errors import UserError
-from gan.fit.options import DEFAULT_RUN, RUN, Help, add_run_options, arguments, run_first
+from gan.fit.options import DEFAULT_RUN, RUN, add_run_options, arguments, run_first
 from gan.fit.parser import Parser
 from gan.runs import find, full_name
 
@@ -17,6 +18,7 @@ def parse(
     add_own: Callable[[Parser], None],
     *,
     default: str = DEFAULT_RUN,
+    saved: Mapping[str, Any] | None = None,
     what: str = RUN,
     without: Collection[str] = (),
     **texts: str,
@@ -24,16 +26,18 @@ def parse(
     """The settings. `add_own` adds the options of the command itself, and `texts` are those of its help.
 
     `what` says what a run is to the command, and `without` names the run's settings that the command sets itself.
+    `saved` are settings of the run that count where nothing else is typed.
     """
     argv = run_first(arguments(argv))
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--run", default=default)
     run = full_name(early.parse_known_args(argv)[0].run)
     find(run)  # refuse an unknown one first
-    parser = Parser(formatter_class=Help, print_config=None, **texts)
+    parser = Parser(**texts)
     parser.add_argument("--run", type=str, default=default, help=f"{what}; the same as RUN in first place")
     add_own(parser)
     add_run_options(parser, run, without)
+    parser.set_defaults(saved or {})
     settings = parser.parse_args(argv)
     settings.run = run
     return settings

@@ -79,10 +79,8 @@ def read(path: Path) -> dict[str, Any]:
     except yaml.reader.ReaderError as error:
         raise _unread(path, "it has characters that no text has") from error
     except yaml.MarkedYAMLError as error:
-        ours = type(error) in (
-            yaml.MarkedYAMLError,
-            yaml.scanner.ScannerError,
-        )  # others show names that are in the file
+        # Others show names that are in the file.
+        ours = type(error) in (yaml.MarkedYAMLError, yaml.scanner.ScannerError)
         mark = error.problem_mark or error.context_mark
         where = f"in line {mark.line + 1}, " if mark else ""
         raise _unread(path, where + (str(error.problem) if ours else "it is no YAML of plain values")) from error

@@ -1,7 +1,6 @@
 """Which checkpoint a run goes on from: the newest one that is whole, of which every byte is as it was written."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Timer
 
@@ -15,18 +14,18 @@ QUIET = 5.0  # seconds that a check takes without a word
 Say = Callable[[str], None]
 
 
-def to_resume(typed: str, folder: RunFolder, checkpoint: Path, say: Say) -> Path:
-    """The checkpoint to go on from, for what was typed after --resume and the checkpoint that it was found to mean."""
+def to_resume(typed: str, folder: RunFolder, checkpoint: Path, say: Say, option: str = "--resume ") -> Path:
+    """The checkpoint to go on from, for what was typed after an option and the checkpoint that it was found to mean."""
     if not is_checkpoint(Path(typed)):
-        return newest_whole([checkpoint, *folder.before(checkpoint)], say)
+        return newest_whole([checkpoint, *folder.before(checkpoint)], say, option)
     try:
         _check(checkpoint, say)
     except Damaged as error:
-        raise UserError(f"{error}; {instead(folder, checkpoint, '--resume ')}") from error
+        raise UserError(f"{error}; {instead(folder, checkpoint, option)}") from error
     return checkpoint
 
 
-def newest_whole(checkpoints: Sequence[Path], say: Say) -> Path:
+def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume ") -> Path:
     """The first of these that is whole. A line says which was damaged, and why. It is an error if none is whole."""
     failures: list[Damaged] = []
     for path in checkpoints:
@@ -38,7 +37,7 @@ def newest_whole(checkpoints: Sequence[Path], say: Say) -> Path:
         for failure in failures:
             say(f"{failure}; going on from {path}")
         return path
-    raise UserError(f"{failures[0]}; no earlier checkpoint of the run is whole, so begin a new run: leave --resume out")
+    raise UserError(f"{failures[0]}; no earlier checkpoint of the run is whole, so begin a new run: leave {option}out")
 
 
 def instead(folder: RunFolder, damaged: Path, option: str = "") -> str:
@@ -53,17 +52,10 @@ def instead(folder: RunFolder, damaged: Path, option: str = "") -> str:
 
 
 def _check(path: Path, say: Say) -> None:
-    with _after_a_while(lambda: say(f"checking all of {path} ...")):
-        check(path)
-
-
-@contextmanager
-def _after_a_while(deed: Callable[[], None]) -> Iterator[None]:
-    """Do it, unless the block ends soon."""
-    timer = Timer(QUIET, deed)
+    timer = Timer(QUIET, say, [f"checking all of {path} ..."])
     timer.daemon = True
     timer.start()
     try:
-        yield
+        check(path)
     finally:
         timer.cancel()

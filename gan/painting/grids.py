@@ -3,6 +3,7 @@
 import colorsys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -11,6 +12,7 @@ from torch import Tensor
 from gan.files import whole_file
 from gan.painting.sounds import spectrogram
 from gan.sound import Sound
+from strategies.micro_batches import tensors
 
 MARGIN, TITLE, CELL = 6, 22, 128
 WIDE = 2  # pictures more than so many times as wide as high stand below each other
@@ -91,9 +93,9 @@ def picture(sample: Tensor | Sound) -> Image.Image:
     return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
-def made(columns: Mapping[str, Tensor | Sound], batch: Mapping[str, Tensor]) -> dict[str, Tensor | Sound]:
+def made(columns: Mapping[str, Tensor | Sound], batch: Any) -> dict[str, Tensor | Sound]:
     """Those columns that are not simply what the batch has."""
-    given = {value.data_ptr() for value in batch.values()}
+    given = {value.data_ptr() for value in tensors(batch)}
     return {
         title: column
         for title, column in columns.items()

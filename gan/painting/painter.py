@@ -147,8 +147,9 @@ class Painter:
 
 
 def has_styles(opened: SavedRun) -> bool:
-    """Whether the run's game reads styles from pictures."""
-    return getattr(opened.run.game, "encoder", None) is not None
+    """Whether the run's game reads styles from pictures, and its data have pictures with labels."""
+    data = getattr(opened.run.data, "val", None)
+    return getattr(opened.run.game, "encoder", None) is not None and hasattr(data, "label_names")
 
 
 def _written(path: Path) -> int:

@@ -157,8 +157,10 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
     game.pretrained_weights_read = True
     bad = of_players(networks, meant)
     for name, player in game.players.items():
-        if unknown := averages[name].keys() - dict(player.module.named_parameters(remove_duplicate=False)).keys():
+        tensors = dict(player.module.named_buffers(remove_duplicate=False))
+        tensors |= dict(player.module.named_parameters(remove_duplicate=False))
+        if unknown := averages[name].keys() - tensors.keys():
             raise UserError(f"{checkpoint} has an average of '{min(unknown)}', which player '{name}' does not have")
-        read({there: Share.whole(player.module.get_parameter(weight)) for weight, there in averages[name].items()})
+        read({there: Share.whole(tensors[tensor]) for tensor, there in averages[name].items()})
     if bad := bad or of_players(networks, meant):
         raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")

@@ -4,11 +4,12 @@ Every function takes an opened run and gives a table of pictures and words. Wher
 such as masks, the table is empty and its note says so. The tables of styles are in `style_tables.py`.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +20,7 @@ from datasets.augment import Prepared, to_tensors
 from gan.fit import metrics, settings_file
 from gan.fit.callbacks import SHOWN
 from gan.painting import grids
+from gan.painting.held_out import first_samples, has_numbers, samples
 from gan.painting.painter import Painter, has_styles
 from gan.painting.reopen import SavedRun
 from gan.painting.table import Cell, Charts, Row, Table, sample_cell, spread
@@ -29,20 +31,22 @@ from strategies import random_state
 COARSE = 16  # the size at which pictures are compared with training pictures
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_SOUNDS = "This game makes no sounds."
+NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
 NO_PICTURES = "This game does not learn from pictures, so none can be compared."
 
 
 def facts(opened: SavedRun) -> Table:
     """What the run is, how far it is and how good."""
     data, game = opened.run.data, opened.run.game
+    batch = opened.settings.get("batch_size")
     what, size = _samples(opened)
     sizes = {name: sum(weight.numel() for weight in net.parameters()) for name, net in game.named_children()}
     found = scores(opened)
     known = {
         "run": f"{opened.folder.path.name}: {first_sentence(opened)}",
-        "trained": f"{opened.step:,} of {opened.run.max_steps:,} steps, {opened.settings['batch_size']} {what} a step",
+        "trained": f"{opened.step:,} of {opened.run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),
         "scores": "; ".join(found) + " (lower is better)" if found else "none yet",
-        what: f"{len(data.train):,} to train on, {len(data.val):,} held out, {size}",
+        what: f"{len(data.train):,} to train on, {len(data.val):,} held out, {size}" if has_numbers(data) else size,
         "parameters": ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size),
         "computed": f"strategy {opened.settings['strategy']}, precision {opened.settings['precision']}",
         "opened": opened.checkpoint.name,
@@ -122,19 +126,19 @@ def masks(opened: SavedRun, count: int = SHOWN) -> Table:
     if not paints_masks(opened):
         return Table(note=NO_MASKS)
     batch = held_out(opened, count)
-    samples = {"picture": batch["image"], "mask": batch["label"]}
+    shown = {"picture": batch["image"], "mask": batch["label"]}
     if "edges" in batch:
-        samples["edges"] = 1 - 2.0 * batch["edges"].unsqueeze(1)
+        shown["edges"] = 1 - 2.0 * batch["edges"].unsqueeze(1)
     if has_styles(opened):
         painter = Painter(opened)
         chosen = [painter.picture(str(number)) for number in range(len(batch["image"]))]
-        samples["painted anew"] = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
+        shown["painted anew"] = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
         note = "Painted anew: from the mask and the styles of the picture itself."
     else:
-        samples |= made_by(opened, batch)
+        shown |= made_by(opened, batch)
         note = "What the game made of each mask."
     columns = [f"picture {number}" for number in range(len(batch["image"]))]
-    return Table(columns, [Row(title, list(map(sample_cell, row))) for title, row in samples.items()], note)
+    return Table(columns, [Row(title, list(map(sample_cell, row))) for title, row in shown.items()], note)
 
 
 def sounds(opened: SavedRun, count: int = 4) -> Table:
@@ -151,7 +155,9 @@ def legend(opened: SavedRun, count: int = SHOWN) -> Table:
     """The colours of the labels in the masks that `masks` shows, with each label's share of the pixels."""
     if not paints_masks(opened):
         return Table(note=NO_MASKS)
-    label, names = held_out(opened, count)["label"], opened.run.data.val.label_names
+    label = held_out(opened, count)["label"]
+    names = getattr(getattr(opened.run.data, "val", None), "label_names", map(str, range(int(label.max()) + 1)))
+    names = tuple(names)
     shares = label.flatten().bincount(minlength=len(names)) / label.numel()
     rows = [
         Row(name, [Cell(f"{shares[number]:.1%}")], grids.colour(number))
@@ -167,6 +173,8 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
     Pictures are compared at 16 x 16 pixels. The same distance is measured for held-out pictures, which cannot be
     copies: it says what distance is usual.
     """
+    if not has_numbers(opened.run.data):
+        return Table(note=NO_NUMBERS)
     train, batch = opened.run.data.train, held_out(opened, count)
     kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
     if not kinds:
@@ -204,25 +212,30 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
 def paints_masks(opened: SavedRun) -> bool:
     """Whether the game paints label maps: then it shows them."""
     batch = held_out(opened, 1)
-    return "label" in batch and any(column is batch["label"] for column in _show(opened, batch).values())
+    masks = isinstance(batch, dict) and "label" in batch
+    return masks and any(column is batch["label"] for column in _show(opened, batch).values())
 
 
-def held_out(opened: SavedRun, count: int) -> dict[str, Tensor]:
-    """The first held-out samples as a batch, on the game's device."""
-    known = Prepared(opened.run.data.val)
-    batch = default_collate([known[0, number] for number in range(min(count, len(known)))])
-    device = next(opened.run.game.parameters()).device
-    return {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+def held_out(opened: SavedRun, count: int) -> Any:
+    """The first held-out samples as a batch, on the game's device; of a run without, those that it trains on."""
+    if has_numbers(opened.run.data):
+        known = Prepared(opened.run.data.val)
+        batch = default_collate([known[0, number] for number in range(min(count, len(known)))])
+    else:
+        batch = first_samples(samples(opened.run, count)[0], count)
+    return move_data_to_device(batch, next(opened.run.game.parameters()).device)
 
 
-def made_by(opened: SavedRun, batch: Mapping[str, Tensor]) -> dict[str, Tensor | Sound]:
+def made_by(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
     """Those columns of the game's grid that are not simply what the batch has."""
     return grids.made(_show(opened, batch), batch)
 
 
 def _samples(opened: SavedRun) -> tuple[str, str]:
     """What the samples are, and how large."""
-    first = next(iter(_show(opened, held_out(opened, 1)).values()))
+    first = next(iter(_show(opened, held_out(opened, 1)).values()), None)
+    if first is None:
+        return "samples", "not shown"
     if isinstance(first, Sound):
         return "sounds", f"{first.seconds:g} seconds at {first.rate:,} Hz"
     height, width = first.shape[-2:]
@@ -230,10 +243,10 @@ def _samples(opened: SavedRun) -> tuple[str, str]:
 
 
 @torch.no_grad()
-def _show(opened: SavedRun, batch: Mapping[str, Tensor]) -> dict[str, Tensor | Sound]:
+def _show(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
     with random_state.untouched():
         random_state.reseed(0)
-        return opened.run.game.show(batch)
+        return opened.run.game.show(batch) if hasattr(opened.run.game, "show") else {}
 
 
 def _coarse(images: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from gan.errors import UserError
 from gan.module import GanModule
+from gan.painting.held_out import batches_of, ready
 from gan.runs import Run
-from nets.norm import convert_sync_batchnorm
+from gan.runs.pairs import MadeUp, planned
 from strategies import auto
 from strategies.cost.amounts import readable
 from strategies.cost.paper import size
@@ -47,9 +47,10 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     """
     game = None
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), planned():
             run = make()
-        game = _assembled(run.game)
+        game = run.game
+        game.assemble()
         batch = _batch(run, ranks)
         found = Opened(game, move_data_to_device(batch, torch.device("meta")), rows(batch))
         found.trace(frozenset())
@@ -59,15 +60,13 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     except NO_VALUES as error:
         why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
     _check_that_it_can_be_tried(game, why)
-    run = make()
+    with planned():
+        run = make()
+    if isinstance(getattr(run.data, "train", None), MadeUp):
+        why += "; with made-up label maps, for there are no pictures"
     batch = _batch(run, ranks)
-    return Opened(_assembled(run.game), batch, rows(batch), why)
-
-
-def _assembled(game: GanModule) -> GanModule:
-    convert_sync_batchnorm(game)  # as gan.fit does
-    game.assemble()
-    return game
+    run.game.assemble()
+    return Opened(run.game, batch, rows(batch), why)
 
 
 def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:
@@ -83,29 +82,8 @@ def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:
         )
 
 
-@dataclass
-class _FirstRank:
-    """What data may ask a trainer."""
-
-    world_size: int
-    global_rank: int = 0
-    overfit_batches: float = 0
-    global_step: int = 0
-
-
 def _batch(run: Run, ranks: int) -> Any:
     """The first rank's first batch."""
-    first = _FirstRank(ranks)
-    source = run.game if run.data is None else run.data
-    if run.data is None:
-        before, run.game._trainer = run.game._trainer, first
-    else:
-        run.data.trainer = first
-        run.data.prepare_data()
-        run.data.setup("fit")
-    try:
-        batch, *_ = next(iter(CombinedLoader(source.train_dataloader(), "min_size")))
-    finally:
-        if run.data is None:
-            run.game._trainer = before
+    with ready(run, ranks) as source:
+        batch = next(batches_of(source, "train"))
     return batch

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gan.errors import UserError
 from gan.runs import own
-from gan.runs.faces import cyclegan_faces, pix2pix_faces, sean_faces, spade_faces
+from gan.runs.faces import byol_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import (
     sean_ade20k,
@@ -21,7 +21,6 @@ from gan.runs.pairs import (
     sean_folder,
     spade_folder,
 )
-from gan.runs.representations import byol_faces, vqgan_faces
 from gan.runs.run import HELD_OUT, Run
 from gan.runs.tones import hifigan_tones
 
@@ -77,7 +76,8 @@ def build(name: str, **settings: object) -> Run:
     """Make the run of that name. `settings` are the keywords of its function."""
     function = find(name)
     try:
-        run = function(**settings)
+        with own.looking_for_its_own():
+            run = function(**settings)
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if isinstance(error, RuntimeError | TypeError) and not _TOO_LARGE.search(str(error)):
             raise

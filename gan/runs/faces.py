@@ -1,23 +1,62 @@
-"""Runs on drawn faces that paint or translate pictures, in sizes for a small CPU: minutes and not days."""
+"""Runs on drawn faces, in sizes for a small CPU: minutes and not days. They paint, translate or represent pictures."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch.utils.data import Dataset
 
+from datasets.augment import to_tensors
 from datasets.data import GanData
 from datasets.drawn.faces import FaceDomains, Faces, FaceTransfers
+from gan.games.byol import NEAREST, Byol
 from gan.games.cyclegan import CycleGan
 from gan.games.pix2pix import Pix2pix
 from gan.games.sean import Sean
 from gan.games.spade import Spade
+from gan.games.vqgan import VqGan
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
+from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.resnet import ResnetGenerator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from nets.unet import UNet
+from nets.vqgan import VqAutoencoder
+
+
+@dataclass
+class DrawnFaces:
+    """The drawn faces of a run: the settings that such runs share.
+
+    Args:
+        size: Height and width of the pictures.
+        batch_size: Pictures a step, of all ranks together.
+        seed: Decides the faces, the networks' first weights and the order of the samples.
+        workers: Processes that prepare batches, for each rank.
+        faces: How many faces to train on.
+        held_out: How many faces to score on; none of them is trained on.
+    """
+
+    size: PositiveInt = 64
+    batch_size: PositiveInt = 16
+    seed: Seed = 0
+    workers: NonNegativeInt = 0
+    faces: PositiveInt = 2000
+    held_out: PositiveInt = 64
+
+    def data(self, flip: bool, kind: type[Dataset] = Faces, **how: Any) -> GanData:
+        """Faces to train on and others to score on. `how` are the other keywords of their data set."""
+        train = kind(self.faces, self.size, self.seed, **how)
+        val = kind(self.held_out, self.size, self.seed, first=HELD_OUT, **how)
+        return GanData(train, val, batch_size=self.batch_size, workers=self.workers, seed=self.seed, flip=flip)
+
+
+@dataclass
+class SmallFaces(DrawnFaces):
+    size: PositiveInt = 32
 
 
 def sean_faces(style: PositiveInt = 32, **settings: Any) -> Run:
@@ -36,13 +75,8 @@ def spade_faces(**settings: Any) -> Run:
 
 def sean_or_spade(
     style: PositiveInt | None,
-    size: PositiveInt = 64,
     batch_size: PositiveInt = 8,
     max_steps: PositiveInt = 400,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 64,
     width: PositiveInt = 8,
     hidden: PositiveInt = 16,
     upsamplings: Upsamplings = 3,
@@ -51,18 +85,14 @@ def sean_or_spade(
     pixels: NonNegativeFloat = 20.0,
     matching: NonNegativeFloat = 5.0,
     fake_once: bool = False,
+    **settings: Any,
 ) -> Run:
     """Make a run of SEAN on drawn faces, or without styles of SPADE.
 
     Args:
         style: Length of a region's style code, if there are styles.
-        size: Height and width of the pictures.
         batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides the faces, the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
-        faces: How many faces to train on.
-        held_out: How many faces to score on; none of them is trained on.
         width: Channels of the generator's last block; the blocks before it have more.
         hidden: Channels of the mask branch in each normalisation layer.
         upsamplings: How often the generator doubles its picture.
@@ -72,9 +102,10 @@ def sean_or_spade(
         matching: Weight of the feature-matching loss.
         fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
     """
-    check_size((size, size), upsamplings)
+    drawn = DrawnFaces(batch_size=batch_size, **settings)
+    check_size((drawn.size, drawn.size), upsamplings)
     labels = Faces.num_labels
-    torch.manual_seed(seed)
+    torch.manual_seed(drawn.seed)
     encoders = [] if style is None else [StyleEncoder(style, width=16, normalise=False, gain=1.0)]
     game = (Spade if style is None else Sean)(
         *encoders,
@@ -88,49 +119,36 @@ def sean_or_spade(
         matching=matching,
         fake_once=fake_once,
     )
-    look = {"look": "poster"} if style is None else {}
-    train, val = Faces(faces, size, seed, **look), Faces(held_out, size, seed, first=HELD_OUT, **look)
     if style is None:
         scores = {"val/paint_error": "paint error on held-out faces"}
-    else:
-        val = FaceTransfers(val)
-        scores = {
-            "val/transfer_error": "transfer error on held-out faces",
-            "val/region_error": "transfer error of one region's style, in that region",
-            "val/region_spill": "change that makes in the other regions, as a share of its own",
-        }
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
+        return Run(game, drawn.data(flip=False, look="poster"), max_steps, scores)
+    data = drawn.data(flip=False)
+    data.val = FaceTransfers(data.val)
+    scores = {
+        "val/transfer_error": "transfer error on held-out faces",
+        "val/region_error": "transfer error of one region's style, in that region",
+        "val/region_spill": "change that makes in the other regions, as a share of its own",
+    }
     return Run(game, data, max_steps, scores)
 
 
 def pix2pix_faces(
-    size: PositiveInt = 64,
-    batch_size: PositiveInt = 16,
     max_steps: PositiveInt = 500,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
-    faces: PositiveInt = 2000,
-    held_out: PositiveInt = 64,
     width: PositiveInt = 24,
     rate: PositiveFloat = 1e-3,
     pixels: NonNegativeFloat = 100.0,
+    **settings: Any,
 ) -> Run:
     """pix2pix on drawn faces: paint label maps in one palette, learned from pairs.
 
     Args:
-        size: Height and width of the pictures.
-        batch_size: Pictures a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides the faces, the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
-        faces: How many faces to train on.
-        held_out: How many faces to score on; none of them is trained on.
         width: Channels of the networks' first layers.
         rate: Learning rate of both networks.
         pixels: Weight of the pixels' L1 loss.
     """
-    labels = Faces.num_labels
-    torch.manual_seed(seed)
+    drawn, labels = DrawnFaces(**settings), Faces.num_labels
+    torch.manual_seed(drawn.seed)
     game = Pix2pix(
         UNet(labels, 3, width, depth=4, dropouts=1),
         PatchDiscriminator(labels + 3, width, layers=2),
@@ -139,37 +157,28 @@ def pix2pix_faces(
         rate=rate,
         pixels=pixels,
     )
-    train = Faces(faces, size, seed, look="poster")
-    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=False)
+    data = drawn.data(flip=False, look="poster")
     return Run(game, data, max_steps, {"val/paint_error": "paint error on held-out faces"})
 
 
 def cyclegan_faces(
-    size: PositiveInt = 32,
     batch_size: PositiveInt = 8,
     max_steps: PositiveInt = 800,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
     faces: PositiveInt = 1000,
-    held_out: PositiveInt = 64,
     width: PositiveInt = 16,
     blocks: PositiveInt = 2,
     rate: PositiveFloat = 1e-3,
     cycle: NonNegativeFloat = 10.0,
     identity: NonNegativeFloat = 0.0,
     pool: NonNegativeInt = 50,
+    **settings: Any,
 ) -> Run:
     """CycleGAN on drawn faces: posters to neon pictures and back, learned without pairs.
 
     Args:
-        size: Height and width of the pictures.
         batch_size: Pictures of each kind a step, of all ranks together.
         max_steps: Steps of the whole training; the learning rates fall to zero over its second half.
-        seed: Decides the faces, the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
         faces: How many faces of each kind to train on.
-        held_out: How many faces to score on; none of them is trained on.
         width: Channels of the networks' first layers.
         blocks: Residual blocks of each generator.
         rate: Learning rate of all networks.
@@ -177,7 +186,8 @@ def cyclegan_faces(
         identity: Weight of the loss that a picture of the wanted kind must stay as it is.
         pool: How many past fakes of each kind the discriminators are shown again.
     """
-    torch.manual_seed(seed)
+    drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
+    torch.manual_seed(drawn.seed)
     game = CycleGan(
         partial(ResnetGenerator, width=width, blocks=blocks),
         partial(PatchDiscriminator, 3, 2 * width, layers=2),
@@ -187,7 +197,98 @@ def cyclegan_faces(
         identity=identity,
         pool=pool,
     )
-    train = FaceDomains(faces, size, seed)
-    val = FaceDomains(held_out, size, seed, first=HELD_OUT, truth=True)
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed)
+    data = drawn.data(flip=True, kind=FaceDomains)
+    data.val.truth = True
     return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
+
+
+def vqgan_faces(
+    max_steps: PositiveInt = 700,
+    width: PositiveInt = 24,
+    upsamplings: Upsamplings = 2,
+    code: PositiveInt = 8,
+    codes: PositiveInt = 128,
+    rate: PositiveFloat = 1e-3,
+    start: PositiveInt = 350,
+    adversarial: NonNegativeFloat = 0.2,
+    commitment: NonNegativeFloat = 0.25,
+    **settings: Any,
+) -> Run:
+    """VQGAN on drawn faces: faces as small maps of codes, and painted again.
+
+    The published perceptual loss is left out, because it needs weights to download. Pixels are compared by L1.
+
+    Args:
+        max_steps: Steps of the whole training.
+        width: Channels of the networks at full size; smaller sizes have twice as many.
+        upsamplings: How often the decoder doubles its map of codes.
+        code: Length of a code.
+        codes: How many codes there are.
+        rate: Learning rate of both networks.
+        start: The step in which the discriminator joins the game.
+        adversarial: How much its judgement pulls at the decoder's last layer, beside the pixels; published: 0.8.
+        commitment: Weight of the loss that keeps features near their codes.
+    """
+    drawn = SmallFaces(**settings)
+    check_size((drawn.size, drawn.size), upsamplings)
+    torch.manual_seed(drawn.seed)
+    game = VqGan(
+        VqAutoencoder([width, *[2 * width] * upsamplings], code, codes),
+        PatchDiscriminator(3, width, layers=2, gain=1.0),
+        rate=rate,
+        start=start,
+        adversarial=adversarial,
+        commitment=commitment,
+    )
+    scores = {
+        "val/paint_error": "paint error on held-out faces",
+        "val/idle_codes": "share of the codes that held-out faces leave idle",
+    }
+    return Run(game, drawn.data(flip=True, look="poster"), max_steps, scores)
+
+
+def byol_faces(
+    batch_size: PositiveInt = 64,
+    max_steps: PositiveInt = 300,
+    faces: PositiveInt = 4000,
+    held_out: PositiveInt = 512,
+    width: PositiveInt = 32,
+    hidden: PositiveInt = 192,
+    projection: PositiveInt = 64,
+    rate: PositiveFloat = 1e-3,
+    decay: float = 0.99,
+    **settings: Any,
+) -> Run:
+    """BYOL on drawn faces: what they are like, learned without labels from pairs of random views.
+
+    Args:
+        batch_size: Pictures a step, of all ranks together.
+        max_steps: Steps of the whole training, in which the target's decay rises to 1.
+        faces: How many faces to train on.
+        held_out: How many faces to score on, and as many others to show; none of them is trained on.
+        width: Channels of the encoder's first layers.
+        hidden: Width of projector and predictor; published: 4096.
+        projection: Length of the vectors that are predicted; published: 256.
+        rate: Learning rate.
+        decay: The target's decay at the start; published: 0.996, for trainings of 100,000 steps and more.
+    """
+    drawn = SmallFaces(batch_size=batch_size, faces=faces, held_out=held_out, **settings)
+    torch.manual_seed(drawn.seed)
+    others = Faces(max(held_out, NEAREST), drawn.size, drawn.seed, first=HELD_OUT + held_out, look="poster")
+    gallery = torch.stack([to_tensors(others[number])["image"] for number in range(len(others))])
+    widths = [width, 2 * width, 4 * width]
+    game = Byol(
+        Online(ResnetEncoder(widths), perceptron(widths[-1], hidden, projection)),
+        perceptron(projection, hidden, projection),
+        gallery,
+        labels=Faces.num_labels,
+        steps=max_steps,
+        rate=rate,
+        decay=decay,
+    )
+    return Run(
+        game,
+        drawn.data(flip=False, look="poster"),
+        max_steps,
+        {"val/neighbour_error": "error in guessing what a held-out face has from its nearest ones; 1 is chance"},
+    )

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from datasets.augment import to_tensors
-from datasets.data import GanData
 from datasets.drawn.faces import Faces
 from gan.ema import half_life
 from gan.errors import UserError
@@ -17,7 +16,8 @@ from gan.games.from_noise import FromNoise
 from gan.games.r3gan import R3Gan
 from gan.games.stylegan import StyleGan
 from gan.games.wgan_gp import WganGp
-from gan.runs.run import HELD_OUT, Run, Seed
+from gan.runs.faces import DrawnFaces
+from gan.runs.run import Run
 from nets.ada import Ada
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
@@ -55,7 +55,6 @@ def r3gan_faces(
 
 
 def wgan_gp_faces(
-    size: PositiveInt = 16,
     max_steps: PositiveInt = 2500,
     latent: PositiveInt = 32,
     rate: PositiveFloat = 5e-4,
@@ -67,7 +66,6 @@ def wgan_gp_faces(
     """WGAN-GP on drawn faces: new faces from noise.
 
     Args:
-        size: Height and width of the pictures: 4, doubled once or more.
         max_steps: Steps of the whole training, in each of which the critic learns.
         latent: Length of the noise vector.
         rate: Learning rate of both networks; published: 1e-4.
@@ -80,11 +78,10 @@ def wgan_gp_faces(
         rules = dict(rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
         return WganGp(WganGenerator(latent, widths), WganCritic(widths), **rules)
 
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
+    return from_noise(game, max_steps=max_steps, flip=True, **settings)
 
 
 def stylegan_faces(
-    size: PositiveInt = 16,
     max_steps: PositiveInt = 1500,
     latent: PositiveInt = 32,
     style: PositiveInt = 32,
@@ -105,7 +102,6 @@ def stylegan_faces(
     """A small StyleGAN2-ADA on drawn faces: new faces from noise, by way of styles.
 
     Args:
-        size: Height and width of the pictures: 4, doubled once or more.
         max_steps: Steps of the whole training.
         latent: Length of the noise vector.
         style: Length of the style vector that it is mapped to.
@@ -129,11 +125,10 @@ def stylegan_faces(
         networks = StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths)
         return StyleGan(*networks, ada=Ada(ada_target, ada_images) if ada else None, **rules)
 
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, batch_size=batch_size, **settings)
+    return from_noise(game, max_steps=max_steps, flip=True, batch_size=batch_size, **settings)
 
 
 def dmd2_faces(
-    size: PositiveInt = 16,
     max_steps: PositiveInt = 2000,
     faces: PositiveInt = 1000,
     latent: PositiveInt = 32,
@@ -153,7 +148,6 @@ def dmd2_faces(
     is an exact formula of the best denoiser. It knows only the training faces, so it cannot teach new ones.
 
     Args:
-        size: Height and width of the pictures: 4, doubled once or more.
         max_steps: Steps of the whole training, in each of which fake score and head learn.
         faces: How many faces the teacher knows; the head sees the same ones as true faces.
         latent: Length of the student's noise vector.
@@ -169,7 +163,7 @@ def dmd2_faces(
     _check_sigmas("dmd2-faces", sigma_min, sigma_max)
 
     def game(widths: list[int], train: Faces) -> Dmd2:
-        pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(faces)])
+        pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(len(train))])
         fine_to_coarse = widths[::-1]
         return Dmd2(
             R3Generator(latent, widths, 1),
@@ -186,11 +180,10 @@ def dmd2_faces(
         )
 
     # The teacher does not know mirrored faces.
-    return from_noise(game, size=size, max_steps=max_steps, flip=False, faces=faces, **settings)
+    return from_noise(game, max_steps=max_steps, flip=False, faces=faces, **settings)
 
 
 def dmd2_lora_faces(
-    size: PositiveInt = 16,
     max_steps: PositiveInt = 2200,
     base_steps: PositiveInt = 800,
     faces: PositiveInt = 1000,
@@ -210,7 +203,6 @@ def dmd2_lora_faces(
     Student and fake score are adapters on the frozen model, which is also the teacher.
 
     Args:
-        size: Height and width of the pictures: 4, doubled once or more.
         max_steps: Steps of the whole training.
         base_steps: Steps in which the diffusion model learns, before the distillation begins.
         faces: How many faces to learn from.
@@ -231,7 +223,7 @@ def dmd2_lora_faces(
         return Dmd2Lora(
             Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
             Head(fine_to_coarse[-1]),
-            size,
+            train.size,
             rank=rank,
             base_steps=base_steps,
             student_rate=student_rate,
@@ -243,31 +235,26 @@ def dmd2_lora_faces(
             ema=ema,
         )
 
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, faces=faces, **settings)
+    return from_noise(game, max_steps=max_steps, flip=True, faces=faces, **settings)
 
 
 def from_noise(
     make: Callable[[list[int], Faces], FromNoise],
-    size: PositiveInt,
     max_steps: PositiveInt,
     flip: bool,
-    batch_size: PositiveInt = 16,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 0,
+    size: PositiveInt = 16,
     faces: PositiveInt = 2000,
     held_out: PositiveInt = 256,
     width: PositiveInt = 16,
+    **settings: Any,
 ) -> Run:
     """Make a run of a game that draws faces from noise. All faces have the same palette.
 
     Args:
         make: Makes the game from the channels of each size, from 4x4 up, and the faces to learn from.
-        size: Height and width of the pictures: 4, doubled once or more.
         max_steps: Steps of the whole training.
         flip: Mirror half of the faces.
-        batch_size: Pictures a step, of all ranks together.
-        seed: Decides the faces, the networks' first weights and the order of the samples.
-        workers: Processes that prepare batches, for each rank.
+        size: Height and width of the pictures: 4, doubled once or more.
         faces: How many faces to learn from.
         held_out: How many faces to score on; none of them is trained on.
         width: Channels at full size; half the size has twice as many, up to four times.
@@ -275,11 +262,9 @@ def from_noise(
     doublings = (size // 4).bit_length() - 1
     if size != 4 * 2**doublings or doublings < 1:
         raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
-    torch.manual_seed(seed)
-    train = Faces(faces, size, seed, look="poster")
-    game = make([width * min(2**k, 4) for k in reversed(range(doublings + 1))], train)
-    val = Faces(held_out, size, seed, first=HELD_OUT, look="poster")
-    data = GanData(train, val, batch_size=batch_size, workers=workers, seed=seed, flip=flip)
+    data = DrawnFaces(size, faces=faces, held_out=held_out, **settings).data(flip, look="poster")
+    torch.manual_seed(data.seed)
+    game = make([width * min(2**k, 4) for k in reversed(range(doublings + 1))], data.train)
     return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})
 
 

@@ -5,13 +5,16 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gan.errors import UserError
+from gan import names
+from gan.errors import UserError, reason
 from gan.files import regular
 from gan.runs.run import Run
 
@@ -70,7 +73,8 @@ class OwnRun:
             sys.path.insert(0, str(self.folder))
         importlib.invalidate_caches()
         try:
-            module = importlib.import_module(self.module)
+            with looking_for_its_own():
+                module = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
             if not f"{self.module}.".startswith(f"{error.name}."):
                 raise  # the module is there, and imports one that is not
@@ -84,6 +88,21 @@ class OwnRun:
                 f"the name '{self.module}' of {self} is taken by {found or 'a module of Python'}; rename the file"
             )
         return module
+
+
+@contextmanager
+def looking_for_its_own() -> Iterator[None]:
+    """Inside the `with`, code that misses its own module, because ours has the name, is told so."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
+        name = str(missing).partition(".")[0]
+        if (theirs := names.hidden(name)) is None:
+            raise
+        raise UserError(
+            f"{reason(error)}: '{name}' is gan's own package, {names.HOME / name}, and hides {theirs}; {names.ADVICE}"
+        ) from error
 
 
 def read(text: str) -> OwnRun:
@@ -106,13 +125,20 @@ def read(text: str) -> OwnRun:
 
 
 def _is_run(value: Any) -> bool:
-    """Whether it is a function that says that it returns a Run."""
+    """Whether it is a function that says that it returns a Run, or one of a person's own that says nothing of it.
+
+    An installed function must say so: else a file of settings, which may come from anywhere, could name any of them.
+    """
     if not callable(value) or isinstance(value, type):
         return False
     try:
         returned = inspect.signature(value).return_annotation
     except (TypeError, ValueError):
         return False
+    if returned is inspect.Signature.empty:
+        file = getattr(sys.modules.get(value.__module__), "__file__", None)
+        installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+        return inspect.isfunction(value) and file is not None and not any(map(Path(file).is_relative_to, installed))
     if isinstance(returned, str):  # from __future__ import annotations
         return returned.rpartition(".")[2] == Run.__name__
     return isinstance(returned, type) and issubclass(returned, Run)

@@ -1,12 +1,20 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.models import vgg19
 
 from datasets import ADE20K, CelebAMask, Cityscapes, CocoStuff, Facades, FolderPairs, GanData, Pairs
+from datasets.files.pairs import as_size
+from gan.errors import UserError
 from gan.games.sean import Sean
 from gan.games.spade import Spade
 from gan.runs.run import Run, Seed, Upsamplings, check_size
@@ -14,8 +22,10 @@ from nets.discriminator import MultiScaleDiscriminator
 from nets.published import load_vgg19
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
+from nets.vgg import Vgg19
 
-Splits = tuple[Pairs, Pairs]
+Splits = tuple[Dataset, Dataset]
+_PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 
 
 def sean_celebamask(data: str = "data/CelebAMask-HQ", size: PositiveInt = 256, **settings: Any) -> Run:
@@ -89,7 +99,7 @@ def sean_folder(
         held_out: How many pictures, the last by name, to score on and to draw.
         flip: Mirror half of the pictures; not for labels that differ between left and right.
     """
-    pairs = splits(FolderPairs, data, labels, size, held_out=held_out)
+    pairs = splits(FolderPairs, data, num_labels=labels, size=size, held_out=held_out)
     return sean_or_spade(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
 
 
@@ -98,9 +108,48 @@ def spade_folder(**settings: Any) -> Run:
     return sean_folder(style=None, **settings)
 
 
-def splits(kind: type[Pairs], *where: Any, **how: Any) -> Callable[[], Splits]:
+def splits(kind: type[Pairs], data: str, **how: Any) -> Callable[[], Splits]:
     """A function that opens a data set's training and held-out split."""
-    return lambda: (kind(*where, split="train", **how), kind(*where, split="val", **how))
+
+    def open_splits() -> Splits:
+        try:
+            return kind(data, split="train", **how), kind(data, split="val", **how)
+        except UserError:
+            if not _PLANNED.get():
+                raise
+            made_up = MadeUp(how.get("num_labels") or kind.num_labels, how["size"], how.get("edges", False))
+            return made_up, made_up
+
+    return open_splits
+
+
+@contextmanager
+def planned() -> Iterator[None]:
+    """Inside the `with`, a run is made to be planned: without VGG's weights, and without pictures if there are none."""
+    token = _PLANNED.set(True)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
+class MadeUp(Dataset):
+    """Samples of the right shape for a plan. Labels are in blocks, which is about what a label map costs on a CPU."""
+
+    flip_pairs = ()
+
+    def __init__(self, num_labels: int, size: int | tuple[int, int], edges: bool) -> None:
+        self.num_labels, self.size, self.edges = num_labels, as_size(size), edges
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        down, across = (torch.arange(length) * 8 // length for length in self.size)
+        label = (index + across + 8 * down[:, None]) % self.num_labels
+        image = tv_tensors.Image(torch.zeros(3, *self.size, dtype=torch.uint8))
+        edges = {"edges": tv_tensors.Mask(label % 2)} if self.edges else {}
+        return {"image": image, "label": tv_tensors.Mask(label), **edges}
 
 
 def sean_or_spade(
@@ -168,7 +217,11 @@ def sean_or_spade(
     )
     data.setup()
     steps = max_steps or epochs * (len(train) // batch_size)
-    vgg = None if perceptual == "off" else load_vgg19(perceptual, perceptual_normalise)
+    vgg = None
+    if perceptual != "off" and _PLANNED.get():
+        vgg = Vgg19(vgg19().state_dict(), perceptual_normalise)
+    elif perceptual != "off":
+        vgg = load_vgg19(perceptual, perceptual_normalise)
 
     torch.manual_seed(seed)
     labels = train.num_labels

@@ -1,5 +1,1 @@
 """`python -m gan.sample`."""
-
-from gan.sample.command import main
-
-__all__ = ["main"]

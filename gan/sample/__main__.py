@@ -1,7 +1,5 @@
-"""`python -m gan.sample`."""
-
-from gan.ending import end
+from gan.outputs import run
 from gan.sample.command import main
 
 if __name__ == "__main__":
-    end(main())
+    run(main)

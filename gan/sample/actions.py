@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jsonargparse import Namespace
+from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from gan.errors import UserError, printable
-from gan.fit.callbacks import first_samples
 from gan.painting import grids
+from gan.painting.held_out import NOTHING_HELD_OUT, first_samples, samples
 from gan.painting.painter import Painter, Picture
 from gan.painting.reopen import SavedRun
 from gan.painting.style_source import StyleSource
@@ -21,15 +22,16 @@ from strategies import random_state
 
 def show(opened: SavedRun, settings: Namespace) -> list[Path]:
     """Draw the grid that training draws, and write its sounds; for any game."""
-    batch = first_samples(opened.run.data, settings.count)
-    if batch is None or not hasattr(opened.run.game, "show"):
-        raise UserError(
-            f"run {opened.name} shows nothing: its game needs show(batch), and its data held-out batches that are dicts"
-        )
+    if not hasattr(opened.run.game, "show"):
+        raise UserError(f"run {opened.name} shows nothing: its game needs show(batch)")
+    found, held = samples(opened.run, settings.count)
+    batch = first_samples(found, settings.count)
+    if not held:
+        print(NOTHING_HELD_OUT)
     device = next(opened.run.game.parameters()).device
     with random_state.untouched():
         random_state.reseed(settings.seed)
-        batch = {name: value.to(device) for name, value in batch.items()}
+        batch = move_data_to_device(batch, device)
         columns = opened.run.game.show(batch)
     made = grids.made(columns, batch)
     singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}

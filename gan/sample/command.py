@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
     try:
         settings = parse(sys.argv[1:] if argv is None else argv)
-        opened = open_run(settings.which, Path(settings.out), settings.device, settings.data, settings.run)
+        opened = open_run(settings.which, settings.out, settings.device, settings.data, settings.run)
         if settings.action is None:
             settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
         print(printable(f"{opened.folder.path}, step {opened.step}"), flush=True)
@@ -143,17 +143,9 @@ def _parser(action: str | None) -> Parser:
         usage=f"python -m gan.sample [RUN [{action or 'ACTION'}]] [options]",
         description=ACTIONS[action].__doc__ if action else "Look at what a run's networks make.",
         epilog=EXAMPLES.format(actions=described),
-        formatter_class=options.Help,
-        print_config=None,
     )
+    options.add_saved_run(parser)
     add = parser.add_argument
-    add(
-        "which",
-        metavar="RUN",
-        nargs="?",
-        default="auto",
-        help="a run's folder, a checkpoint in it, or auto: the newest run",
-    )
     add("action", nargs="?", default=None, help="what to do, see below; by default a grid of held-out pictures")
     _OPTIONS[action](add)
     if action in ("transfer", "interpolate", "repaint", "mean-styles"):
@@ -165,9 +157,5 @@ def _parser(action: str | None) -> Parser:
         add("--seed", metavar="N", type=NonNegativeInt, default=0, help=what)
     where = "where to write; default in the run's samples/"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
-    add("--run", metavar="NAME", type=str | None, default=None, help=options.NAMED)
-    where = "where the run's pictures are now, if they have moved"
-    add("--data", metavar="FOLDER", type=str | None, default=None, help=where)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu or cuda")
-    add("--out", metavar="FOLDER", type=str, default="runs", help="the folder of all runs, for auto")
     return parser

@@ -1,5 +1,1 @@
 """`python -m gan.verify`."""
-
-from gan.verify.command import main
-
-__all__ = ["main"]

@@ -1,5 +1,5 @@
-from gan.ending import end
+from gan.outputs import run
 from gan.verify.command import main
 
 if __name__ == "__main__":
-    end(main())
+    run(main)

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from torch import Tensor
 
 from gan.verify.recording import Moment, Record
 
 SPREAD = 100.0
-LIMITS = {True: (1e-10, 1e-6), False: (1e-4, math.inf)}  # what is equal, and the largest tolerance: float64, float32
+# What is equal, the largest tolerance, and what a smaller number counts as: in float64 and float32.
+LIMITS = {"64": (1e-10, 1e-6, 1.0), "32": (1e-4, math.inf, 1e-2)}
 
 
 @dataclass(frozen=True)
@@ -22,28 +22,30 @@ class Tolerance:
     Adam moves a weight whose gradient is nothing but rounding (a bias before a norm), and small differences grow from
     step to step. So one device trains twice, the second time with the last bits of all weights changed before each
     step. A number may be off by SPREAD times what this has changed of the same tensor, up to the same step.
+
+    Float32 has few digits, so in it a distance is said in units of what rounding does.
     """
 
     exact: float
     most: float
-    moved: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)  # by kind and name, for each step
+    least: float = 1.0
+    moved: Mapping[tuple[str, str, int], float] = field(default_factory=dict)  # by kind, name and step
     ends: Mapping[str, float] = field(default_factory=dict)  # of the last weights, buffers and averages
 
     @classmethod
-    def measured(cls, one: Record, shaken: Record, ends: Mapping[str, float], double: bool) -> "Tolerance":
+    def measured(cls, one: Record, shaken: Record, ends: Mapping[str, float], precision: str) -> "Tolerance":
         """From one device's training and its second one, whose last tensors are `ends` away."""
-        steps = 1 + max(moment.step for moment in one.moments)
-        moved: dict[tuple[str, str], list[float]] = {}
+        exact, most, least = LIMITS[precision]
+        largest, moved = {}, {}
         for moment, numbers in one.moments.items():
             if moment.kind != "batch" and moment in shaken.moments:
-                each = moved.setdefault((moment.kind, moment.name), [0.0] * steps)
-                each[moment.step] = max(each[moment.step], gap(shaken.moments[moment], numbers))
-        return cls(*LIMITS[double], {key: list(accumulate(each, max)) for key, each in moved.items()}, ends)
+                found = max(largest.get(moment[2:], 0.0), gap(shaken.moments[moment], numbers, least))
+                largest[moment[2:]] = moved[moment.kind, moment.name, moment.step] = found
+        return cls(exact, most, least, moved, ends)
 
     def at(self, moment: Moment) -> float:
         """For a number on the way."""
-        steps = self.moved.get((moment.kind, moment.name), ())
-        return self._of(steps[moment.step] if moment.step < len(steps) else 0.0)
+        return self._of(self.moved.get((moment.kind, moment.name, moment.step), 0.0))
 
     def at_end(self, name: str) -> float:
         """For one of the last tensors."""
@@ -53,6 +55,11 @@ class Tolerance:
     def above(self) -> int:
         """How many of the last tensors may be off by more than `exact`."""
         return sum(self.at_end(name) > self.exact for name in self.ends)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether distances are said in units of what rounding does."""
+        return self.least < 1
 
     def _of(self, rounding: float) -> float:
         return min(max(self.exact, SPREAD * rounding), self.most)
@@ -90,7 +97,7 @@ def compare(one: Record, ranks: Sequence[Record], tolerance: Tolerance) -> list[
     for moment in sorted(moments, key=lambda moment: moment.step):  # the order within a step stays
         if found and moment[:2] != found[0].moment[:2]:
             break
-        difference = _difference(moment, one, ranks)
+        difference = _difference(moment, one, ranks, tolerance.least)
         if not difference.gap <= tolerance.at(moment):
             found.append(difference)
     by_kind: dict[str, list[Difference]] = {}
@@ -102,7 +109,7 @@ def compare(one: Record, ranks: Sequence[Record], tolerance: Tolerance) -> list[
     return [Difference(d.moment, d.many, d.one, d.gap, others) for d, others in worst]
 
 
-def _difference(moment: Moment, one: Record, ranks: Sequence[Record]) -> Difference:
+def _difference(moment: Moment, one: Record, ranks: Sequence[Record], least: float) -> Difference:
     # A weight that the loss does not reach has no gradient, or under some policies one of zeros.
     nothing = (0.0,) if moment.kind == "gradient" else None
     single, every = one.moments.get(moment, nothing), [rank.moments.get(moment, nothing) for rank in ranks]
@@ -114,14 +121,14 @@ def _difference(moment: Moment, one: Record, ranks: Sequence[Record]) -> Differe
         return Difference(moment, math.nan, math.nan, 0.0 if same else math.inf)
     if moment.kind == "loss":
         every = [tuple(sum(numbers) / len(every) for numbers in zip(*every, strict=True))]
-    gaps = [gap(each, single) for each in every]
+    gaps = [gap(each, single, least) for each in every]
     largest = max(range(len(gaps)), key=lambda rank: gaps[rank])
     return Difference(moment, every[largest][0], single[0], gaps[largest])
 
 
-def gap(many: Sequence[float], one: Sequence[float]) -> float:
-    """The largest difference, as a part of the first number; of 1 where that is smaller. Two NaN are equal."""
-    size = max([1.0, *(abs(numbers[0]) for numbers in (many, one) if math.isfinite(numbers[0]))])
+def gap(many: Sequence[float], one: Sequence[float], least: float = 1.0) -> float:
+    """The largest difference, as a part of the first number; of `least` where that is smaller. Two NaN are equal."""
+    size = max([least, *(abs(numbers[0]) for numbers in (many, one) if math.isfinite(numbers[0]))])
     apart = 0.0
     for here, there in zip(many, one, strict=True):
         if here != there and not (math.isnan(here) and math.isnan(there)):

@@ -1,9 +1,15 @@
 """The options of `python -m gan.verify`: its own, and the settings of the chosen run."""
 
+import argparse
+from typing import Literal
+
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
+from gan.errors import UserError
+from gan.fit import options as fit
 from gan.fit import run_options
+from gan.fit.options import DEFAULT_RUN, arguments, run_first
 from gan.fit.parser import Parser
 
 STRATEGIES = "ddp,zero1,zero2,zero3"
@@ -12,6 +18,7 @@ EXAMPLES = """examples:
   python -m gan.verify my_game.py:my_run
   python -m gan.verify sean-faces --size 32 --faces 64 --strategy ddp,zero3 --devices 2
   python -m gan.verify sean-faces --strategy ddp zero3+offload 'generator=zero3,*=ddp' 'generator=zero1,*=zero2'
+  python -m gan.verify --from-checkpoint runs/004-vqgan-faces/checkpoints/step-030000.ckpt
   python -m gan.verify r3gan-faces --help          the settings of that run
 
 Names for all players may stand in one word, with commas. Pairs player=policy in one word are one strategy.
@@ -22,15 +29,32 @@ exit status: 0 all exact; 1 something is not exact, refused, or fails; 2 nothing
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
-    """The settings. `strategy` is a list of strategies and `devices` a list of numbers."""
+    """The settings. `strategy` is a list of strategies and `devices` a list of numbers.
+
+    `found` is the run and the checkpoint that `--from-checkpoint` means.
+    """
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--run")
+    early.add_argument("--from_checkpoint")
+    known, _ = early.parse_known_args(run_first(arguments(argv)))
+    run, saved, found = DEFAULT_RUN, {}, None
+    if known.from_checkpoint:
+        typed = ["--run", known.run] if known.run else []
+        resumed, found = fit.parse(["--resume", known.from_checkpoint, *typed])
+        run, saved = resumed.run, fit.run_settings(resumed)
+        if found is None:
+            raise UserError("no run with a checkpoint in 'runs'; type the folder of a run after --from-checkpoint")
     settings = run_options.parse(
         argv,
         _add_own,
+        default=run,
+        saved=saved,
         prog="python -m gan.verify",
         usage="python -m gan.verify [RUN] [--strategy POLICY...] [--devices N,N] [--steps N] [options]",
-        description="Train a run in float64 on one device and under strategies on several ranks, and compare.",
+        description="Train a run on one device and under strategies on several ranks, and compare.",
         epilog=EXAMPLES,
     )
+    settings.found = found
     settings.strategy = run_options.strategies(settings.strategy)
     settings.devices = run_options.numbers("devices", settings.devices)
     return settings
@@ -42,5 +66,10 @@ def _add_own(parser: Parser) -> None:
     add("--strategy", nargs="+", type=str, default=STRATEGIES.split(","), help=what)
     add("--devices", type=str, default="2,4", help="numbers of ranks")
     add("--steps", type=PositiveInt, default=10, help="how many steps to train")
+    what = "begin there: a checkpoint, a run's folder, or auto (the newest run); its run and settings need not be typed"
+    add("--from_checkpoint", type=str | None, default=None, help=what)
+    what = "32 for networks that cast to float32 by hand; then distances are in units of what rounding does"
+    add("--precision", type=Literal["64", "32"], default="64", help=what)
+    fit.add_checks(parser)
     add("--allow_refused", action="store_true", help="a strategy that refuses the run is no failure")
     add("--limit", type=PositiveFloat, default=600.0, help="seconds after which a training is said to hang")

@@ -1,12 +1,14 @@
 """What each phase of a training gave, in a few numbers a tensor, to be compared with another training."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from lightning import Callback, Trainer
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gan.checkpoint import checksum
 from gan.module import GanModule
@@ -39,9 +41,10 @@ class Record:
     """
 
     moments: dict[Moment, tuple[float, ...]] = field(default_factory=dict)
-    drew: set[str] = field(default_factory=set)  # phases that drew from torch's, NumPy's or Python's own generators
+    drew: set[str] = field(default_factory=set)  # phases that drew other numbers on each rank, from torch's generator
     last: dict[str, Tensor] = field(default_factory=dict)  # weights, buffers and averages after the last step
     elsewhere: set[str] = field(default_factory=set)  # weights of players that other ranks serve
+    cast: bool = False  # whether a phase makes float32 of float64
 
 
 def digest(tensor: Tensor) -> tuple[float, float]:
@@ -52,11 +55,27 @@ def digest(tensor: Tensor) -> tuple[float, float]:
     return flat.norm().item(), torch.dot(flat, ramp).item()
 
 
+class Casts(TorchDispatchMode):
+    """Notes whether float64 becomes float32 inside, which rounds a training in float64 in its middle."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype == torch.float32:
+            self.record.cast |= any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in args)
+        return made
+
+
 class Recorder(Callback):
     """Records a training. `Recorded` tells it of each phase, Lightning of the rest."""
 
-    def __init__(self) -> None:
-        self.record = Record()
+    def __init__(self, last_step: int, sees_casts: bool = False) -> None:
+        """The training stops after `last_step`. `sees_casts`: note whether float64 is cast to float32 by hand."""
+        self.last_step, self.record = last_step, Record()
+        self.watching = Casts(self.record) if sees_casts else nullcontext()
         self.step = 0
         self.norms: dict[str, float] = {}  # of the gradients in this phase
 
@@ -92,6 +111,8 @@ class Recorder(Callback):
                     self._note(phase.name, "weight", name, digest(weight))
 
     def on_train_batch_end(self, trainer: Trainer, game: GanModule, *_: Any) -> None:
+        """The run's own `max_steps` stays what it is for the game, so the training is stopped here."""
+        trainer.should_stop = trainer.should_stop or trainer.global_step >= self.last_step
         with trainer.strategy.averaged():
             for name, average in _averages(trainer.strategy).items():
                 self._note("", "average", name, digest(average))
@@ -115,15 +136,18 @@ class Recorded(PhaseStrategy):
     """PhaseStrategy, with a recorder that is told of each phase."""
 
     def __init__(self, policy: str, recorder: Recorder, **kwargs: Any) -> None:
-        super().__init__(policy, check=False, **kwargs)
+        super().__init__(policy, **kwargs)
         self.recorder = recorder
 
     def run(self, phase: Phase, batch: Any) -> None:
         world.here(f"step {self.recorder.step}, phase '{phase.name}'")
         before = random_state.capture()
-        super().run(phase, batch)
+        with self.recorder.watching:
+            super().run(phase, batch)
+        if self.trial is not None:
+            return
         for recorder in self.ranks.once([self.recorder], f"the record of phase '{phase.name}'"):
-            if not random_state.equal(before, random_state.capture()):
+            if random_state.changed(before):
                 recorder.record.drew.add(phase.name)
             recorder.after(phase, self)
 

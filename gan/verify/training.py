@@ -10,13 +10,19 @@ import torch
 from lightning import Callback, Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 
+from gan.checkpoint import load
+from gan.contents import need
 from gan.fit.command import quiet
+from gan.fit.folder import holding
 from gan.fit.options import run_settings
+from gan.fit.resumed import Resumed
+from gan.fit.training import strategy_of, trainer_of
 from gan.module import GanModule
 from gan.runs import build
 from gan.verify import options
 from gan.verify.comparing import distances
 from gan.verify.recording import Record, Recorded, Recorder
+from strategies.check.first_step import shake_weights
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Request:
 
     `one` is a file of one device's tensors after the last step, to compare with. `saved` is such a file, to be written.
     `shaken`: the last bits of all weights are changed before each step. See [Note: what rounding does].
+    `start` is the checkpoint to begin from, and `precision` 64 or 32.
     """
 
     argv: Sequence[str]
@@ -33,7 +40,8 @@ class Request:
     one: Path | None = None
     saved: Path | None = None
     shaken: bool = False
-    double: bool = True  # float64, or float32 for DeepSpeed
+    precision: str = "64"
+    start: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,39 +54,39 @@ class Trained:
 
 
 class Shake(Callback):
-    """Changes each weight by about its last two bits, up or down. It is for one device, where all weights are whole."""
+    """Changes the last bits of all weights before each step."""
 
-    @torch.no_grad()
     def on_train_batch_start(self, trainer: Trainer, game: GanModule, batch: Any, batch_idx: int) -> None:
-        dice = torch.Generator().manual_seed(game.step)
-        for weight in game.parameters():
-            sign = torch.randint(0, 2, weight.shape, generator=dice) * 2 - 1
-            weight.mul_(1 + 4 * torch.finfo(weight.dtype).eps * sign.to(weight))
+        shake_weights(trainer.strategy.policies.values(), game.step)
 
 
 def train(request: Request) -> Trained:
     """Train as `gan.fit` would, with nothing beside the training itself."""
     quiet()
     settings = options.parse(list(request.argv))
+    settings.precision = request.precision
     seed_everything(settings.get("seed", 0), verbose=False)
-    run, recorder = build(settings.run, **run_settings(settings)), Recorder()
-    trainer = Trainer(
-        strategy=Recorded(request.strategy, recorder, cluster_environment=LightningEnvironment()),
+    now = run_settings(settings)
+    run, first = build(settings.run, **now), 0
+    if request.start is not None:
+        Resumed(holding(request.start), settings.run, now).check(run, request.start)
+        first = need(load(request.start), "global_step", int)
+    recorder = Recorder(first + settings.steps, request.shaken and request.precision == "64")
+    own = {"kind": Recorded, "recorder": recorder, "cluster_environment": LightningEnvironment()}
+    trainer = trainer_of(
+        settings,
+        strategy_of(settings, request.strategy, **own),
+        max(run.max_steps, recorder.last_step),
         accelerator="cpu",
         devices=request.devices,
-        precision="64-true" if request.double else "32-true",
-        max_steps=settings.steps,
-        sync_batchnorm=True,
         callbacks=[recorder, *([Shake()] if request.shaken else [])],
         limit_val_batches=0,
         num_sanity_val_steps=0,
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
-        enable_model_summary=False,
     )
     began = time.monotonic()
-    trainer.fit(run.game, run.data)
+    trainer.fit(run.game, run.data, ckpt_path=request.start)
     seconds = time.monotonic() - began
     last, recorder.record.last = recorder.record.last, {}
     if request.saved is not None:

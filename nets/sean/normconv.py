@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gan import ranks
-from nets.norm import SyncBatchNorm, global_moments, pooled_moments, wide_sum
+from gan.errors import UserError
+from nets.norm import SyncBatchNorm, follow, global_moments, pooled_moments, wide_sum
 from nets.sean.autograd import compute_dtype, convolution_backward, differentiable_gradients
 
 
@@ -52,6 +53,8 @@ def norm_conv(
     `grain` [B,1,H,W] is the noise. `scale` and `shift` are maps [B,C,H,W], or tables [B,C,kinds]; then
     `settings.pixels` gives each pixel's row of the table.
     """
+    if settings.norm.group is not None:
+        raise UserError("SEAN's batch norms are over all samples; leave nets.norm.in_groups out for its generator")
     return _NormConv.apply(settings, x, grain, noise_scale, scale, shift, weight, bias)
 
 
@@ -174,7 +177,8 @@ def _center(settings: Settings, y: Tensor) -> tuple[Tensor, Tensor, Tensor | int
     mean, variance, count = pooled_moments(local, _channel_dots(y, y) / count, count)
     if ranks.more_than_one():
         y.sub_(_as_channels(mean - local))
-    settings.norm.track(mean, variance, count)
+    norm = settings.norm
+    follow(norm.running_mean, norm.running_var, mean, variance, count, norm.count())
     return mean, variance, count
 
 

@@ -14,7 +14,8 @@ What differs only later, such as a mask that is full in the first batch, is foun
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ from torch import Tensor
 
 from gan.errors import UserError
 from gan.module import GanModule
-from nets.norm import unsynchronised
+from gan.phase import Phase
+from nets.norm import rows_together, unsynchronised
 from strategies.check.kept import Kept
 from strategies.check.trial import Different, Trial, Tried
 from strategies.micro_batches import first_rows, join_batches, rows
+from strategies.policies.policy import Policy
 from strategies.turn import PhaseContext
 
 SAMPLES = 2  # of each rank, at least
@@ -37,12 +40,20 @@ SHOWN = 6  # differences in the error
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-3}
 COARSE = 5e-2  # for bfloat16 and float16
-SMALL_NORM, SMALL_BUFFER = 1e-2, 1e-2  # smaller ones are compared as if they had this size: they may be noise
+# What differs by more is compared with what rounding does to it. See [Note: rounding is measured].
+SHAKES, SPREAD = 3, 100.0
+# But a gradient of this part of the player's largest, and this part of a loss, are not made of rounding alone.
+SMALL = 1e-2
+SMALL_LOSS = 1e-3  # smaller losses are taken as if they had this size
 
 THE_SAME_ON_ALL_RANKS = "Write what is the same on all ranks: gan.ranks.mean(x) or gan.ranks.sum(x) in place of x."
+REMEMBERED = (
+    "What a loss remembers from earlier steps must be the same on all ranks: keep gan.ranks.mean(x) or "
+    "gan.ranks.sum(x) in place of x."
+)
 A_MEAN_OVER_SAMPLES = (
     "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
-    "gan.ranks.sum(x) or gan.ranks.gather(x)."
+    "gan.ranks.sum(x) or gan.ranks.gather(x). So must a batch norm that is written by hand, or call F.batch_norm."
 )
 
 
@@ -52,21 +63,30 @@ def check_step(
     batch: Any,
     trying: Callable[[Trial, Any], None],
     gather: Callable[[Any], list[Any]],
+    ready: Callable[[Phase], bool],
 ) -> None:
     """Raise if the ranks together would not train as one device does.
 
     `games` are the game and its replicas in this process. `trying(trial, batch)` plays the step for a trial. `gather`
-    returns the values of all processes.
+    returns the values of all processes. `ready`: whether a phase with a `when` is tried.
     """
     own = _few_samples(games, context, batch)
-    if own is None:
+    if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
     kept = Kept(games, context.policies)
+    if kept.iterators:
+        rank_zero_warn(
+            f"the first step is not checked against one device, because a trial would move on the iterator "
+            f"'{kept.iterators[0]}', which cannot be put back; let batches come from train_dataloader()"
+        )
+        return
 
-    def tried(samples: Any, alone: bool = False, exchanging: bool = False) -> Tried:
-        trial = Trial(gather, context.step, alone, exchanging)
+    def tried(samples: Any, alone: bool = False, shake: int = 0) -> Tried:
+        trial = Trial(gather, context.step, alone, scale=1 + 2 * shake)
         with kept.aside():
             vars(games[0])["log"] = lambda *_, **__: None
+            if shake:
+                shake_weights(context.policies.values(), shake)
             try:
                 trying(trial, samples)
             except Exception as error:
@@ -77,32 +97,36 @@ def check_step(
             trial.tried.state = kept.written()
         return trial.tried
 
-    together = tried(own)
-    drew = any(gather(bool(together.unlike)))
-    if drew:
-        together = tried(own, exchanging=True)
-    alone = tried(join_batches(gather(own)), alone=True, exchanging=drew)
+    for phase in games[0].phases:
+        if phase.when is not None and phase.due(context.step, ready):
+            with kept.aside():
+                answers = gather(bool(phase.when()))
+            if len(set(answers)) > 1:
+                rank_zero_warn(
+                    f"phase '{phase.name}': in step {context.step} its `when` is {answers[0]} on the first rank, which "
+                    f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
+                    f"gan.ranks.mean(x)"
+                )
+    samples = join_batches(gather(own))
+    together, alone = tried(own), tried(samples, alone=True)
+    if context.draws.learn(gather((together.drawn, alone.drawn))):
+        together, alone = tried(own), tried(samples, alone=True)
 
-    for phase, draw in together.drawn.items():
-        rank_zero_warn(
-            f"phase '{phase}' draws from torch's own generator ({draw}): on each rank other numbers, and none of them "
-            f"are those of one device; gan.noise draws the same on any number of ranks"
-        )
     unlike = {name for each in gather(together.unlike) for name in each}
     if unlike:
         rank_zero_warn(
-            f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws from "
-            f"Python's or NumPy's random generators, or within attention; draw with gan.noise"
+            f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws other "
+            f"numbers on each rank: by Phase(draws='torch'), in backward, within attention on a GPU, or from NumPy or "
+            f"Python under strategy dp"
         )
     learners = [policy for policy in context.policies.values() if policy.requiring_grad]
     rounding = max(ROUNDING.get(w.dtype, COARSE) for policy in learners for w in policy.requiring_grad.values())
-    gaps = _gaps(together.state, alone.state, rounding) if not unlike else {}
-    lines = [
-        *_different_state(gather(gaps)),
-        *_different_losses(gather(together.losses), alone.losses, rounding, unlike),
-        *_different_gradients(together.norms, alone.norms, rounding, unlike),
-    ]
-    lines = list(dict.fromkeys(line for each in gather(lines) for line in each))  # so that all ranks raise, or none
+    comparison = Comparison(gather(together.losses), gather(alone.losses), together, alone, rounding, unlike)
+    lines = comparison.lines({})
+    if any(gather(bool(lines))):
+        shaken = [tried(samples, True, number + 1) for number in range(SHAKES)]
+        lines = comparison.lines(moved(alone, shaken))
+    lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
     if lines:
         raise Different(_said(lines, context))
 
@@ -110,6 +134,7 @@ def check_step(
 def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) -> Any:
     """The first samples of this process's batch, on the CPU; None, with a warning, if there can be no trial."""
     few = math.lcm(*(phase.micro_batches for phase in games[0].phases))
+    few *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
     try:
         own_rows = rows(batch) // len(games)
         few *= max(1, min(SAMPLES, own_rows // context.size) // few)
@@ -125,81 +150,133 @@ def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) 
     return None
 
 
-def _gaps(many: dict[str, Tensor], one: dict[str, Tensor], rounding: float) -> dict[str, float]:
-    """For each buffer and weight that differs on this rank: the largest difference."""
-    found = {}
-    for name in sorted(many.keys() | one.keys()):
-        pair = many.get(name), one.get(name)
-        if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape:
-            found[name] = math.inf
-        elif not torch.equal(*pair):
-            here, there = (tensor.double() for tensor in pair)
-            size = max(here.abs().max().item(), there.abs().max().item(), SMALL_BUFFER)
-            gap = (here - there).abs().max().item()
-            if not gap <= rounding * size:
-                found[name] = gap
+@torch.no_grad()
+def shake_weights(policies: Iterable[Policy], seed: int) -> None:
+    """Change each learning weight by about its last two bits, up or down, alike on all ranks that have it."""
+    for policy in policies:
+        if policy.package is not None:  # its engine keeps copies of the weights
+            continue
+        policy.storage.keep_writes()
+        for number, weight in enumerate(policy.storage.owned.values()):
+            dice = torch.Generator().manual_seed(1000 * seed + number)
+            sign = torch.randint(0, 2, weight.shape, generator=dice) * 2 - 1
+            weight.mul_(1 + 4 * torch.finfo(weight.dtype).eps * sign.to(weight))
+        policy.storage.shards_changed()
+        policy.storage.reshard()
+
+
+def moved(one: Tried, shaken: Sequence[Tried]) -> dict[tuple[str, ...], float]:
+    """How far rounding alone moves each number and each tensor of a trial."""
+    found: dict[tuple[str, ...], float] = {}
+    for other in shaken:
+        gaps = {key: abs(number - one.numbers[key]) for key, number in other.numbers.items() if key in one.numbers}
+        gaps |= {("state", name): gap_of(tensor, one.state.get(name)) for name, tensor in other.state.items()}
+        found |= {key: max(gap, found.get(key, 0.0)) for key, gap in gaps.items() if math.isfinite(gap)}
     return found
 
 
-def _different_state(gaps: list[dict[str, float]]) -> list[str]:
-    names = dict.fromkeys(name for rank in gaps for name in rank)
-    largest = {name: max(rank.get(name, 0.0) for rank in gaps) for name in names}
-    return [f"{name} is written in a loss or forward, and differs by {gap:.3g}" for name, gap in largest.items()]
+def gap_of(one: Tensor | None, other: Tensor | None) -> float:
+    """The largest difference of an element."""
+    if one is None or other is None or one.shape != other.shape:
+        return math.inf
+    return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
 
 
-def _different_losses(
-    many: list[dict[tuple[str, str], float]], one: dict[tuple[str, str], float], rounding: float, unlike: set[str]
-) -> list[str]:
-    """`many` are the losses of each rank, `one` those of one device."""
-    found = []
-    for (phase, name), single in one.items():
-        each = [rank[phase, name] for rank in many if (phase, name) in rank]
-        mean = sum(each) / len(each) if each else math.nan
-        if phase not in unlike and _apart(mean, single, sum(map(abs, each)) / max(len(each), 1), rounding):
-            found.append(f"phase '{phase}': loss '{name}' is {mean:.6g}, on one device {single:.6g}")
-    return found
+@dataclass(frozen=True)
+class Comparison:
+    """What the ranks together gave, and what each of them gave alone with the samples of all.
+
+    [Note: rounding is measured]
+    Some numbers are made of rounding alone: the gradient of a bias before a norm is a sum that cancels. So where a
+    number differs by more than a part of its size, the step is tried alone three times more, each time with the last
+    bits of the weights changed, and with another factor of the loss, so that all is rounded otherwise. A number may
+    differ by SPREAD times what that has moved it.
+    """
+
+    losses: Sequence[Mapping[tuple[str, str], float]]  # of each rank, in the trial of all together
+    repeated: Sequence[Mapping[tuple[str, str], float]]  # of each rank alone: the same samples on each
+    together: Tried
+    alone: Tried
+    rounding: float
+    unlike: set[str]  # phases that cannot be compared
+
+    def lines(self, moved: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+        """What differs by more than rounding, with what to do. `moved` is how far rounding moves each number."""
+        allowed = {key: SPREAD * gap for key, gap in moved.items()}
+        return self._states(allowed) | self._losses(allowed) | self._gradients(allowed)
+
+    def _states(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+        many, one = self.together.state, self.alone.state
+        found = []
+        for name in () if self.unlike else sorted(many.keys() | one.keys()):
+            both = [each[name].double() for each in (many, one) if name in each and each[name].numel()]
+            size = max((each.abs().max().item() for each in both), default=0.0)
+            gap = gap_of(many.get(name), one.get(name))
+            if not gap <= max(self.rounding * size, allowed.get(("state", name), 0.0)):
+                found.append(f"{name} is written in a loss or forward, with other values than by one device")
+        return dict.fromkeys(found, THE_SAME_ON_ALL_RANKS)
+
+    def _losses(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+        found = {}
+        for (phase, name), single in self.repeated[0].items():
+            each = [rank[phase, name] for rank in self.losses if (phase, name) in rank]
+            same = [rank.get((phase, name), math.nan) for rank in self.repeated]
+            mean, room = sum(each) / len(each) if each else math.nan, allowed.get(("loss", phase, name), 0.0)
+            if phase in self.unlike:
+                continue
+            if _apart(max(same), min(same), room):
+                text = f"is {max(same):.9g} on one rank and {min(same):.9g} on another, for the same samples"
+                found[f"phase '{phase}': loss '{name}' {text}"] = REMEMBERED
+                continue
+            size = max(abs(mean), abs(single))
+            if _apart(mean, single, max(self.rounding * size, min(room, SMALL * max(size, SMALL_LOSS)))):
+                found[f"phase '{phase}': loss '{name}' is {_both(mean, single)}"] = A_MEAN_OVER_SAMPLES
+        return found
+
+    def _gradients(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
+        """One line for each phase and learner, with the weight that differs most."""
+        found = {}
+        for (phase, player), one in self.alone.norms.items():
+            many = self.together.norms[phase, player]
+            small = SMALL * max([*one.values(), *many.values()], default=0.0)
+            pairs = {weight: (many.get(weight, 0.0), one.get(weight, 0.0)) for weight in one | many}
+            apart = {
+                weight: pair
+                for weight, pair in pairs.items()
+                if _apart(
+                    *pair,
+                    max(self.rounding * max(pair), min(small, allowed.get(("gradient", phase, player, weight), 0.0))),
+                )
+            }
+            if apart and phase not in self.unlike:
+                worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
+                found[
+                    f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that "
+                    f"of '{worst}' has norm {_both(*apart[worst])}"
+                ] = A_MEAN_OVER_SAMPLES
+        return found
 
 
-def _different_gradients(
-    many: dict[tuple[str, str], dict[str, float]],
-    one: dict[tuple[str, str], dict[str, float]],
-    rounding: float,
-    unlike: set[str],
-) -> list[str]:
-    """One line for each phase and learner, with the weight that differs most."""
-    found = []
-    for (phase, player), single in one.items():
-        together = many[phase, player]
-        size = SMALL_NORM * max([*single.values(), *together.values()], default=0.0)
-        pairs = {weight: (together.get(weight, 0.0), single.get(weight, 0.0)) for weight in single | together}
-        apart = {weight: pair for weight, pair in pairs.items() if _apart(*pair, size, rounding)}
-        if apart and phase not in unlike:
-            worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
-            found.append(
-                f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that of "
-                f"'{worst}' has norm {apart[worst][0]:.6g}, on one device {apart[worst][1]:.6g}"
-            )
-    return found
+def _both(many: float, one: float) -> str:
+    """Two numbers, in so many digits that they differ."""
+    digits = next((digits for digits in (6, 9, 12) if f"{many:.{digits}g}" != f"{one:.{digits}g}"), 17)
+    return f"{many:.{digits}g}, on one device {one:.{digits}g}"
 
 
-def _apart(many: float, one: float, size: float, rounding: float) -> bool:
-    """Whether two numbers differ by more than rounding. Two that are not finite are equal: the guard sees to them."""
-    if not (math.isfinite(many) or math.isfinite(one)):
+def _apart(one: float, other: float, room: float) -> bool:
+    """Whether two numbers differ by more. Two that are not finite are equal: the guard sees to them."""
+    if not (math.isfinite(one) or math.isfinite(other)):
         return False
-    return not abs(many - one) <= rounding * max(abs(many), abs(one), size)
+    return not abs(one - other) <= room
 
 
-def _said(lines: list[str], context: PhaseContext) -> str:
+def _said(lines: Mapping[str, str], context: PhaseContext) -> str:
     """The error: what differs, and what to type."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    listed = "".join(f"\n  - {text}" for text in [*lines[:SHOWN], *more])
-    advice = []
+    listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
+    advice = list(dict.fromkeys(lines.values()))
     if any(unsynchronised(policy.player.module) for policy in context.policies.values()):
-        advice.append("Synchronise batch norms: Trainer(sync_batchnorm=True).")
-    if any("written" in text for text in lines):
-        advice.append(THE_SAME_ON_ALL_RANKS)
-    if any(text.startswith("phase") for text in lines):
-        advice.append(A_MEAN_OVER_SAMPLES)
+        advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     return (
         f"{context.size} ranks would not train as one device does. In a trial of step {context.step}, on a few samples "
         f"of each rank, these differ:{listed}\n{' '.join(advice)} To train all the same, type "

@@ -11,8 +11,8 @@ from torch import Tensor
 from gan import ranks
 from gan.errors import UserError
 from gan.phase import Phase
-from strategies import random_state
-from strategies.check.draws import DrawsOfSamples
+from strategies import random_state, threads
+from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.turn import PhaseContext, gradients
@@ -33,22 +33,30 @@ class Tried:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
-    drawn: dict[str, str] = field(default_factory=dict)  # by phase, its first draw from torch's own generators
-    unlike: set[str] = field(default_factory=set)  # phases with other draws, which cannot be compared
+    drawn: ByPhase = field(default_factory=dict)  # by networks
+    unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
+
+    @property
+    def numbers(self) -> dict[tuple[str, ...], float]:
+        """All losses and norms, under names of their own."""
+        norms = {("gradient", *key, weight): norm for key, each in self.norms.items() for weight, norm in each.items()}
+        return norms | {("loss", *key): loss for key, loss in self.losses.items()}
 
 
 class Trials:
-    """Decides when phases are tried: each before it is played for the first time.
+    """Decides when phases are tried: before they are played for the first time, and again at growing distances.
 
-    A phase with a `when` is tried before its second time, because its loss may not be ready before the first. With
-    `often` a step is tried again when one of its phases has been played TIMES times since it was tried.
+    A phase is tried when it has been played 0, 1, 3, 10, 30, 100, 300, ... times; with `often`, at least each tenth
+    time. If its losses get other names, it is tried before the next time. A phase with a `when` begins with its second
+    time, because its loss may not be ready before the first.
     """
 
     def __init__(self, phases: Iterable[Phase] = (), often: bool = False) -> None:
         """`phases` are those to be tried."""
-        self.untried = {phase.name for phase in phases}
-        self.often, self.since = often, dict.fromkeys(self.untried, 0)  # how often each was due since its trial
-        self.played: set[str] = set()
+        self.often = often
+        self.times = {phase.name: 0 for phase in phases}  # how often each was due
+        self.next = dict.fromkeys(self.times, 0)  # how often it will have been when it is tried again
+        self.played: dict[str, frozenset[str]] = {}  # the names of its losses when it was last played
 
     def ready(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played in a trial."""
@@ -56,34 +64,45 @@ class Trials:
 
     def due(self, phases: Iterable[Phase], step: int) -> bool:
         """Whether there is a trial before this step. It counts as done then."""
-        if not (self.untried or (self.often and self.since)):
-            return False
-        names = {phase.name for phase in phases if phase.due(step, self.ready)}
-        self.since |= {name: self.since[name] + 1 for name in names}
-        due = bool(self.untried & names) or (self.often and any(self.since[name] > TIMES for name in names))
-        if due:
-            self.untried -= names
-            self.since |= dict.fromkeys(names, 1)
+        names = [phase.name for phase in phases if phase.name in self.times and phase.due(step, self.ready)]
+        due = any(self.times[name] >= self.next[name] for name in names)
+        for name in names:
+            if due:
+                self.next[name] = self._later(self.times[name])
+            self.times[name] += 1
         return due
+
+    def _later(self, times: int) -> int:
+        later = 1
+        while later <= times:
+            later = 3 * later if str(later).startswith("1") else later // 3 * 10
+        return min(later, times + TIMES) if self.often else later
+
+    def saw(self, phase: str, losses: Iterable[str]) -> None:
+        """The phase was played, with losses of these names."""
+        names = frozenset(losses)
+        if self.played.get(phase, names) != names:
+            self.next[phase] = 0
+        self.played[phase] = names
 
 
 class Trial:
     """Plays the phases of a step without an update, and notes what they give.
 
     `gather` returns the values of all ranks. `step` is the step that is tried. `alone`: as one device does, with the
-    samples of all ranks. `exchanging`: draws from torch's own generators are exchanged for those of draws.py, which
-    costs time with each operation.
+    samples of all ranks. `scale`: the loss is multiplied by so much, and the gradients are divided.
     """
 
     def __init__(
-        self, gather: Callable[[Any], list[Any]], step: int = 0, alone: bool = False, exchanging: bool = False
+        self, gather: Callable[[Any], list[Any]], step: int = 0, alone: bool = False, scale: float = 1.0
     ) -> None:
-        self.gather, self.step, self.alone, self.exchanging, self.tried = gather, step, alone, exchanging, Tried()
+        self.gather, self.step, self.alone, self.scale, self.tried = gather, step, alone, scale, Tried()
 
     def play(self, phase: Phase, batch: Any, context: PhaseContext) -> None:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
         self.meet(f"plays phase '{phase.name}'")
-        context = replace(context, precision=_exact(context), hooks=NO_HOOKS)
+        draws = Draws(context.draws.known)
+        context = replace(context, precision=_exact(context), hooks=NO_HOOKS, draws=draws)
         if any(policy.compiled for policy in context.policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before = random_state.capture()
@@ -91,18 +110,15 @@ class Trial:
             if self.alone:
                 context = replace(context, number=0, size=1)
                 held.enter_context(ranks.alone())
-            draws = DrawsOfSamples(phase.name)
-            if self.exchanging:
-                held.enter_context(draws)
-            losses = held.enter_context(gradients(phase, batch, context))
+            losses = held.enter_context(gradients(phase, batch, context, self.scale))
             learners = [context.policies[name] for name in phase.learners]
             for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
-                self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, learner.finish(1.0))
+                self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, learner.finish(self.scale))
                 learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
-        if draws.drawn:
-            self.tried.drawn[phase.name] = draws.drawn[0]
-        if not random_state.equal(before, random_state.capture()):
+        self.tried.drawn |= draws.seen
+        # Ranks have NumPy's and Python's generators alike, but the threads of dp share them.
+        if random_state.changed(before, *random_state.ALIKE * (threads.here() is not None)):
             self.tried.unlike.add(phase.name)
 
     def meet(self, what: str) -> None:

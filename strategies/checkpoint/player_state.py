@@ -38,8 +38,11 @@ def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
 
 
 def average_state(policy: Policy) -> dict[str, Share]:
-    """This rank's share of each weight's average."""
-    return {name: policy.storage.share_of(name, average) for name, average in policy.ema.state_dict().items()}
+    """This rank's share of each weight's average. Buffers, and their averages, are whole on every rank."""
+    return {
+        name: policy.storage.share_of(name, average) if name in policy.storage.weights else Share.whole(average)
+        for name, average in policy.ema.state_dict().items()
+    }
 
 
 def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
@@ -20,6 +21,7 @@ from gan.errors import UserError
 from gan.finite import named
 from gan.pool import ImagePool
 from strategies import random_state
+from strategies.checkpoint.attributes import Attributes, alike
 from strategies.checkpoint.background import Background
 from strategies.checkpoint.contents import check_training
 from strategies.checkpoint.finite import FiniteWeights
@@ -29,7 +31,6 @@ from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
 from strategies.checkpoint.ranks import DiskError, SavingRanks, StoreRanks
 from strategies.checkpoint.writing import prepare
-from strategies.dropout import warn_of_own_dropouts
 from strategies.policies.policy import Policy
 from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.processes.stopping import Stopped
@@ -54,6 +55,8 @@ class SavingStrategy(LaunchedStrategy):
         self.background = Background()
         self.ranks = Ranks()
         self.seed = 0
+        self.attributes: Attributes | None = None  # of a game that trains
+        self._resumed_attributes: list[dict[str, Any]] = []  # of the checkpoint, to be filled in
         self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
 
@@ -85,8 +88,11 @@ class SavingStrategy(LaunchedStrategy):
         checkpoint["seed"] = self.seed
         averages = {name: player["ema"] for name, player in checkpoint["players"].items()}
         bad = self.finite.bad(checkpoint["state_dict"], averages)
+        remembered = {} if self.attributes is None else self.attributes.state()
         own = self._set_aside or random_state.capture(), os.path.abspath(filepath), secrets.token_hex(8), bad
-        states, paths, names, bad = zip(*self.gather_objects(own), strict=True)
+        states, paths, names, bad, remembered = zip(*self.gather_objects((*own, remembered)), strict=True)
+        everywhere = all(alike(remembered[0], each) for each in remembered)
+        checkpoint["attributes"] = [remembered[0]] if everywhere else list(remembered)
         checkpoint["random_states"], where, name = list(states), paths[0], names[0]
         if found := list(dict.fromkeys(each for of_rank in bad for each in of_rank)):
             rank_zero_warn(
@@ -161,34 +167,45 @@ class SavingStrategy(LaunchedStrategy):
         """Everything else that training needs to resume."""
         load_training(self.policies, checkpoint, self._saving_ranks())
         self.seed = checkpoint["seed"]
+        self._resumed_attributes = checkpoint.get("attributes", [])
         self._resumed_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
-        """Restore the random states of a checkpoint, or give each of several ranks a state of its own.
+        """Restore the random states of a checkpoint, or give each of several ranks a state of its own for torch.
 
-        Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
+        Those of NumPy and Python are the first rank's on all ranks. Only here, because set-up draws random numbers
+        too, and first weights must be the same on all ranks. What the game remembers comes back here too, after its own
+        on_train_start.
         """
         super().on_train_start()
-        if self.ranks.size > 1:
-            warn_of_own_dropouts(policy.player for policy in self.policies.values())
+        if (saved := self._resumed_attributes) and self.attributes is not None:
+            self.attributes.load(saved[self.global_rank] if len(saved) == self.world_size else saved[0])
+        self._resumed_attributes = []
         states, self._resumed_states = self._resumed_states, None
-        if states is not None and len(states) == self.world_size:
-            try:
-                random_state.restore(states[self.global_rank])
-            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
-                raise UserError(
-                    f"{self.lightning_module.trainer.ckpt_path} is damaged: what it has of rank {self.global_rank}'s "
-                    f"random states is none; take an earlier one"
-                ) from error
-        elif states is not None or self.world_size > 1:
+        same = states is not None and len(states) == self.world_size
+        if not same and (states is not None or self.world_size > 1):
             # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
-            random_state.reseed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
+            torch.manual_seed(noise.seed_for(self.seed, self.lightning_module.step, self.global_rank))
+        try:
+            if same:
+                random_state.restore(states[self.global_rank])
+            elif states:
+                random_state.restore_alike(states[0])
+            elif self.world_size > 1:
+                random_state.restore_alike(self.broadcast(random_state.capture()))
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, AttributeError, IndexError) as error:
+            raise UserError(
+                f"{self.lightning_module.trainer.ckpt_path} is damaged: what it has of rank {self.global_rank}'s "
+                f"random states is none; take an earlier one"
+            ) from error
 
     # ---- what is saved in the background is whole when training ends ----
 
     def setup_distributed(self) -> None:
         """Lightning's. A rank that fails first lets the other ranks finish what they save together."""
+        before = random_state.capture()
         super().setup_distributed()
+        random_state.restore_alike(before)  # Lightning seeds ranks a second time, and one device not
         if self.survivor is not None:
             self.survivor.settle = self.background.settle
 

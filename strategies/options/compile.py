@@ -34,8 +34,9 @@ class Compiled:
     memory changes, as under zero3.
 
     Communicates nothing. Weights are gathered before the compiled call. A synchronised batch norm's sums over ranks
-    and the noise of `gan.noise` stay outside the compiled graphs: each splits a graph in two. The gradients of a graph
-    all arrive at its end, so less of their reduction overlaps with backward.
+    and the noise of `gan.noise` stay outside the compiled graphs: each splits a graph in two. What torch draws is
+    inside, and the same as in an eager network (`private.draw_as_eager`). The gradients of a graph all arrive at its
+    end, so less of their reduction overlaps with backward.
     """
 
     def __init__(self, player: Player, device: torch.device, gather: Callable[[], None]) -> None:
@@ -93,8 +94,7 @@ class Network:
     def __init__(self, module: nn.Module, run: Callable[..., Any]) -> None:
         self.module = module
         self.before = vars(module).get("_compiled_call_impl")
-        # With this option a compiled network draws the same random numbers as an eager one.
-        module.compile(backend=BACKEND, options={"fallback_random": True} if BACKEND == "inductor" else None)
+        module.compile(backend=BACKEND)
         self.call = partial(run, module._compiled_call_impl)
 
     @property

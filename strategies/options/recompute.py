@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from gan import noise
 from gan.errors import UserError
 from gan.phase import Player
-from gan.ranks import recording, replaying
+from gan.ranks import more_than_one, recording, replaying
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.versions import version_of
 
@@ -35,7 +35,7 @@ class Recompute:
     restores only the arguments, torch's random numbers and autocast. This class also restores:
 
         buffers      copies from before the forward: u and v of spectral norms, running statistics
-        noise        `gan.noise` draws for the same place and call again, also in a thread of autograd
+        noise        losses draw for the same place and call again, also in a thread of autograd
         ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order
         flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
 
@@ -53,10 +53,11 @@ class Recompute:
         self.updates = 0  # how often the player's weights were updated
         self.undo: list[Callable[[], None]] = []
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
-        if any(isinstance(module, nn.SyncBatchNorm) for module in player.module.modules()):
+        itself = more_than_one() and nn.SyncBatchNorm.forward is not nn.BatchNorm1d.forward
+        if itself and any(isinstance(module, nn.SyncBatchNorm) for module in player.module.modules()):
             raise UserError(
                 f"player '{player.name}': recompute cannot run torch's SyncBatchNorm again; type "
-                f"Trainer(sync_batchnorm=True), which replaces every batch norm by one that it can"
+                f"Trainer(sync_batchnorm=True), under which it can"
             )
         names = []
         for name, block in find_blocks(player) if blocks is None else blocks:

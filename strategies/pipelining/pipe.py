@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nets.norm import rows_together
 from strategies.pipelining.balance import Balance
 from strategies.pipelining.program import Carrier, Plan, Program
 from strategies.pipelining.schedule import Action, forwards
@@ -62,6 +63,7 @@ class Pipe:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.stages = max(self.unit_stage.values()) + 1
         self.balance = Balance(self.player, self.unit_stage, self.group, self.device)
+        self.together = rows_together(self.network)
         self.copy = (0, 1)
         if self.copies is not None:
             self.copy = dist.get_rank(self.copies), dist.get_world_size(self.copies)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -106,7 +107,8 @@ class Request:
             return 1
         if typed is not None and rows % typed and not self.pipe.trying:
             raise refuse_chunks(self.pipe.player, typed, rows)
-        return next(n for n in range(min(typed or 2 * self.pipe.size, rows), 0, -1) if rows % n == 0)
+        most = min(typed or 2 * self.pipe.size, rows)
+        return next((n for n in range(most, 0, -1) if rows % (n * self.pipe.together) == 0), 1)
 
     # ---- chunks ----
 
@@ -137,7 +139,7 @@ class Request:
             for owner, first in enumerate(self.firsts)
             if start < (owner + 1) * self.rows and stop > owner * self.rows
         ]
-        return ChunkPlace(own.key, own.first, own.rows, own.total, own.stride, own.others, own.calls, parts)
+        return ChunkPlace(**{each.name: getattr(own, each.name) for each in fields(noise.Place)}, parts=parts)
 
     def run(self, program: Program, inputs: Mapping[int, Tensor], chunk: int) -> tuple[list[Any], Any, list[Tensor]]:
         """Run the network's forward for a chunk.

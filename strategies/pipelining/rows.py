@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from gan.errors import UserError
 from gan.noise import Place
 
@@ -27,40 +24,25 @@ class ChunkPlace(Place):
     parts: Sequence[Rows] = field(default_factory=tuple)
 
     @property
-    def size(self) -> int:
+    def samples(self) -> int:
         return sum(part.stop - part.start for part in self.parts)
 
-    def _of_rank(self, part: Rows) -> Place:
-        shift = part.first - self.first
-        others = {rows: first + shift for rows, first in self.others.items()}
-        return Place(self.key, part.first, self.rows, self.total, self.stride, others, self.calls)
+    def whole(self, n: int) -> int:
+        return self.total // self.rows * self.parts[0].total * (n // self.samples)
 
-    def _times(self, n: int) -> int:
-        if n % self.size:
+    def numbers_of(self, n: int) -> list[range]:
+        if n % self.samples:
             raise UserError(
-                f"noise of {n} rows inside a network of policy 'pipeline', which computes {self.size} samples at a "
+                f"noise of {n} rows inside a network of policy 'pipeline', which computes {self.samples} samples at a "
                 f"time; draw a row for each sample"
             )
-        return n // self.size
+        times = n // self.samples
+        return [row for time in range(times) for part in self.parts for row in self._of_part(part, time, times)]
 
-    def seeds(self, n: int) -> list[int]:
-        times = self._times(n)
-        drawn = [self._of_rank(part).seeds(part.total * times) for part in self.parts]
-        self.calls += 1
-        return [
-            seed
-            for time in range(times)
-            for part, seeds in zip(self.parts, drawn, strict=True)
-            for seed in seeds[part.total * time + part.start : part.total * time + part.stop]
-        ]
-
-    def streams(self, n: int, device: torch.device) -> tuple[Tensor, int]:
-        times = self._times(n)
-        drawn = [self._of_rank(part).streams(part.total * times, device) for part in self.parts]
-        self.calls += 1
-        rows = [
-            starts[part.total * time + part.start : part.total * time + part.stop]
-            for time in range(times)
-            for part, (starts, _) in zip(self.parts, drawn, strict=True)
-        ]
-        return torch.cat(rows), drawn[0][1]
+    def _of_part(self, part: Rows, time: int, times: int) -> list[range]:
+        shift = part.first - self.first
+        others = {rows: first + shift for rows, first in self.others.items()}
+        of_rank = Place(self.key, part.first, self.rows, self.total, self.stride, others)
+        calls = of_rank.numbers_of(part.total * times) or [range(part.total * times)]
+        start, stop, size = part.total * time + part.start, part.total * time + part.stop, len(calls[0])
+        return [each[max(start - copy * size, 0) : max(stop - copy * size, 0)] for copy, each in enumerate(calls)]

@@ -58,7 +58,9 @@ class Costs:
 
     @property
     def buffers(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self.player.module.buffers())
+        """The bytes of buffers, and of their averages."""
+        kinds = 2 if self.averaged_part and self.player.ema_buffers == "averaged" else 1
+        return kinds * size(self.player.module.buffers())
 
     def step_bytes(self, owned: float) -> float:
         """What the optimizer needs for a while, to step so many bytes of weights."""

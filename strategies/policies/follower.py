@@ -11,7 +11,7 @@ from strategies.sharding.storage import Storage
 
 
 class Follower:
-    """Moves a player's weights towards those of the player that it follows, and copies the buffers.
+    """Moves a player's weights towards those of the player that it follows, and copies or averages the buffers.
 
     Both have the same policy. Where it shards frozen players, both are laid out alike, and a rank averages the share
     that it owns. Elsewhere each rank averages whole weights. Nothing is communicated. One exception: under `zero2+bf16`
@@ -25,7 +25,10 @@ class Follower:
         self.sharded = bool(storage.shares())
         pairs = {name: (own, other) for name, own, other in self._pairs()}
         others = {name: other for name, (_, other) in pairs.items()}
-        self.ema = Ema(others, player.decay, [own for own, _ in pairs.values()])
+        network, averages = None, {}
+        if player.ema_buffers == "averaged":
+            network, averages = followed.module, dict(player.module.named_buffers())
+        self.ema = Ema(others, player.decay, [own for own, _ in pairs.values()], network, averages)
         self._move(lambda: self.ema.load_state_dict(None))
 
     def update(self) -> None:
@@ -36,9 +39,10 @@ class Follower:
         if not self.sharded:
             self.followed_storage.unshard(exact=True)
         move()
-        others = dict(self.followed.module.named_buffers())
-        for name, own in self.player.module.named_buffers():
-            own.copy_(others[name])
+        if self.ema.network is None:
+            others = dict(self.followed.module.named_buffers())
+            for name, own in self.player.module.named_buffers():
+                own.copy_(others[name])
         if self.sharded:
             self.storage.shards_changed(others=True)
         else:

@@ -101,7 +101,8 @@ class Policy(Costs):
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
         if self.player.ema is not None and self.player.follows is None:
-            self.ema = Ema(self.storage.owned, self.player.decay)
+            network = self.player.module if self.player.ema_buffers == "averaged" else None
+            self.ema = Ema(self.storage.owned, self.player.decay, network=network)
         if self.optimizer is not None:
             self._step_what_is_owned()
             if has_modes(self.optimizer):

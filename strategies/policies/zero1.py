@@ -7,8 +7,7 @@ from torch import Tensor
 from gan.errors import UserError
 from strategies.cost.amounts import Group, Held
 from strategies.cost.paper import Paper, Replicated, size
-from strategies.optimizer_trial import why_not_apart
-from strategies.optimizers import treats_elements
+from strategies.optimizers import treats_elements, why_not_apart
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduce_scatter import norms_of_pieces

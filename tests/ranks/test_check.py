@@ -2,9 +2,12 @@
 
 import random
 import warnings
+from collections import deque
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,8 +16,9 @@ from torch.optim import Adam
 from gan import GanModule, Phase, Player, noise
 from gan import ranks as all_ranks
 from gan.pool import ImagePool
+from strategies.check import first_step
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import distance, often, refused, single, train, vectors
+from tests.support.parity import EXACT, distance, often, refused, single, train, vectors
 
 
 class One(GanModule):
@@ -152,9 +156,15 @@ WRONG = {
     Contrast: ("phase 'play': loss 'loss' is", "gan.ranks"),
     Spread: ("phase 'play': loss 'loss' is", "gan.ranks"),
     Weighed: ("phase 'play', player 'net': the gradients of", "gan.ranks"),
-    Codebook: ("buffer 'net.seen' is written in a loss or forward, and differs by", "gan.ranks"),
-    InstanceNorms: ("buffer 'net.2.running_mean' is written in a loss or forward, and differs by", "gan.ranks"),
-    FirstBatch: ("weight 'net.scale' is written in a loss or forward, and differs by", "gan.ranks"),
+    Codebook: ("buffer 'net.seen' is written in a loss or forward, with other values than by one device", "gan.ranks"),
+    InstanceNorms: (
+        "buffer 'net.2.running_mean' is written in a loss or forward, with other values than by one device",
+        "gan.ranks",
+    ),
+    FirstBatch: (
+        "weight 'net.scale' is written in a loss or forward, with other values than by one device",
+        "gan.ranks",
+    ),
     ByHand: ("phase 'play': loss 'loss' is", "gan.ranks"),
     OwnNorms: ("phase 'play': loss 'loss' is", "Trainer(sync_batchnorm=True)"),
 }
@@ -229,6 +239,32 @@ def test_nothing_else_is_named(policy, ranks):
         assert found == [None, None]
 
 
+class Cancelling(One):
+    """The gradient of the last bias is a sum that cancels: there is nothing in it but rounding."""
+
+    def play(self, batch):
+        real, fake = self.net(batch["x"]) * 1e-5, self.net(-batch["x"]) * 1e-5
+        return nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
+
+
+def test_what_rounding_does_is_measured_and_not_named(ranks):
+    for seed in range(5):
+        assert ranks(2).run(_refused_of_seed, seed) == [None, None]
+
+
+def test_the_control_that_measures_nothing_names_rounding(ranks):
+    said = [ranks(2).run(_refused_of_seed, seed, 0.0)[0] for seed in range(5)]
+    assert any("'2.bias' has norm" in (each or "") for each in said)
+
+
+def _refused_of_seed(seed, spread=first_step.SPREAD):
+    def batches(step):
+        return single(1000 * seed + step)
+
+    with mock.patch.object(first_step, "SPREAD", spread):
+        return refused(Cancelling, batches, world=2, steps=2, check=True, precision="32-true")
+
+
 # ---- nothing remains of it ----
 
 
@@ -239,6 +275,7 @@ class Stateful(Plain):
         super().__init__()
         self.pool, self.past, self.count, self.mean = ImagePool(8), [], 0, torch.zeros(6)
         self.dice = random.Random(3)
+        random.seed(4)
         self.register_buffer("w", torch.zeros(6))
 
     def fool(self, batch):
@@ -251,7 +288,15 @@ class Stateful(Plain):
         self.w.add_(1.0)
         self.register_buffer("late", torch.ones(1))
         coins = random.random() + self.dice.random() + torch.rand(()) + noise.rand((1,), common=True).sum()
-        factor = 1 + len(self.past) + self.count + self.mean.sum() + self.w.sum() + 0.1 * coins + old.mean().detach()
+        factor = (
+            1
+            + len(self.past)
+            + self.count
+            + self.mean.sum()
+            + self.w.sum()
+            + 0.1 * coins
+            + all_ranks.mean(old.mean()).detach()
+        )
         return (nn.functional.softplus(-self.discriminator(fake)) * factor).mean()
 
 
@@ -264,6 +309,136 @@ def ended(check, policy, world):
 @pytest.mark.parametrize("policy", ["ddp", "zero3"])
 def test_training_is_the_same_with_and_without_the_check_to_the_bit(policy, ranks):
     assert distance(ranks(2).run(ended, True, policy, 2)[0], ranks(2).run(ended, False, policy, 2)[0]) == 0
+
+
+class Ada:
+    """An object of the file, and not of the game, that learns in a loss."""
+
+    strength = 0.0  # of the class
+    __slots__ = ("p",)
+
+    def __init__(self):
+        self.p = 0.0
+
+
+class Options(dict):
+    """A dict whose keys are attributes too."""
+
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+
+
+class Term(nn.Module):
+    """A loss that shares its options with the game, as CUT's do."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+
+def counter():
+    count, seen = 0, [torch.zeros(3)]
+
+    def total(out):
+        nonlocal count
+        count += 1
+        seen[0] += out.detach().abs().mean()
+        return count + seen[0].mean()
+
+    return total
+
+
+ada, calls, count_up, dice = Ada(), 0, counter(), np.random.default_rng(1)
+
+
+class Reaching(One):
+    """It changes whatever code can reach."""
+
+    def __init__(self):
+        super().__init__()
+        global ada, calls, count_up, dice
+        ada, calls, count_up, dice = Ada(), 0, counter(), np.random.default_rng(1)
+        Ada.strength = 0.0
+        self.options = Options(weight=1.0, past=deque(maxlen=3))
+        self.term, self.array, self.seen = Term(self.options), np.zeros(2), {"batches": set()}
+        self.net.register_parameter("codes", nn.Parameter(torch.zeros(3), requires_grad=False))
+        self.net.register_buffer("mean", torch.zeros(3), persistent=False)
+
+    def play(self, batch):
+        global calls
+        out = self.net(batch["x"])
+        calls += 1
+        ada.p += 0.01 * calls
+        Ada.strength += 0.1
+        type(self).made = getattr(type(self), "made", 0) + 1
+        self.options.weight *= 1.5
+        self.term.options.past.append(self.step)
+        self.array += 0.5
+        self.seen["batches"].add(calls)
+        self.net.codes.data.add_(0.1)
+        self.net.mean.data += 0.2
+        dice.random()
+        remembered = (
+            *(ada.p, Ada.strength, type(self).made, self.term.options.weight, len(self.options.past), self.array.sum()),
+            *(
+                len(self.seen["batches"]),
+                self.net.codes.sum(),
+                self.net.mean.sum(),
+                count_up(torch.ones(3)),
+                dice.random(),
+            ),
+        )
+        return out.square().mean() * (1 + 0.1 * sum(remembered))
+
+
+def reached(policy, world, check):
+    if hasattr(Reaching, "made"):
+        del Reaching.made
+    return train(Reaching, policy=policy, world=world, steps=5, check=check)
+
+
+@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "fsdp"], ["ddp", "zero3"]))
+def test_whatever_a_loss_can_reach_is_as_it_was(policy, ranks):
+    one = reached("single", 1, False)
+    for check in (True, "often", False):
+        found = ranks(2).run(reached, policy, 2, check)
+        assert distance(found[0], one) < EXACT
+
+
+def test_the_control_that_puts_nothing_back_sees_another_loss(ranks):
+    assert "loss 'loss' is" in ranks(2).run(_reached_without_putting_back)[0]
+
+
+def _reached_without_putting_back():
+    with mock.patch("strategies.check.kept.Kept.put_back"):
+        return refused(Reaching, world=2, steps=1, check=True)
+
+
+class WrongOptions(Reaching):
+    """One name of the options is written, and the other one read."""
+
+    def play(self, batch):
+        self.options.weight = self.net(batch["x"]).detach().mean()
+        return self.net(batch["x"]).square().mean() * (1 + self.term.options.weight)
+
+
+def test_two_names_of_one_object_stay_two_names(ranks):
+    assert "phase 'play': loss 'loss' is" in ranks(2).run(refused, WrongOptions, world=2, steps=1, check=True)[0]
+
+
+class Streams(One):
+    """Its loss takes from an iterator, whose items a trial could not put back."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = (number for number in range(100))
+
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean() * next(self.numbers)
+
+
+def test_an_iterator_that_a_loss_could_move_on_is_named_and_nothing_is_tried(ranks):
+    assert "a trial would move on the iterator 'numbers'" in ranks(2).run(_warned, Streams)[0]
+    assert distance(ranks(2).run(train, Streams, world=2, steps=3, check=True)[0], train(Streams, steps=3)) < EXACT
 
 
 # ---- draws ----
@@ -281,6 +456,11 @@ class Drawing(Plain):
 
     def fool(self, batch):
         return torch.rand(()) - self.discriminator(self.fake(batch["x"])).mean()
+
+
+class DrawingByTorch(Drawing):
+    def configure_phases(self):
+        yield from (replace(phase, draws="torch") for phase in super().configure_phases())
 
 
 class DrawingWrongly(Drawing):
@@ -309,17 +489,16 @@ def test_draws_from_torchs_own_generators_hide_nothing(right, wrong, ranks):
         assert "phase 'generator': loss 'loss'" in said
 
 
-def test_draws_are_said_with_what_is_drawn(ranks):
-    (first, _) = ranks(2).run(_warned, Drawing)
-    assert "phase 'discriminator' draws from torch's own generator (randn of [2, 4])" in first
-    (first, _) = ranks(2).run(_warned, Stateful)
-    assert "phase 'generator': not compared with one device, because it draws from Python's" in first
+def test_draws_that_cannot_follow_the_samples_are_said(ranks):
+    assert "not compared" not in ranks(2).run(_warned, Stateful)[0]
+    (first, _) = ranks(2).run(_warned, DrawingByTorch)
+    assert "phase 'discriminator', 'generator': not compared with one device, because it draws other" in first
 
 
-def _warned(game):
+def _warned(game, batches=vectors, steps=1):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(game, world=2, steps=1, check=True)
+        train(game, batches, world=2, steps=steps, check=True)
     return " ".join(str(each.message) for each in caught)
 
 
@@ -404,3 +583,20 @@ def test_a_phase_is_tried_before_its_first_time_or_with_a_when_before_its_second
         message = ranks(world).run(refused, game, policy=policy, world=world, steps=step + 1, check=True)[0]
         assert "phase 'late': loss 'loss'" in message
     assert "phase 'late': loss 'loss'" in refused(game, policy="dp", devices=2, steps=step + 1, check=True)
+
+
+class OnItsOwn(Later):
+    """Whether its second phase is played hangs on the rank's own samples."""
+
+    def configure_phases(self):
+        yield Phase("net", self.look, "net")
+        yield Phase("late", lambda batch: self.net(batch["x"]).square().mean(), "net", when=lambda: self.mean > 0)
+
+    def look(self, batch):
+        self.mean = batch["x"].mean().item()
+        return self.net(batch["x"]).square().mean()
+
+
+def test_a_when_that_says_other_things_on_other_ranks_is_named(ranks):
+    said = ranks(2).run(_warned, OnItsOwn, _halves, 3)[0]
+    assert "phase 'late': in step 1 its `when` is True on the first rank, which decides, and False on others" in said

@@ -1,4 +1,4 @@
-"""What differs from one device only after the first step is named when later steps are tried too."""
+"""What differs from one device only after the first step is named, because later steps are tried too."""
 
 import warnings
 from unittest import mock
@@ -53,26 +53,40 @@ class Joins(One):
         return out.square().mean() + (out.std() if self.step >= 3 else 0)
 
 
-GAMES = [(Masked, masked), (Running, vectors), (Joins, vectors)]
+class Named(Joins):
+    """The same, and the term that joins has a name."""
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        losses = {"score": out.square().mean()}
+        return losses | ({"spread": out.std()} if self.step >= 4 else {})
 
 
-@pytest.mark.parametrize(("game", "batches"), GAMES)
+# A game, its batches, and the step whose trial names it.
+GAMES = [(Masked, masked, 1), (Running, vectors, 1), (Joins, vectors, 3), (Named, vectors, 5)]
+
+
+@pytest.mark.parametrize(("game", "batches", "step"), GAMES)
 @pytest.mark.parametrize("policy", often(["zero3", "ddp", "zero1", "zero2", "fsdp"]))
-def test_what_differs_later_is_named(policy, game, batches, ranks):
-    said = ranks(2).run(refused, game, batches, policy, 2, steps=LATER, check="often")
+def test_what_differs_later_is_named(policy, game, batches, step, ranks):
+    said = ranks(2).run(refused, game, batches, policy, 2, steps=LATER, check=True)
     assert said[0] == said[1]
-    assert "In a trial of step 10" in said[0] and "phase 'play': loss 'loss' is" in said[0]
+    assert f"In a trial of step {step}" in said[0] and "phase 'play': loss '" in said[0]
 
 
-@pytest.mark.parametrize(("game", "batches"), GAMES)
-def test_it_is_named_under_dp(game, batches):
-    assert "In a trial of step 10" in refused(game, batches, "dp", devices=2, steps=LATER, check="often")
+def test_what_ranks_remember_differently_is_said(ranks):
+    said = ranks(2).run(refused, Running, world=2, steps=LATER, check=True)[0]
+    assert "on another, for the same samples" in said and "What a loss remembers" in said
 
 
-@pytest.mark.parametrize(("game", "batches"), GAMES)
-def test_the_control_that_tries_the_first_step_alone_does_not_see_it(game, batches, ranks):
-    """And it is another training than that of one device."""
-    found = ranks(2).run(train, game, batches, "ddp", 2, steps=LATER, check=True)
+@pytest.mark.parametrize(("game", "batches", "step"), GAMES)
+def test_it_is_named_under_dp(game, batches, step):
+    assert f"In a trial of step {step}" in refused(game, batches, "dp", devices=2, steps=LATER, check=True)
+
+
+@pytest.mark.parametrize(("game", "batches", "step"), GAMES)
+def test_the_control_without_the_check_differs_in_silence(game, batches, step, ranks):
+    found = ranks(2).run(train, game, batches, "ddp", 2, steps=LATER, check=False)
     assert distance(found[0], train(game, batches, steps=LATER)) > 1e-6
 
 
@@ -92,12 +106,14 @@ def test_training_stays_the_same_to_the_bit(policy, game, ranks):
     assert distance(together[0], ranks(2).run(trained, game, policy, False, 1)[0]) == 0
 
 
-def steps_tried(phases, often, steps=50):
+def steps_tried(phases, often=False, steps=400):
     trials, found = Trials(phases, often), []
     for step in range(steps):
         if trials.due(phases, step):
             found.append(step)
-        trials.played |= {phase.name for phase in phases if phase.due(step, lambda _: True)}
+        for phase in phases:
+            if phase.due(step, lambda _: True):
+                trials.saw(phase.name, ["loss"] if phase.name != "changes" or step < 20 else ["loss", "other"])
     return found
 
 
@@ -105,12 +121,32 @@ def phase(name, **when):
     return Phase(name, lambda batch: None, name, **when)
 
 
-def test_each_phase_is_tried_every_tenth_time():
-    assert steps_tried([phase("a")], True) == [0, 10, 20, 30, 40]
-    assert steps_tried([phase("a", every=4)], True) == [0, 40]
-    assert steps_tried([phase("a"), phase("b", start=3, every=3)], True) == [0, 3, 13, 23, 33, 43]
-    assert steps_tried([phase("a", when=lambda: True)], True) == [1, 11, 21, 31, 41]
-    assert steps_tried([phase("a"), phase("b", start=3)], False) == [0, 3]
+def test_a_phase_is_tried_at_growing_distances():
+    assert steps_tried([phase("a")]) == [0, 1, 3, 10, 30, 100, 300]
+    assert steps_tried([phase("a", every=4)]) == [0, 4, 12, 40, 120]
+    assert steps_tried([phase("a", start=50), phase("b", start=350)]) == [
+        50,
+        51,
+        53,
+        60,
+        80,
+        150,
+        350,
+        351,
+        353,
+        360,
+        380,
+    ]
+    assert steps_tried([phase("a", when=lambda: True)]) == [1, 2, 4, 11, 31, 101, 301]
+
+
+def test_a_phase_is_tried_again_when_its_losses_get_other_names():
+    assert steps_tried([phase("changes")]) == [0, 1, 3, 10, 21, 30, 100, 300]
+
+
+def test_often_each_phase_is_tried_at_least_every_tenth_time():
+    assert steps_tried([phase("a")], True, 50) == [0, 1, 3, 10, 20, 30, 40]
+    assert steps_tried([phase("a", every=4)], True, 50) == [0, 4, 12, 40]
 
 
 def test_another_word_is_refused():

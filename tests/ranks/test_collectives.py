@@ -9,17 +9,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize, softplus
 
 from gan import Phase, noise, ranks
+from nets.stylegan import MinibatchDeviation
 from strategies.micro_batches import deal_batch
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BROKEN, EXACT, distance, equals, train
-
-
-class MinibatchStd(nn.Module):
-    """One more feature: how much the rows of the global batch differ (Karras et al. 2018)."""
-
-    def forward(self, x):
-        spread = ranks.gather(x).std(0).mean()
-        return torch.cat([x, spread.expand(len(x), 1)], 1)
 
 
 class Codes(nn.Module):
@@ -44,7 +37,7 @@ class Contrast(Plain):
 
     def __init__(self):
         super().__init__()
-        self.discriminator = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), MinibatchStd(), nn.Linear(9, 3))
+        self.discriminator = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), MinibatchDeviation(), nn.Linear(9, 3))
         self.codes = Codes()
 
     def configure_phases(self):
@@ -65,8 +58,8 @@ class Contrast(Plain):
         fake = self.fake(batch["x"])
         ours, theirs = normalize(self.discriminator(fake)), normalize(self.discriminator(batch["x"]))
         # InfoNCE of van den Oord et al. 2018.
-        likeness = ranks.gather(ours) @ ranks.gather(theirs).T / 0.5
-        contrast = cross_entropy(likeness, torch.arange(len(likeness)))
+        keys, own = ranks.gather(theirs, own=True)
+        contrast = cross_entropy(ours @ keys.T / 0.5, torch.arange(len(keys))[own])
         error = (fake - batch["x"]).square().mean()
         # The adaptive weight of VQGAN, Esser et al. 2021: a ratio of the norms of gradients.
         last = self.generator[-1].weight
@@ -105,7 +98,7 @@ def test_so_are_those_of_replicas(game, devices, alone):
 
 def without(name, **kwargs):
     """Each rank takes its own values for those of all."""
-    with mock.patch.object(ranks, name, lambda values: values):
+    with mock.patch.object(ranks, name, lambda values, own=False: (values, slice(0, len(values))) if own else values):
         return train(Contrast, policy="ddp", world=2, **kwargs)
 
 

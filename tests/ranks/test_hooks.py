@@ -67,6 +67,31 @@ def test_they_are_called_in_lightnings_order_for_each_learner(policy, ranks):
         assert notes == expected
 
 
+class Serves(Plain):
+    def __init__(self):
+        super().__init__()
+        self.served = []
+
+    def on_before_optimizer_step(self, optimizer):
+        self.served.append(self.player_of(optimizer).name)
+
+    def on_before_zero_grad(self, optimizer):
+        assert self.player_of(optimizer) is self.players[self.served[-1]]
+
+
+def served(policy, world=1, devices=None):
+    game = Serves()
+    trainer(PhaseStrategy(policy), devices or world, 2).fit(game, parts(2, world))
+    return game.served
+
+
+@pytest.mark.parametrize("policy", often(["dp", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "deepspeed2"]))
+def test_a_hook_knows_which_player_it_serves(policy, ranks):
+    alone = {"single": 1, "dp": 2}.get(policy)
+    for found in [served(policy, devices=alone)] if alone else ranks(2).run(served, policy, 2):
+        assert found == ["discriminator", "generator"] * 2
+
+
 def test_those_of_backward_are_called_for_each_micro_batch():
     names = [name for who, name, _ in called("single", game=Micro2) if who == "Callback"]
     assert names == (ORDER[:2] * 2 + ORDER[2:]) * 2

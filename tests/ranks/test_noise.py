@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 from gan import noise
 from strategies import PhaseStrategy, random_state
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, EXACT, Whole, distance, equals, often, snapshot, train, trainer
+from tests.support.parity import EXACT, Whole, distance, equals, often, snapshot, train, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute", "fsdp+recompute"]
@@ -29,9 +30,6 @@ class AllDraws(Plain):
         super().__init__()
         self.generator.insert(2, nn.Dropout(0.3))
         self.discriminator.insert(2, nn.Dropout(0.2))
-        self.convert()
-
-    def convert(self):
         noise.convert_dropout(self)
 
     def fake(self, real):
@@ -39,13 +37,6 @@ class AllDraws(Plain):
         kind = noise.randint(0, 4, (len(real),), like=real)
         mixed = noise.rand((len(real), 4), like=real) * time + nn.functional.one_hot(kind, 4)
         return noise.dropout(self.generator(mixed + noise.randn((len(real), 4), like=real)), 0.1)
-
-
-class Unconverted(AllDraws):
-    """The control: torch's own dropout."""
-
-    def convert(self):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +54,6 @@ def test_all_draws_are_those_of_one_device_under_dp(alone):
         assert distance(train(AllDraws, policy="dp", devices=2), alone) < EXACT
 
 
-def test_the_control_torchs_dropout_differs(ranks):
-    found = ranks(2).run(train, Unconverted, world=2)
-    assert distance(found[0], train(Unconverted, policy="single")) > BROKEN
-
-
-def unconverted_warns():
-    """The first rank warns for all."""
-    words = r"player 'generator': the dropout of Dropout '2' .* gan.noise.convert_dropout"
-    first = torch.distributed.get_rank() == 0
-    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
-        train(Unconverted, world=2, steps=1)
-
-
-def test_a_dropout_that_is_not_converted_is_named(ranks):
-    ranks(2).run(unconverted_warns)
-
-
 # ---- torch's own generator, and those of NumPy and Python ----
 
 
@@ -89,6 +63,9 @@ class GlobalNoise(Plain):
     def __init__(self):
         super().__init__()
         self.drawn = []
+
+    def configure_phases(self):
+        yield from (replace(phase, draws="torch") for phase in super().configure_phases())
 
     def fake(self, real):
         mask = nn.functional.dropout(torch.ones(32), 0.5)
@@ -126,10 +103,10 @@ def seeded(world, kind=PhaseStrategy, steps=6, path=None, resume=None):
     return game.drawn, snapshot(game, strategy)
 
 
-def test_ranks_draw_different_numbers_and_the_same_ones_in_every_run(ranks):
+def test_by_torch_ranks_draw_different_numbers_and_the_same_ones_in_every_run(ranks):
     (one, _), (other, _) = ranks(2).run(seeded, 2)
     for ours, theirs in zip(one, other, strict=True):
-        assert all(a != b for a, b in zip(ours, theirs, strict=True))
+        assert [a == b for a, b in zip(ours, theirs, strict=True)] == [False, True, True, False]
     assert [drawn for drawn, _ in ranks(2).run(seeded, 2)] == [one, other]
 
 
@@ -163,12 +140,13 @@ def test_a_resumed_run_draws_what_the_unbroken_one_does(ranks, tmp_path):
     unbroken = ranks(2).run(seeded, 2)
     ranks(2).run(seeded, 2, path=path)
     for (drawn, found), (all_drawn, expected) in zip(ranks(2).run(seeded, 2, resume=path), unbroken, strict=True):
-        assert drawn == all_drawn[-len(drawn) :] and 0 < len(drawn) < len(all_drawn)
+        assert drawn == all_drawn  # the game remembers what it drew before
         assert distance(found, expected) == 0
-    # The control: a run that begins anew at this step draws other numbers.
+    # The control: a run on another number of ranks draws other numbers from torch, but not from NumPy and Python.
     tree = read_checkpoint(path)
     write_checkpoint(tmp_path / "anew.ckpt", {**tree, "random_states": tree["random_states"][:1]})
     for (drawn, _), (all_drawn, _) in zip(
         ranks(2).run(seeded, 2, resume=str(tmp_path / "anew.ckpt")), unbroken, strict=True
     ):
-        assert not {each[0] for each in drawn} & {each[0] for each in all_drawn}
+        assert not {each[0] for each in drawn[6:]} & {each[0] for each in all_drawn}
+        assert [each[1:3] for each in drawn] == [each[1:3] for each in all_drawn]  # NumPy, Python

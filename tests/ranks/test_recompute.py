@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gan import Player, noise
 from gan.errors import UserError
+from gan.ranks import summed_by
+from nets.norm import synchronised
 from nets.sean.generator import SeanGenerator
 from strategies import PhaseStrategy
 from strategies.options.blocks import LayerGroups, find_blocks
@@ -312,9 +314,13 @@ def test_a_block_that_changes_buffers_outside_of_it_is_refused():
         made(torch.randn(4, 6))
 
 
-def test_torchs_own_synchronised_batch_norm_is_refused():
-    with pytest.raises(UserError, match=r"cannot run torch's SyncBatchNorm again; type Trainer\(sync_batchnorm=True\)"):
-        recomputing_copy(nn.Sequential(nn.Linear(6, 6), nn.SyncBatchNorm(6), nn.Linear(6, 6)))
+def test_torchs_own_synchronised_batch_norm_is_refused_where_it_communicates():
+    net = nn.Sequential(nn.Linear(6, 6), nn.SyncBatchNorm(6), nn.Linear(6, 6))
+    with summed_by(lambda values: 2 * values, 0, 2):
+        with synchronised():
+            recomputing_copy(net)
+        with pytest.raises(UserError, match=r"cannot run torch's SyncBatchNorm again; type Trainer\(sync_batchnorm="):
+            recomputing_copy(net)
 
 
 # ---- which blocks it finds ----

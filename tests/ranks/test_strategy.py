@@ -347,19 +347,6 @@ def test_a_loss_of_the_wrong_kind_is_refused(wrong, message):
         fit(game, 1)
 
 
-def warned(world):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer(PhaseStrategy("ddp", check=False), world, 1).fit(BatchNorms(), parts(1))
-    return [str(each.message) for each in caught if "batch norm" in str(each.message)]
-
-
-def test_batch_norm_that_is_not_synchronised_is_not_silently_different(ranks):
-    (message,) = ranks(2).run(warned, 2)[0]
-    assert "player 'generator': batch norm '1'" in message
-    assert "Trainer(sync_batchnorm=True)" in message
-
-
 # ---- parameters of no player ----
 
 

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader
 from gan import losses, noise
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam
+from nets import stylegan as stylegan_nets
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
 from tests.ranks.test_games import pictures, stylegan, stylegan_ada
-from tests.support.parity import BATCH, distance, parts, share, snapshot, train, trainer
+from tests.support.parity import BATCH, BROKEN, distance, equals, often, parts, share, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 
 
@@ -105,8 +106,26 @@ def test_a_running_mean_of_each_ranks_own_is_another_training(ranks):
     assert two[0]["weight path_mean"] != two[1]["weight path_mean"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "world"),
+    often([("zero3", 2), ("zero2", 2), pytest.param("ddp", 4, marks=pytest.mark.slow)]),
+)
+def test_the_discriminator_compares_the_samples_of_all_ranks(policy, world, ranks):
+    equals(ranks(world).run(train, stylegan, pictures, policy, world, 4), train(stylegan, pictures, "single", steps=4))
+
+
+def own_samples():
+    """The control: each rank compares its own samples."""
+    with mock.patch.object(stylegan_nets.ranks, "gather", lambda rows, own: (rows, slice(0, len(rows)))):
+        return train(stylegan, pictures, world=2, steps=4)
+
+
+def test_the_control_that_compares_a_ranks_own_samples_differs(ranks):
+    assert distance(ranks(2).run(own_samples)[0], train(stylegan, pictures, "single", steps=4)) > BROKEN
+
+
 class Halves(StyleGan):
-    """Every phase in two micro-batches."""
+    """Every phase in two micro-batches. Only a discriminator that sees each picture alone is the same then."""
 
     def configure_phases(self):
         for phase in super().configure_phases():
@@ -117,7 +136,7 @@ def test_micro_batches_train_as_the_whole_does():
     found = []
     for kind in (StyleGan, Halves):
         torch.manual_seed(0)
-        networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2))
+        networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2), group=1)
         found.append(played(kind(*networks, r1_every=4, path_every=2), 5))
     assert distance(*found) < 1e-10
 

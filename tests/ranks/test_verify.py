@@ -1,6 +1,7 @@
 """What gan.verify finds in games that keep the law and in games that break it, each in one way."""
 
 import os
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -44,7 +45,8 @@ class Duel(GanModule):
         yield Player("discriminator", self.critic, partial(Adam, lr=1e-2), after=after, clip=1.0)
 
     def configure_phases(self):
-        yield Phase("judge", self.judge, learners="discriminator")
+        own = "torch" if self.law == "draws" else "samples"
+        yield Phase("judge", self.judge, learners="discriminator", draws=own)
         yield Phase("fool", self.fool, learners="generator", micro_batches=2)
 
     def fake(self, real):
@@ -54,6 +56,7 @@ class Duel(GanModule):
     def judge(self, batch):
         real, fake = self.critic(batch), self.critic(self.fake(batch).detach())
         mean = real.mean() if self.law == "loss" else ranks.mean(real.mean())
+        fake = fake.float().to(fake) if self.law == "cast" else fake
         own = real.mean() if self.law == "buffer" else mean
         self.center = self.center * 0.9 + own.detach() * 0.1
         loss = softplus(mean - real).mean() + softplus(fake).mean()
@@ -81,7 +84,7 @@ def typed(tmp_path_factory):
     """The command line of a game that breaks the law in this way, or keeps it."""
     file = tmp_path_factory.mktemp("mine") / "verified_duel.py"
     file.write_text(GAME)
-    return lambda law: ["--run", f"{file}:duel", "--law", law, "--steps", "3"]
+    return lambda law, *more: ["--run", f"{file}:duel", "--law", law, "--steps", "3", *more]
 
 
 def trained(request, control=None):
@@ -94,12 +97,17 @@ def trained(request, control=None):
 
 @pytest.fixture
 def found(ranks, typed, tmp_path):
-    """The row for a game under a strategy on two ranks."""
+    """The row for a game under a strategy on two ranks, without the check."""
 
-    def row(law: str, strategy: str, control=None, replicas: bool = False) -> Row:
-        last = tmp_path / "last.pt"
-        one = OneDevice(trained(Request(typed(law), "single", 1, saved=last)), last, Tolerance(*LIMITS[True]))
-        request = Request(typed(law), strategy, 2, one=last)
+    def row(law: str, strategy: str, control=None, replicas: bool = False, precision: str = "64") -> Row:
+        request = Request(typed(law, "--check", "false"), "single", 1, precision=precision)
+        last, tolerance = tmp_path / "last.pt", Tolerance(*LIMITS[precision])
+        made = trained(replace(request, saved=last))
+        if precision == "32":
+            shaken = trained(replace(request, one=last, shaken=True))
+            tolerance = Tolerance.measured(made.record, shaken.record, shaken.distances, precision)
+        one = OneDevice(made, last, tolerance)
+        request = replace(request, strategy=strategy, devices=2, one=last)
         many = [trained(request)] if replicas else ranks(2).run(trained, request, control)
         return judged(one, many)
 
@@ -117,6 +125,20 @@ def test_the_control_without_synchronisation_differs_first_in_its_gradients(foun
     row = found("kept", "deaf", Deaf)
     assert row.words.startswith("differs: step 0, phase 'judge': the gradient of 'discriminator.")
     assert row.distance > 1e-3 and not row.exact
+
+
+def test_in_float32_distances_are_in_units_of_rounding_and_the_control_still_differs(found):
+    row = found("kept", "zero3", precision="32")
+    assert row == Row("exact", row.distance, roundings=True, exact=True) and row.distance < 10
+    assert row.far.endswith(" x rounding")
+    row = found("kept", "deaf", Deaf, precision="32")
+    assert row.words.startswith("differs: step 0, phase 'judge': the gradient of 'discriminator.")
+    assert row.distance > 1000 and not row.exact
+
+
+def test_a_cast_to_float32_by_hand_is_seen(typed):
+    for law in ("kept", "cast"):
+        assert trained(Request(typed(law), "single", 1, shaken=True)).record.cast == (law == "cast")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,19 @@ from strategies.sharding.deepspeed_engine import Engine
 from tests.ranks.test_contract import Saves, loader, needing
 from tests.support.doubled import doubled
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, distance, equals, in_buckets, often, parts, refused, snapshot, train, trainer
+from tests.support.parity import (
+    BROKEN,
+    EXACT,
+    distance,
+    equals,
+    in_buckets,
+    often,
+    parts,
+    refused,
+    snapshot,
+    train,
+    trainer,
+)
 from tests.support.writing_games import (
     WRITES,
     Writing,
@@ -258,6 +270,23 @@ def writes_unasked(strategy, game):
             game.generator[2].weight.zero_()
 
 
+def writes_averages_unasked(strategy, game):
+    with strategy.gathered(), strategy.averaged(), torch.no_grad():
+        game.generator[2].weight.zero_()
+
+
+def averages_differ(strategy, game):
+    with strategy.gathered(write=True), strategy.averaged(), torch.no_grad():
+        game.generator[2].bias.fill_(strategy.global_rank)
+
+
+def differs_before_averages(strategy, game):
+    with strategy.gathered(write=True), torch.no_grad():
+        game.generator[2].bias.fill_(strategy.global_rank)
+        with strategy.averaged():
+            pass
+
+
 def replaces(strategy, game):
     with strategy.gathered(write=True):
         game.generator[0].weight = torch.nn.Parameter(torch.zeros(8, 4, dtype=torch.float64))
@@ -285,6 +314,9 @@ def said(what, policy, world=1):
             ["ddp", "zero2", "zero3", "fsdp"],
             r"weight '2.weight' of player 'generator' was written inside gat",
         ),
+        (writes_averages_unasked, ["ddp", "zero3"], "was written inside gathered"),
+        (averages_differ, ["ddp", "zero1", "zero3", "fsdp"], "'2.bias' .* was written with other values on another"),
+        (differs_before_averages, ["ddp", "zero3"], "'2.bias' .* was written with other values on another"),
         (
             replaces,
             ["ddp", "zero3", "fsdp"],
@@ -302,6 +334,48 @@ def test_a_write_that_cannot_be_kept_is_refused(what, policies, message, ranks):
         for found in ranks(2).run(said, what, policy, 2):
             assert found is not None
             assert re.search(message, found), found
+
+
+# ---- together with averaged() ----
+
+
+def copied(net):
+    return {name: weight.detach().clone() for name, weight in net.named_parameters()}
+
+
+class Nests(Callback):
+    """Reads and writes weights and averages, each inside the other, after each step."""
+
+    def on_train_batch_end(self, trainer, game, *_):
+        gathered, averaged, net = trainer.strategy.gathered, trainer.strategy.averaged, game.generator
+        with gathered():
+            raw = copied(net)
+            with game.averaged():
+                smooth = copied(net)
+            assert distance(copied(net), raw) == 0 < distance(raw, smooth)
+        with averaged(), gathered(), game.averaged():
+            assert distance(copied(net), smooth) == 0
+        for outer, inner in ((lambda: gathered(write=True), averaged), (averaged, lambda: gathered(write=True))):
+            with outer(), inner(), torch.no_grad():
+                for weight in net.parameters():
+                    weight.mul_(0.5)
+        with gathered(write=True):
+            write("copy_", game.discriminator[0].bias, torch.zeros(8, dtype=torch.float64))
+            with averaged():
+                assert distance(copied(net), {name: 0.25 * each for name, each in smooth.items()}) < EXACT
+            assert distance(copied(net), raw) == 0
+            write("copy_", game.discriminator[2].bias, torch.ones(1, dtype=torch.float64))
+
+
+def nested(policy, world=1, devices=None):
+    return train(Plain, policy=policy, world=world, callbacks=[Nests()], **({"devices": devices} if devices else {}))
+
+
+@pytest.mark.parametrize("policy", often(needing(["dp", *OURS, *COPIES, *ENGINES]), these=(*OURS, "dp")))
+def test_averaged_and_gathered_may_stand_in_each_other(policy, ranks):
+    expected = nested("single")
+    assert distance(expected, train(Plain, policy="single")) > BROKEN
+    equals(playing(ranks, policy, nested), expected)
 
 
 # ---- saved and resumed ----

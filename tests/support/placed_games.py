@@ -60,6 +60,7 @@ class Teacher(nn.Module):
         for block in self.blocks:
             levels.append(block(levels[-1]) + self.cache)
         last = self.norm(levels[-1]) + strengths["noise"] * noise.randn(levels[-1].shape, like=x)
+        last = nn.functional.dropout(last, strengths["noise"])
         return Seen(self.end(last) * (1 + self.strength + self.dial.turn), levels[1:], len(levels))
 
     def features(self, x: Tensor, level: int = 1) -> Tensor:

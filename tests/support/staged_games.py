@@ -16,7 +16,7 @@ WIDTH = 8
 
 
 class Modulated(nn.Module):
-    """A block that sees the codes, draws noise and has a spectral norm, which moves once a forward."""
+    """A block that sees the codes, draws noise, also from torch, and has a spectral norm, moved once a forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,11 +25,11 @@ class Modulated(nn.Module):
 
     def forward(self, x: Tensor, seen: dict[str, Tensor]) -> Tensor:
         inner = torch.tanh(self.first(x)) * self.style(seen["codes"]) + 0.1 * seen["first"]
-        return x + 0.3 * self.second(inner + 0.1 * noise.randn(x.shape, like=x))
+        return x + 0.3 * self.second(inner + 0.1 * noise.randn(x.shape, like=x) + 0.1 * torch.randn_like(x))
 
 
 class Tower(nn.Module):
-    """Four blocks with skips over all of them, a parameter and noise between blocks, and several outputs.
+    """Four blocks with skips over all of them, a parameter, noise and dropout between blocks, and several outputs.
 
     What the first layer returns reaches every stage.
     """
@@ -49,6 +49,7 @@ class Tower(nn.Module):
             x = block(x, {"codes": codes, "first": skips[0]})
         x = x + 0.5 * skips[0] - skips[2] * self.scale.mean() + strength * noise.randn(x.shape, like=x)
         x[:, 0] = x[:, 0].tanh()
+        x = nn.functional.dropout(x, strength)
         return self.end(x), {"size": x.square().mean(1), "codes": codes}
 
 

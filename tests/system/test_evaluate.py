@@ -14,7 +14,6 @@ from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
 from datasets.augment import to_tensors
 from gan import noise
-from gan.errors import UserError
 from gan.evaluate import command, report, scoring
 from gan.evaluate.scores import features, pixels, scorer
 from gan.evaluate.scores.scorer import NEEDS
@@ -212,11 +211,12 @@ def test_a_mistake_in_another_process_is_told_in_one_line(sean_run, capsys, monk
         fails(f"{text}KeyError: 'image'\n")
 
 
-def test_a_run_that_holds_nothing_out_has_nothing_to_score(sean_run):
+def test_a_run_that_holds_nothing_out_is_scored_on_what_it_trains_on(sean_run, capsys):
     found = opened(sean_run)
     found.run.data.val = None
-    with pytest.raises(UserError, match="run sean-faces holds nothing out"):
-        scoring.evaluate(found)
+    scored = scoring.evaluate(found, scores=("rmse",), count=6)
+    assert (scored["pictures"], scored["held_out"]) == (6, 0)
+    assert capsys.readouterr().out == "nothing is held out: these are samples that it trains on\n"
 
 
 def test_a_run_on_files_whose_data_have_moved(tmp_path, capsys):

@@ -26,6 +26,7 @@ from gan.fit import command as fit
 from gan.fit import lock, metrics
 from gan.fit.callbacks import Bar
 from gan.fit.folder import RunFolder
+from gan.outputs import outputs
 from gan.runs import RUNS, build
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing
@@ -404,7 +405,8 @@ def test_what_a_resumed_run_changes_is_said_and_training_needs_no_reader(one_ste
         heard.append(text)
 
     monkeypatch.setattr(sys, "stdout", mock.Mock(write=write, closed=False))
-    assert fit.main(["--resume", "auto", "--max-steps", "2", "--rate", "0.002"]) == 0
+    with outputs():
+        assert fit.main(["--resume", "auto", "--max-steps", "2", "--rate", "0.002"]) == 0
     said = "the run was trained with --max-steps 1 --rate 0.001, and goes on with --max-steps 2 --rate 0.002\n"
     assert "".join(heard).startswith(said)
     assert capsys.readouterr().err.count("standard output cannot be written (Broken pipe); the command goes on") == 1

@@ -2,18 +2,22 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from gan.fit import command as fit
 from gan.verify import command
 from gan.verify.comparing import LIMITS, Tolerance
 from gan.verify.recording import Record
 from gan.verify.training import Trained
 from gan.verify.verification import OneDevice, Row
+from tests.support.saved import damage
 
 GAME = """
 from functools import partial
 
+import torch
 from torch import nn
 from torch.nn.functional import softplus
 from torch.optim import Adam
@@ -44,7 +48,7 @@ class Relative(GanModule):
 
     def judge(self, batch):
         real, fake = self.scores(batch["image"])
-        center = self.mean(fake.mean())
+        center = self.mean(fake.mean(), self.step)
         return {"real": softplus(center - real).mean(), "fake": softplus(fake).mean()}
 
     def fool(self, batch):
@@ -52,11 +56,20 @@ class Relative(GanModule):
 
 
 def holds(batch_size: int = 4) -> Run:
-    return Run(Relative(ranks.mean), GanData(Faces(8, size=16), batch_size=batch_size), 9)
+    return Run(Relative(lambda own, step: ranks.mean(own)), GanData(Faces(8, size=16), batch_size=batch_size), 9)
 
 
 def breaks(batch_size: int = 4) -> Run:
-    return Run(Relative(lambda own: own), GanData(Faces(8, size=16), batch_size=batch_size), 9)
+    return Run(Relative(lambda own, step: own), GanData(Faces(8, size=16), batch_size=batch_size), 9)
+
+
+def breaks_later(batch_size: int = 4, max_steps: int = 9) -> Run:
+    game = Relative(lambda own, step: own if step >= 2 else ranks.mean(own))
+    return Run(game, GanData(Faces(8, size=16), batch_size=batch_size), max_steps)
+
+
+def casts() -> Run:
+    torch.ones(2, 2) @ torch.ones(2, 2).double()
 
 
 def fails() -> Run:
@@ -85,7 +98,7 @@ def test_a_run_that_holds_a_run_that_breaks_the_law_and_one_that_fails(capsys):
     assert re.search(r"^single +2 +refused: policy 'single' of all players trains on one device", said, re.MULTILINE)
     assert said.endswith("1 of 2 exact, 1 refused\n")
 
-    assert verify("breaks", "--strategy", "ddp") == 1
+    assert verify("breaks", "--strategy", "ddp", "--check", "false") == 1
     said = capsys.readouterr().out
     assert re.search(r"^ddp +2 +\de-\d\d  differs: step 0, phase 'judge': loss 'real' is 0\.", said, re.MULTILINE), said
     assert "the gradient of 'discriminator.1.weight' has norm" in said
@@ -94,6 +107,44 @@ def test_a_run_that_holds_a_run_that_breaks_the_law_and_one_that_fails(capsys):
     assert verify("fails", "--strategy", "ddp") == 2
     failed = capsys.readouterr().err
     assert failed.startswith("error: one device fails, with\n") and "ZeroDivisionError: no canvas" in failed
+
+    assert verify("casts", "--strategy", "ddp") == 2
+    failed = capsys.readouterr().err
+    assert re.fullmatch(r"error: one device fails in float64, with RuntimeError: .*type --precision 32\n", failed), (
+        failed
+    )
+
+
+@pytest.mark.parametrize(("run", "exact"), [("holds", True), ("breaks", False), ("breaks_later", False)])
+def test_what_verify_finds_exact_is_trained_and_what_it_refuses_is_refused_in_the_same_words(run, exact, capsys):
+    assert verify(run, "--steps", "5", "--strategy", "ddp", "--allow-refused") == (0 if exact else 1)
+    said = capsys.readouterr().out
+    typed = ["--devices", "2", "--accelerator", "cpu", "--precision", "64-true", "--restarts", "0"]
+    assert fit.main(["--run", f"relative_game.py:{run}", *typed]) == (0 if exact else 2)
+    refusal = capsys.readouterr().err.removeprefix("error: ").partition("\nGo on from")[0]
+    words = [line.strip() for line in refusal.splitlines()]
+    if exact:
+        assert re.search(r"^ddp +2 +\de-\d\d  exact$", said, re.MULTILINE), said
+    else:
+        lines = [line.strip() for line in said.partition("refused: ")[2].splitlines()]
+        assert lines[: len(words)] == words and len(words) > 2
+        assert f"In a trial of step {3 if run == 'breaks_later' else 0}, " in words[0]
+
+
+def test_from_a_checkpoint_all_train_on_and_name_real_steps(tmp_path, capsys):
+    alone = ["--devices", "1", "--accelerator", "cpu", "--save-every", "2", "--max-steps", "4", "--batch-size", "2"]
+    assert fit.main(["--run", "relative_game.py:breaks_later", *alone]) == 0
+    folder = Path("runs/001-breaks_later")
+    capsys.readouterr()
+    begun = ["--from-checkpoint", str(folder), "--steps", "1", "--devices", "2"]
+    assert command.main([*begun, "--strategy", "single,ddp", "--check", "false"]) == 1
+    said = capsys.readouterr().out
+    assert f"breaks_later: 1 steps of 2 samples from {folder}/checkpoints/step-000004.ckpt in float64" in said
+    assert re.search(r"^ddp .*differs: step 4, phase 'judge': loss 'real'", said, re.MULTILINE), said
+
+    damage(folder / "checkpoints" / "step-000004.ckpt")
+    assert command.main(["--from-checkpoint", f"{folder}/checkpoints/step-000004.ckpt", "--devices", "2"]) == 2
+    assert f"type --from-checkpoint {folder}/checkpoints/step-000002.ckpt" in capsys.readouterr().err
 
 
 def test_what_cannot_be_tried_is_refused_before_anything_is_trained(capsys):
@@ -105,6 +156,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_trained(capsys):
 
 EXACT, DIFFERS = Row("exact", 1e-16, exact=True), Row("differs: step 0", 1e-3, advice=("loss",))
 REFUSED, FAILS = Row("refused: no", refused=True), Row("fails on rank 1: KeyError")
+WRONG = Row("refused: 2 ranks would not train as one device does", refused=True, wrong=True)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +168,12 @@ REFUSED, FAILS = Row("refused: no", refused=True), Row("fails on rank 1: KeyErro
         ([EXACT, REFUSED], False, 1),
         ([EXACT, REFUSED], True, 0),
         ([REFUSED, REFUSED], True, 1),
+        ([EXACT, WRONG], True, 1),
     ],
 )
 def test_the_exit_status_is_for_a_persons_own_ci(rows, allow_refused, status, capsys):
-    one = OneDevice(Trained(Record(), {}, 1.0), None, Tolerance(*LIMITS[True], ends={"a": 1e-9, "b": 0.0}))
-    assert command._conclude(rows, {True: one}, allow_refused) == status
+    one = OneDevice(Trained(Record(), {}, 1.0), None, Tolerance(*LIMITS["64"], ends={"a": 1e-9, "b": 0.0}))
+    assert command._conclude(rows, {"64": one}, allow_refused) == status
     said = capsys.readouterr().out
     assert "  1e-10 in float64; 1 of 2 tensors may be off by more, as rounding moves them by up to 1e-09" in said
     assert ("A loss must be a mean over samples." in said) == (DIFFERS in rows)

@@ -111,6 +111,48 @@ def test_draws_of_rows_calls_steps_and_phases_are_unrelated():
     assert (control[0] * control[1]).mean() > 0.9, "the same place draws the same"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_they_have_the_right_distributions(dtype):
+    """Of small draws, of many blocks, and of the first numbers of many seeds."""
+    like = torch.zeros(0, dtype=dtype)
+    for rows, shape, times in ((4, (50_000,), 1), (8, (4, 100), 60), (2, (2,), 20_000)):
+        with noise.at(Place((2, "x"), 0, rows, 8)):
+            normal = torch.stack([noise.randn((rows, *shape), like) for _ in range(times)]).double()
+            uniform = torch.stack([noise.rand((rows, *shape), like) for _ in range(times)]).double()
+        error = 5 / normal.numel() ** 0.5
+        rounding = torch.finfo(dtype).eps
+        assert abs(normal.mean()) < error and abs(normal.var() - 1) < 1.5 * error + rounding
+        assert abs(normal.pow(4).mean() - 3) < 10 * error + 3 * rounding
+        assert abs(uniform.mean() - 0.5) < 0.3 * error + rounding
+        assert abs(uniform.var() - 1 / 12) < 0.1 * error + rounding
+        assert uniform.min() >= 0 and uniform.max() < 1 + rounding
+
+
+def test_float64_has_the_numbers_of_float32():
+    with noise.at(Place((0,), 0, 2, 2)):
+        single = noise.randn((2, 50))
+    with noise.at(Place((0,), 0, 2, 2)):
+        assert torch.equal(noise.randn((2, 50), like=torch.zeros(1, dtype=torch.float64)), single.double())
+
+
+@pytest.mark.parametrize("width", [1, 7, 300, 5000, 40_000])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_draw_of_any_size_is_cut_into_the_rows_of_ranks_and_micro_batches(width, copies):
+    """Blocks of many rows and of one; ranks whose rows begin within a block; every third row."""
+
+    def rows(first, count, stride):
+        with noise.at(Place((1,), first, count, 24, stride)):
+            return noise.rand((copies * count, width)).view(copies, count, width)
+
+    whole = rows(0, 24, 1)
+    assert len(whole[..., 0].unique()) == 24 * copies
+    for ranks in (2, 3, 8):
+        size = 24 // ranks
+        assert torch.equal(torch.cat([rows(rank * size, size, 1) for rank in range(ranks)], 1), whole)
+    for part in range(3):
+        assert torch.equal(rows(12 + part, 4, 3), whole[:, 12 + part : 24 : 3])
+
+
 def test_integers_lie_in_their_range_and_follow_the_sample():
     def integers(first, rows):
         with noise.at(Place((1,), first, rows, 8)):
@@ -159,6 +201,30 @@ def test_what_belongs_to_no_sample_is_refused_on_several_ranks():
         assert noise.randn((3, 2)).shape == (3, 2)  # on one device any number of rows will do
 
 
+# ---- draws of networks: what belongs to samples ----
+
+
+def of_network(place, shape, name="normal_"):
+    place.numbers_of_network(place.next_call(), name, shape)
+    return place.drawn[place.calls - 1].of_samples
+
+
+@pytest.mark.parametrize(
+    ("shape", "of_samples"),
+    [((4, 3), True), ((16,), True), ((20,), False), ((3,), False), ((6,), False), ((), False), ((0, 4), False)],
+)
+def test_without_a_trial_one_row_for_each_sample_or_a_few_are_the_samples(shape, of_samples):
+    assert of_network(Place((1,), 0, 4, 8), shape) is of_samples
+
+
+def test_what_a_trial_has_shown_is_kept_where_the_draw_is_the_same():
+    known = {0: noise.Drawn("normal_", (512, 7), 1, True), 1: noise.Drawn("normal_", (8, 3), 1, False)}
+    place = Place((1,), 0, 4, 8, known=known)
+    assert [of_network(place, shape) for shape in ((512, 7), (4, 3), (4, 3))] == [True, False, True]
+    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 8)) is False  # another draw than the trial's
+    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 7), "uniform_") is False
+
+
 # ---- dropout ----
 
 
@@ -167,28 +233,16 @@ def dropped(layer, x, first=0, total=8):
         return layer(x)
 
 
-LAYERS = {  # torch's layer, and the shape of a sample
-    "Dropout": (nn.Dropout(0.3), (40, 50)),
-    "Dropout1d": (nn.Dropout1d(0.3), (400, 5)),
-    "Dropout2d": (nn.Dropout2d(0.3), (400, 5, 2)),
-    "Dropout3d": (nn.Dropout3d(0.3), (400, 5, 2, 3)),
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_dropout_follows_the_sample_and_scales_as_torchs(name):
-    plain, shape = LAYERS[name]
+def test_dropout_follows_the_sample_and_scales_as_torchs():
+    plain = nn.Dropout(0.3)
     layer = copy.deepcopy(plain)
     noise.convert_dropout(layer)
-    assert isinstance(layer, type(plain)) and isinstance(layer, getattr(noise, name))
-    x = torch.ones(8, *shape, dtype=torch.float64)
+    assert isinstance(layer, noise.Dropout)
+    x = torch.ones(8, 40, 50, dtype=torch.float64)
     whole = dropped(layer, x)
     assert torch.equal(torch.cat([dropped(layer, x[:4]), dropped(layer, x[4:], 4)]), whole)
     assert whole.unique().tolist() == [0, pytest.approx(1 / 0.7)]
-    share = (whole == 0).double()
-    units = share if name == "Dropout" else share.flatten(3 if name != "Dropout1d" else 2).mean(-1)
-    assert set(units.flatten().tolist()) == {0.0, 1.0} or name == "Dropout"  # a channel is dropped as a whole
-    assert abs(share.mean() - 0.3) < 0.03
+    assert abs((whole == 0).double().mean() - 0.3) < 0.03
     assert torch.equal(dropped(layer, x.float()) == 0, whole == 0), "in every precision the same"
     # Outside a phase, and in evaluation, it is torch's own.
     torch.manual_seed(5)
@@ -217,23 +271,13 @@ def test_dropout_in_place_and_what_it_refuses():
     assert dropped(noise.Dropout(0.5, inplace=True), x) is x and (x == 0).any()
     with pytest.raises(UserError, match=r"p=1.5 is not between 0 and 1"):
         dropped(lambda x: noise.dropout(x, 1.5), x)
-    with pytest.raises(UserError, match=r"Dropout2d got 3 dimensions; .* needs all 4"):
-        dropped(noise.Dropout2d(0.5), torch.ones(8, 3, 4))
 
 
 def test_a_network_is_converted_in_place():
-    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.ModuleDict({"deep": nn.Dropout2d(0.2, inplace=True)}))
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.ModuleDict({"deep": nn.Dropout(0.2, inplace=True)}))
     layers, keys = list(net.modules()), list(net.state_dict())
-    assert [name for name, _ in noise.own_dropouts(net)] == ["1", "2.deep"]
     noise.convert_dropout(net)
     assert [one is other for one, other in zip(net.modules(), layers, strict=True)] == [True] * len(layers)
     assert list(net.state_dict()) == keys
     assert (net[1].p, net[2]["deep"].p, net[2]["deep"].inplace) == (0.1, 0.2, True)
-    assert list(noise.own_dropouts(net)) == []
-
-
-def test_what_cannot_be_converted_is_named():
-    for layer in (nn.MultiheadAttention(4, 2, dropout=0.1), nn.LSTM(3, 3, 2, dropout=0.1), nn.AlphaDropout(0.1)):
-        with pytest.raises(UserError, match=f"'1' is a {type(layer).__name__}, whose dropout cannot follow the sample"):
-            noise.convert_dropout(nn.Sequential(nn.Dropout(0.1), layer))
-    noise.convert_dropout(nn.Sequential(nn.MultiheadAttention(4, 2), nn.LSTM(3, 3), nn.AlphaDropout(0.0)))
+    assert type(net[1]) is type(net[2]["deep"]) is noise.Dropout

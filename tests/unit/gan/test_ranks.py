@@ -15,6 +15,7 @@ def doubled(values: torch.Tensor) -> torch.Tensor:
 def test_on_one_device_everything_is_what_was_given():
     values = torch.arange(4.0, requires_grad=True)
     assert ranks.sum(values) is ranks.mean(values) is ranks.gather(values) is values
+    assert ranks.gather(values, own=True) == (values, slice(0, 4))
     assert ranks.sum(torch.tensor([True, False])).tolist() == [1, 0]  # a count, as on several
 
 
@@ -85,7 +86,9 @@ def numbers(kind):
 def on_rank(kind):
     mine = numbers(kind).split(COUNTS)[torch.distributed.get_rank()]
     with torch.no_grad():
-        return ranks.gather(mine), ranks.gather(mine.mT.contiguous().mT[:, :0]), ranks.sum(mine.sum(0))
+        every, own = ranks.gather(mine, own=True)
+        assert torch.equal(every[own], mine)
+        return every, ranks.gather(mine.mT.contiguous().mT[:, :0]), ranks.sum(mine.sum(0))
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool])

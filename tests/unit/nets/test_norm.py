@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
-from nets.norm import SyncBatchNorm, convert_sync_batchnorm
+from gan import ranks as ranks_of_gan
+from gan.errors import UserError
+from nets.norm import SyncBatchNorm, in_groups, synchronised
 
 
 def inputs(seed=0):
@@ -114,20 +117,123 @@ def test_one_collective_a_direction_and_none_in_evaluation(ranks):
     assert ranks(2).run(count_collectives) == [[1, 1, 0]] * 2
 
 
-def test_conversion_is_in_place():
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm1d(2), nn.InstanceNorm2d(4)))
-    before = [id(module) for module in net.modules()], list(net.state_dict()), [id(p) for p in net.parameters()]
-    convert_sync_batchnorm(net)
-    assert before == (
-        [id(module) for module in net.modules()],
-        list(net.state_dict()),
-        [id(p) for p in net.parameters()],
-    )
-    assert [type(m).__name__ for m in net.modules() if "Norm" in type(m).__name__] == [
-        "SyncBatchNorm",
-        "SyncBatchNorm",
-        "InstanceNorm2d",
-    ]
+# ---- torch's own batch norms, and others that call their function ----
+
+
+class Gained(nn.BatchNorm2d):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Conditional(nn.BatchNorm2d):
+    """BigGAN's, with arguments of its own."""
+
+    def forward(self, x, gain=None, bias=None):
+        return super().forward(x) * (1 + gain) + bias
+
+
+class Stored(nn.Module):
+    """A module that calls the function itself."""
+
+    affine = False
+
+    def __init__(self, channels, **_):
+        super().__init__()
+        self.register_buffer("stored_mean", torch.zeros(channels))
+        self.register_buffer("stored_var", torch.ones(channels))
+
+    def forward(self, x):
+        out = F.batch_norm(x, self.stored_mean, self.stored_var, None, None, self.training, 0.3, 1e-4)
+        return out + F.batch_norm(x * x, self.stored_mean, self.stored_var, training=self.training)
+
+
+KINDS = [nn.BatchNorm2d, Gained, Conditional, Stored, nn.SyncBatchNorm]
+
+
+def called(layer, x):
+    given = {"gain": x.new_tensor(0.3), "bias": x.new_tensor(0.1)} if isinstance(layer, Conditional) else {}
+    y = layer(x, **given)
+    (slope,) = torch.autograd.grad(y.tanh().square().sum(), x, create_graph=True)
+    return y, slope, torch.autograd.grad(slope.square().sum(), x)[0]
+
+
+def training_on_rank(kind):
+    layer, x = layers(kind), inputs().split([2, 4])[dist.get_rank()].clone().requires_grad_()
+    with synchronised():
+        found = called(layer, x)
+        assert type(layer) is kind
+        layer.eval()
+        assert torch.equal(layer(x, 0, 0) if kind is Conditional else layer(x), layers_alone(layer, x))
+    return [each.detach() for each in found], [each.clone() for each in layer.buffers()]
+
+
+def layers_alone(layer, x):
+    with ranks_of_gan.alone():
+        return layer(x, 0, 0) if isinstance(layer, Conditional) else layer(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_norm_is_synchronised_and_keeps_its_class_and_forward(kind, ranks):
+    reference = layers(kind)
+    expected = called(reference, inputs().requires_grad_())
+    found = ranks(2).run(training_on_rank, kind)
+    for number, each in enumerate(expected):
+        assert (torch.cat([tensors[number] for tensors, _ in found]) - each).abs().max() < 1e-10
+    for tensor, buffer in zip(found[0][1], reference.buffers(), strict=True):
+        assert (tensor - buffer).abs().max() < 1e-12
+
+
+def test_outside_nothing_is_changed():
+    before = F.batch_norm, nn.SyncBatchNorm.forward
+    with synchronised():
+        assert F.batch_norm is not before[0]
+    assert (F.batch_norm, nn.SyncBatchNorm.forward) == before
+
+
+# ---- groups ----
+
+
+def in_plain_groups(x, size):
+    reference, mean, var = layers(nn.BatchNorm2d, momentum=1.0), [], []
+    out = []
+    for part in x.split(size):
+        out.append(reference(part))
+        mean.append(reference.running_mean.clone())
+        var.append(reference.running_var.clone())
+    return torch.cat(out), torch.stack(mean).mean(0), torch.stack(var).mean(0)
+
+
+def grouped_on_rank(world):
+    layer = in_groups(layers(nn.BatchNorm2d, momentum=1.0), 2)
+    x = torch.cat([inputs(), inputs(1)]).split(12 // world)[dist.get_rank() if world > 1 else 0]
+    return layer(x).detach(), layer.running_mean, layer.running_var
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_group_has_statistics_of_its_own_at_any_number_of_ranks(world, ranks):
+    found = ranks(2).run(grouped_on_rank, 2) if world == 2 else [grouped_on_rank(1)]
+    expected = in_plain_groups(torch.cat([inputs(), inputs(1)]), 2)
+    assert (torch.cat([each[0] for each in found]) - expected[0]).abs().max() < 1e-12
+    for each in found:
+        assert max((ours - theirs).abs().max() for ours, theirs in zip(each[1:], expected[1:], strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_groups_of_half_precision_are_normalised_in_float32(kind):
+    x = inputs().to(kind)
+    found = in_groups(nn.BatchNorm2d(3), 2)(x)
+    assert found.dtype == kind
+    expected = torch.cat([nn.BatchNorm2d(3)(part.float()) for part in x.split(2)])
+    assert (found - expected).abs().max() < 0.1
+
+
+def test_what_cannot_be_in_groups_is_refused_with_what_to_type():
+    with pytest.raises(UserError, match=r"groups of 4 samples gets a tensor of shape \(6, 3, 4, 5\)"):
+        in_groups(layers(nn.BatchNorm2d), 4)(inputs())
+    with pytest.raises(UserError, match=r"Sequential .* torch's own \(0\); call nets.norm.batch_norm\(..., group=4\)"):
+        in_groups(nn.Sequential(Gained(3)), 4)
+    with pytest.raises(UserError, match=r"not torch's own \(no modules\)"):
+        in_groups(Stored(3), 4)
 
 
 def test_alone_it_is_torchs_own_batch_norm():

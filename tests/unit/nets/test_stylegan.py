@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nets.stylegan import EqualConv, EqualLinear, Mapping, ModulatedConv, StyleDiscriminator, StyleGenerator
+from nets.stylegan import (
+    EqualConv,
+    EqualLinear,
+    Mapping,
+    MinibatchDeviation,
+    ModulatedConv,
+    StyleDiscriminator,
+    StyleGenerator,
+)
 
 WIDTHS = (8, 8, 4)
 
@@ -74,9 +82,50 @@ def test_samples_keep_to_themselves():
     torch.manual_seed(0)
     for net, x in (
         (StyleGenerator(5, 6, WIDTHS), torch.randn(4, 5)),
-        (StyleDiscriminator(WIDTHS), torch.randn(4, 3, 16, 16)),
+        (StyleDiscriminator(WIDTHS, group=1), torch.randn(4, 3, 16, 16)),
     ):
         torch.testing.assert_close(net(x)[1:2], net(x[1:2]), rtol=1e-4, atol=1e-5)
+
+
+def plain_deviation(x, group):
+    """A figure for each sample, group by group: sample i is in group i mod (B / G)."""
+    groups = len(x) // group
+    found = []
+    for number in range(len(x)):
+        members = x[number % groups :: groups]
+        found.append(((members - members.mean(0)).square().mean(0) + 1e-8).sqrt().mean())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(("batch", "group", "taken"), [(8, 4, 4), (12, 4, 4), (2, 4, 2), (6, 4, 3), (5, 4, 1)])
+def test_the_deviation_is_that_of_the_samples_group(batch, group, taken):
+    x = torch.randn(batch, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = MinibatchDeviation(group)(x)
+    assert torch.equal(found[:, :3], x)
+    expected = plain_deviation(x, taken)[:, None, None].expand(-1, 4, 4)
+    torch.testing.assert_close(found[:, 3], expected, rtol=1e-12, atol=0)
+
+
+def deviation_on_rank(world):
+    x = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    own = x.split(8 // world)[torch.distributed.get_rank() if world > 1 else 0].requires_grad_()
+    y = MinibatchDeviation()(own)
+    (slope,) = torch.autograd.grad(y.pow(3).sum(), own, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.square().sum(), own)
+    return [each.detach() for each in (y, slope, bend)]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_it_has_the_samples_of_all_ranks_and_so_have_its_gradients(world, ranks):
+    found = [torch.cat(each) for each in zip(*ranks(world).run(deviation_on_rank, world), strict=True)]
+    for ours, theirs in zip(found, deviation_on_rank(1), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_control_that_gathers_nothing_differs():
+    whole = torch.randn(8, 2, 4, 4, dtype=torch.float64)
+    halves = torch.cat([MinibatchDeviation()(half) for half in whole.split(4)])
+    assert (halves - MinibatchDeviation()(whole)).abs().max() > 1e-3
 
 
 def test_both_can_be_differentiated_twice():

@@ -32,6 +32,7 @@ NAMES = {
     "torch._C": ["_current_graph_task_id", "DisableTorchFunctionSubclass", "_DisableFuncTorch"],
     "torch._dynamo.config": ["recompile_limit"],
     "torch._dynamo.exc": ["TorchDynamoException"],
+    "torch._dynamo.trace_rules": ["get_torch_obj_rule_map"],
     "torch.autograd": ["_engine_run_backward"],
     "torch.testing._internal.distributed.fake_pg": ["FakeStore"],
     "torch._functorch.config": ["donated_buffer"],

@@ -9,12 +9,18 @@ import torch
 from strategies import random_state
 
 
+def reseed(seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 def draw():
     return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random(), random.gauss(0, 1)
 
 
 def test_draws_go_on_where_they_were_after_a_weights_only_load(tmp_path):
-    random_state.reseed(5)
+    reseed(5)
     draw()
     torch.save(random_state.capture(), tmp_path / "state.pt")
     expected = draw()
@@ -23,21 +29,23 @@ def test_draws_go_on_where_they_were_after_a_weights_only_load(tmp_path):
     assert draw() == expected
 
 
-def test_reseeding_is_repeatable_and_seeds_differ():
-    random_state.reseed(7)
-    first = draw()
-    random_state.reseed(7)
-    assert draw() == first
-    random_state.reseed(8)
-    assert draw() != first
+def test_a_change_is_noticed_by_the_generators_that_are_asked():
+    before = random_state.capture()
+    draw_only = {"torch": lambda: torch.rand(()), "numpy": np.random.rand, "python": random.random}
+    for name, of_one in draw_only.items():
+        random_state.restore(before)
+        assert not random_state.changed(before, *random_state.ALIKE)
+        of_one()
+        assert random_state.changed(before, *random_state.ALIKE)
+        assert random_state.changed(before) == (name == "torch")
 
 
 def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
-    random_state.reseed(7)
+    reseed(7)
     expected = draw()
-    random_state.reseed(7)
+    reseed(7)
     with contextlib.suppress(KeyError), random_state.untouched():
-        random_state.reseed(1)
+        reseed(1)
         draw()
         raise KeyError
     assert draw() == expected

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gan import export
 from gan.bench import command as bench
 from gan.errors import UserError
 from gan.evaluate import command as evaluate
+from gan.export import command as export
 from gan.fit import command as fit
 from gan.fit import folder, options
 from gan.sample import command as sample

@@ -8,7 +8,7 @@ import pytest
 
 from gan.errors import UserError
 from gan.finite import NotFinite
-from gan.fit import command, folder, launch, whole
+from gan.fit import command, folder, launch, training, whole
 from gan.fit.folder import RunFolder
 from gan.fit.whole import instead, newest_whole, to_resume
 from strategies.checkpoint.writing import save
@@ -125,6 +125,6 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_ty
         def fit(self, *_, **__):
             raise NotFinite("the checkpoint cannot be used")
 
-    monkeypatch.setattr(command, "Trainer", Refusing)
+    monkeypatch.setattr(training, "Trainer", Refusing)
     assert command.main(["--resume", str(run.checkpoint(20)), "--devices", "1"]) == 2
     assert capsys.readouterr().err.endswith(f"cannot be used; type --resume {run.checkpoint(10)}\n")

@@ -10,6 +10,7 @@ from gan.fit import folder, options
 from gan.runs import Run, build, find, full_name, short_name
 
 GAME = """
+from json import dumps
 from gan.runs import Run
 
 def paint(width: int = 4, *, rate=0.5, name: str = "x") -> Run:
@@ -68,6 +69,16 @@ def test_an_installed_module_keeps_its_name(here, package, monkeypatch):
     assert build("my_package.games:paint").game == 9
 
 
+def test_it_need_not_say_what_it_returns(here):
+    (here / "my_paint.py").write_text(GAME.replace(" -> Run", ""))
+    assert options.parse(["my_paint.py:paint", "--width", "6"])[0].width == 6
+    assert build("my_paint.py:paint", width=5).game == 5
+    with pytest.raises(UserError, match=r"my_paint.py:fails returned a int; return gan.runs.Run"):
+        build("my_paint.py:fails")
+    with pytest.raises(UserError, match="has no function 'zzz'; its runs: paint, other, fails"):
+        find("my_paint.py:zzz")
+
+
 def test_its_arguments_are_options(here, capsys):
     (here / "my_paint.py").write_text(GAME)
     settings, _ = options.parse(["--run", "my_paint.py:paint", "--width", "6", "--rate=0.25"])
@@ -121,7 +132,9 @@ def test_auto_finds_the_newest_run_of_the_same_file(here):
         ("my_paint.py:pant", "my_paint.py has no function 'pant'; did you mean paint?"),
         ("my_paint.py:zzz", "my_paint.py has no function 'zzz'; its runs: paint, other, fails"),
         ("my_paint.py:number", r"'number' of .*my_paint.py is no run; write def number\(...\) -> Run"),
+        ("my_paint.py:dumps", "'dumps' of .*my_paint.py is no run; write def dumps"),
         ("os:system", "'system' of os is no run"),
+        ("subprocess:getoutput", "'getoutput' of subprocess is no run"),
         ("my_paint.py:", "cannot read run 'my_paint.py:'; type path/to/my_game.py:my_run or package.module:my_run"),
         (":paint", "cannot read run ':paint'"),
         ("json.py:paint", "the name 'json' of .*json.py:paint is taken by .*json/__init__.py; rename the file"),

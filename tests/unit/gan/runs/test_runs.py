@@ -15,6 +15,7 @@ from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import RUNS, Run, build, faces, pairs
+from gan.runs.pairs import planned
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg
@@ -104,7 +105,7 @@ def test_the_seed_decides_on_the_networks(name):
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON - ({"size"} if name.endswith("tones") else set())
-    for function in (RUNS[name], pairs.sean_or_spade, pairs.sean_folder, faces.sean_or_spade):
+    for function in (RUNS[name], pairs.sean_or_spade, pairs.sean_folder, faces.sean_or_spade, faces.DrawnFaces):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
@@ -286,9 +287,7 @@ def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, messa
     def made(*_, **__):
         raise AssertionError("a network was made")
 
-    for place in (
-        *("pairs.SeanGenerator", "faces.SeanGenerator", "tones.HifiGenerator", "representations.VqAutoencoder"),
-    ):
+    for place in (*("pairs.SeanGenerator", "faces.SeanGenerator", "tones.HifiGenerator", "faces.VqAutoencoder"),):
         monkeypatch.setattr(f"gan.runs.{place}", made)
     if name in ON_FILES and "data" not in settings:
         base = dict(data=str(written(name.partition("-")[2])), workers=0, batch_size=2, held_out=1)
@@ -312,3 +311,24 @@ def test_a_mistake_in_a_run_of_ones_own_stays_what_it_is(monkeypatch):
     monkeypatch.setitem(RUNS, "mine", mine)
     with pytest.raises(RuntimeError, match="size mismatch"):
         build("mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "size", "labels"),
+    [
+        ("sean-celebamask", {}, (32, 32), 19),
+        ("sean-cityscapes", {}, (32, 64), 35),
+        ("sean-folder", {"labels": 7}, (32, 32), 7),
+        ("spade-folder", {"labels": 7, "flip": True}, (32, 32), 7),
+    ],
+)
+def test_a_plan_needs_no_pictures(name, more, size, labels, tmp_path):
+    small = dict(size=32, width=4, hidden=8, batch_size=4, workers=0, data=str(tmp_path / "nowhere"), **more)
+    with planned():
+        run = build(name, **small)
+    batch = next(iter(run.data.train_dataloader()))
+    assert batch["image"].shape == (4, 3, *size) and batch["label"].shape == (4, *size)
+    assert 4 < batch["label"].max() < labels == run.game.labels
+    assert ("edges" in batch) == (name == "sean-cityscapes")
+    with pytest.raises(UserError, match=r"nowhere"):
+        build(name, perceptual="off", **small)

@@ -13,11 +13,11 @@ KEY = (1, 2, "phase")
 
 def place(rank: int) -> Place:
     """Of three rows of each of two ranks, in the first of two micro-batches."""
-    return Place(KEY, rank * 6, 3, 6, stride=2)
+    return Place(KEY, rank * 6, 3, 12, stride=2)
 
 
 def chunk(*parts: Rows) -> ChunkPlace:
-    return ChunkPlace(KEY, 0, 3, 6, 2, {}, 0, parts)
+    return ChunkPlace(KEY, 0, 3, 12, 2, parts=parts)
 
 
 def drawn(at: Place, draw) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""In a trial a sample draws the same numbers, whichever rank and micro-batch it is in."""
+"""By torch's own functions a sample draws the same numbers, whichever rank and micro-batch it is in."""
 
 import pytest
 import torch
@@ -6,19 +6,25 @@ from torch import nn
 from torch.nn import functional as F
 
 from gan import noise
-from strategies.check.draws import DrawsOfSamples
+from strategies.draws import Following
+
+
+@pytest.fixture(autouse=True)
+def following():
+    following = Following()
+    following.begin(torch.device("cpu"))
+    yield
+    following.end()
 
 
 def drawn(draw, first, rows, stride=1, total=8):
     """One draw of some rows of a global batch of 8."""
-    with noise.at(noise.Place((1,), first, rows, total, stride)), DrawsOfSamples("phase"):
+    with noise.at(noise.Place((1,), first, rows, total, stride)):
         return draw(torch.ones(rows, 3))
 
 
 BY_ROWS = {
     "randn": lambda x: torch.randn(len(x), 5),
-    "randn of a generator": lambda x: torch.randn(len(x), 5, generator=torch.Generator()),
-    "randint of a generator": lambda x: torch.randint(2, 99, (len(x), 5), generator=torch.Generator()),
     "rand": lambda x: torch.rand((len(x),)),
     "randint": lambda x: torch.randint(0, 100, (len(x), 5)),
     "randn_like": torch.randn_like,
@@ -64,19 +70,25 @@ def test_what_has_no_row_for_each_sample_is_the_same_on_all_ranks(draw):
     assert torch.equal(drawn(draw, 0, 8), drawn(draw, 4, 4))
 
 
-def test_two_draws_differ_and_the_generators_stay_as_they_were():
-    own = torch.Generator().manual_seed(1)
-    before = torch.get_rng_state(), own.get_state()
-    with noise.at(noise.Place((1,), 0, 4, 8)), DrawsOfSamples("phase") as draws:
-        one, other = torch.rand(4), torch.rand(4, generator=own)
+def test_two_draws_differ_and_torchs_generator_stays_as_it_was():
+    before, place = torch.get_rng_state(), noise.Place((1,), 0, 4, 8)
+    with noise.at(place):
+        one, other = torch.rand(4), torch.rand(4)
     assert not torch.equal(one, other)
-    assert draws.drawn == ["rand of [4]", "rand of [4]"]
-    assert torch.equal(torch.get_rng_state(), before[0]) and torch.equal(own.get_state(), before[1])
+    assert [(draw.name, draw.shape, draw.of_samples) for draw in place.drawn.values()] == [("uniform_", (4,), True)] * 2
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_draw_from_the_authors_generator_is_left_alone():
+    def own(x):
+        return torch.randn(len(x), 5, generator=torch.Generator().manual_seed(1))
+
+    assert torch.equal(drawn(own, 4, 4), torch.randn(4, 5, generator=torch.Generator().manual_seed(1)))
 
 
 def test_gradients_go_through_a_dropout():
     x = torch.ones(4, 3, requires_grad=True)
-    with noise.at(noise.Place((1,), 4, 4, 8)), DrawsOfSamples("phase"):
+    with noise.at(noise.Place((1,), 4, 4, 8)):
         out = F.dropout(x, 0.5)
     (slope,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(slope, out.detach())

@@ -1,0 +1,174 @@
+"""Data sets of pictures with label maps that need no preparation: published ones, and any folder."""
+
+from pathlib import Path
+
+import numpy as np
+from torchvision.datasets import Cityscapes as Published
+
+from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, unpacked_folder
+from gan.errors import UserError
+
+ADE20K_NAMES = """
+other wall building sky floor tree ceiling road bed windowpane grass cabinet sidewalk person earth door table
+mountain plant curtain chair car water painting sofa shelf house sea mirror rug field armchair seat fence desk rock
+wardrobe lamp bathtub railing cushion base box column signboard chest_of_drawers counter sand sink skyscraper fireplace
+refrigerator grandstand path stairs runway case pool_table pillow screen_door stairway river bridge bookcase blind
+coffee_table toilet flower book hill bench countertop stove palm kitchen_island computer swivel_chair boat bar
+arcade_machine hovel bus towel light truck tower chandelier awning streetlight booth television_receiver airplane
+dirt_track apparel pole land bannister escalator ottoman bottle buffet poster stage van ship fountain conveyer_belt
+canopy washer plaything swimming_pool stool barrel basket waterfall tent bag minibike cradle oven ball food step tank
+trade_name microwave pot animal bicycle lake dishwasher screen blanket sculpture hood sconce vase traffic_light tray
+ashcan fan pier crt_screen plate monitor bulletin_board shower radiator glass clock flag"""
+
+
+class ADE20K(Pairs):
+    """ADE20K scene parsing (Zhou et al. 2017): 20,210 + 2,000 pictures of scenes, 150 classes and 'other'.
+
+    `images/{training,validation}/*.jpg` with `annotations/{training,validation}/*.png`. They lie in `root` or in
+    `root/ADEChallengeData2016`. Splits are "train" and "val". Labels are numbered as in the files: 0 is 'other', and 1
+    to 150 are the classes.
+    """
+
+    label_names = tuple(name.replace("_", " ") for name in ADE20K_NAMES.split())
+    num_labels = len(label_names)
+
+    def __init__(self, root: str | Path, split: str = "train", size: Size = 256) -> None:
+        part = look_up_split(split, {"train": "training", "val": "validation"})
+        pictures = Column("picture", (f"images/{part}",), suffixes=PICTURES)
+        maps = Column("label map", (f"annotations/{part}",))
+        super().__init__(unpacked_folder(root, "ADEChallengeData2016"), (pictures, maps), size)
+
+
+STREET_CLASSES = sorted(Published.classes, key=lambda kind: kind.id % 35)  # the last is -1, the licence plate
+
+
+class Cityscapes(Pairs):
+    """Cityscapes (Cordts et al. 2016): 2,975 + 500 street scenes with fine annotations, 35 labels and instances.
+
+    `leftImg8bit/{split}/{city}/X_leftImg8bit.png` with `gtFine/{split}/{city}/X_gtFine_labelIds.png`. With `edges`,
+    also `X_gtFine_instanceIds.png` beside the label maps. Splits are "train" and "val"; the test set has no labels.
+    Labels are the published ids. The licence plate has the id -1, which is 255 in a byte; it becomes 34.
+    """
+
+    label_names = tuple(kind.name for kind in STREET_CLASSES)
+    num_labels = len(label_names)
+    void = {255: 34}  # noqa: RUF012
+
+    def __init__(self, root: str | Path, split: str = "train", size: Size = (256, 512), edges: bool = True) -> None:
+        look_up_split(split, {"train": None, "val": None})
+        maps = (f"gtFine/{split}",)
+        columns = [
+            Column("picture", (f"leftImg8bit/{split}",), "_leftImg8bit", (".png", ".jpg")),
+            Column("label map", maps, "_gtFine_labelIds"),
+        ]
+        if edges:
+            columns.append(Column("instance map", maps, "_gtFine_instanceIds"))
+        super().__init__(Path(root).expanduser(), columns, size)
+
+
+COCO_NAMES = """person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, street
+sign, stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, hat, backpack,
+umbrella, shoe, eye glasses, handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball
+glove, skateboard, surfboard, tennis racket, bottle, plate, wine glass, cup, fork, knife, spoon, bowl, banana, apple,
+sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, potted plant, bed, mirror, dining table,
+window, desk, toilet, door, tv, laptop, mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink,
+refrigerator, blender, book, clock, vase, scissors, teddy bear, hair drier, toothbrush, hair brush, banner, blanket,
+branch, bridge, building-other, bush, cabinet, cage, cardboard, carpet, ceiling-other, ceiling-tile, cloth, clothes,
+clouds, counter, cupboard, curtain, desk-stuff, dirt, door-stuff, fence, floor-marble, floor-other, floor-stone,
+floor-tile, floor-wood, flower, fog, food-other, fruit, furniture-other, grass, gravel, ground-other, hill, house,
+leaves, light, mat, metal, mirror-stuff, moss, mountain, mud, napkin, net, paper, pavement, pillow, plant-other,
+plastic, platform, playingfield, railing, railroad, river, road, rock, roof, rug, salad, sand, sea, shelf, sky-other,
+skyscraper, snow, solid-other, stairs, stone, straw, structural-other, table, tent, textile-other, towel, tree,
+vegetable, wall-brick, wall-concrete, wall-other, wall-panel, wall-stone, wall-tile, wall-wood, water-other, waterdrops,
+window-blind, window-other, wood, void"""
+
+
+class CocoStuff(Pairs):
+    """COCO-Stuff (Caesar et al. 2018): 118,287 + 5,000 pictures, 91 kinds of things and 91 of stuff.
+
+    `images/{train,val}2017/*.jpg` with `stuffthingmaps/{train,val}2017/*.png`. The pictures may also lie in
+    `{train,val}2017`, where their archive unpacks them. With `edges`, there are also one-channel PNGs of instance
+    numbers in `instances/{train,val}2017`. Splits are "train" and "val". Labels are numbered as in the files, 0 to 181.
+    Void is 255 in the files and becomes 182.
+    """
+
+    label_names = tuple(" ".join(name.split()) for name in COCO_NAMES.split(","))
+    num_labels = len(label_names)
+    void = {255: 182}  # noqa: RUF012
+
+    def __init__(self, root: str | Path, split: str = "train", size: Size = 256, edges: bool = False) -> None:
+        part, root = look_up_split(split, {"train": "train2017", "val": "val2017"}), Path(root).expanduser()
+        pictures = part if (root / part).is_dir() else f"images/{part}"
+        columns = [
+            Column("picture", (pictures,), suffixes=PICTURES),
+            Column("label map", (f"stuffthingmaps/{part}",)),
+        ]
+        if edges:
+            columns.append(Column("instance map", (f"instances/{part}",)))
+        super().__init__(root, columns, size)
+
+
+class Facades(Pairs):
+    """CMP facades (Tylecek and Sara 2013): 606 rectified house fronts.
+
+    `base/cmp_b####.{jpg,png}` and `extended/cmp_x####.{jpg,png}`: picture and label map side by side. Labels are
+    numbered as in the files: the classes are 1 to 12. The files do not use 0, but published models count it too (13
+    labels). The set has no published split. Here, of every six pictures in the order of their names, four are for
+    "train", the fifth is for "val" and the sixth for "test": 404, 101 and 101. (pix2pix has a random split of 400, 100
+    and 106.)
+    """
+
+    label_names = (
+        "none", "background", "facade", "window", "door", "cornice", "sill", "balcony", "blind", "deco", "molding",
+        "pillar", "shop",
+    )  # fmt: skip
+    num_labels = len(label_names)
+
+    def __init__(self, root: str | Path, split: str = "train", size: Size = 256) -> None:
+        turns = look_up_split(split, {"train": (0, 1, 2, 3), "val": (4,), "test": (5,)})
+        folders, kinds = ("base", "extended"), tuple(kind for kind in PICTURES if kind != ".png")
+        columns = (Column("picture", folders, suffixes=kinds), Column("label map", folders))
+        super().__init__(Path(root).expanduser(), columns, size)
+        self.keep_only(np.flatnonzero(np.isin(np.arange(len(self)) % 6, turns)))
+
+
+class FolderPairs(Pairs):
+    """`root/images/<name>.jpg` (or png, webp ...) with `root/labels/<name>.png`, resized to one size.
+
+    Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1.
+    `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye.
+
+    Split "val" is the last `held_out` pictures by name, "train" is the others, and "all" is all of them. If there are
+    folders `root/train` and `root/test`, each with images/ and labels/ (CelebA-HQ as prepared for SEAN), these are
+    "train" and "val".
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        num_labels: int,
+        size: Size,
+        flip_pairs: tuple[tuple[int, int], ...] = (),
+        *,
+        split: str = "all",
+        held_out: int = 16,
+    ) -> None:
+        if not 1 <= num_labels <= 65536:
+            raise UserError(f"{num_labels} labels do not fit into a label map; try 1 to 65536")
+        self.num_labels, self.flip_pairs = num_labels, flip_pairs
+        self.label_names = tuple(str(label) for label in range(num_labels))
+        root = Path(root).expanduser()
+        prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()
+        parts = {"train": ("train/",), "val": ("test/",), "all": ("train/", "test/")}
+        folders = look_up_split(split, parts if prepared else dict.fromkeys(parts, ("",)))
+        pictures = Column("picture", tuple(f"{part}images" for part in folders), suffixes=PICTURES)
+        super().__init__(root, (pictures, Column("label map", tuple(f"{part}labels" for part in folders))), size)
+        if split == "all" or prepared:
+            return
+        if not 0 < held_out < len(self):
+            raise UserError(
+                f"{len(self)} pictures in '{root}', {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}"
+                if len(self) > 1
+                else f"one picture in '{root}' is none to hold out; add a second"
+            )
+        self.keep_only(slice(-held_out) if split == "train" else slice(-held_out, None))

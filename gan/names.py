@@ -1,0 +1,50 @@
+"""Our packages `nets`, `strategies` and `datasets`, where something else has one of these names."""
+
+import os
+import sys
+import warnings
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parent.parent
+OURS = ("nets", "strategies", "datasets")
+ADVICE = "rename yours, or give this project an environment of its own"
+
+
+class Ours:
+    """Python asks it for modules before it looks anywhere else."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(HOME)]) if name in OURS else None
+
+
+def take() -> None:
+    """Let our packages be found, also where others come first on Python's path. `import gan` calls it.
+
+    Raise ImportError if another one is imported already, since a module cannot be exchanged.
+    """
+    specs = {name: sys.modules[name].__spec__ if name in sys.modules else find_spec(name) for name in OURS}
+    for name, found in ((name, _place(spec)) for name, spec in specs.items()):
+        ours = HOME / name / "__init__.py"
+        if found == ours or not ours.is_file():
+            continue
+        if name in sys.modules:
+            raise ImportError(f"'{name}' is {found} here, and gan needs its own, {ours}; {ADVICE}", name=name)
+        if Ours not in sys.meta_path:
+            sys.meta_path.insert(0, Ours)
+        if found is not None and "LOCAL_RANK" not in os.environ:  # said once, and not by each rank
+            warnings.warn(f"'{name}' is gan's own package, {ours}, and hides {found}; {ADVICE}", stacklevel=3)
+
+
+def hidden(name: str) -> Path | None:
+    """What of this name, such as a person's file, is hidden by ours."""
+    elsewhere = [place for place in sys.path if Path(place).resolve() != HOME]
+    spec = PathFinder.find_spec(name, elsewhere) if name in OURS else None
+    return spec and (_place(spec) or Path(next(iter(spec.submodule_search_locations))))
+
+
+def _place(spec: ModuleSpec | None) -> Path | None:
+    """The file of a module. A folder of data has none."""
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()

@@ -1,0 +1,159 @@
+"""What a game remembers in plain objects: attributes, lists, random generators, small objects of the author's.
+
+[Note: objects that change]
+When training begins, all objects that the game's code can reach are noted by their names (see reachable.py). A
+checkpoint has those whose content has changed since then, as plain values. When a run is resumed, the constructor makes
+the same objects again, under the same names, and what was saved is filled into them. So two names of one object stay
+two names of it. A new object of the author's own class could not be made again without running code: it is named, and
+not saved.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from gan.checkpoint import checksum
+from gan.module import GanModule
+from gan.shard_file import Damaged
+from strategies.reachable import Reachable, Scope, content_of, copied
+
+TORCHS = vars(nn.Module()).keys()  # attributes of modules that torch saves or makes again
+CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
+PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class Attributes:
+    """The objects of a game, and what has changed in them. See [Note: objects that change]."""
+
+    def __init__(self, game: GanModule, device: torch.device) -> None:
+        self.device, self.warned = device, False
+        reachable = Reachable([game])
+        self.iterators = reachable.iterators()
+        torchs = {id(each) for each in [*game.parameters(), *game.state_dict(keep_vars=True).values()]}
+        for module in game.modules():
+            own_state = type(module).get_extra_state is not nn.Module.get_extra_state
+            torchs |= {id(vars(module).get(name)) for name in (vars(module) if own_state else TORCHS)}
+            torchs |= {id(module)} if own_state else set()
+        self.all = _by_name(reachable.objects)
+        self.names = {id(value): name for name, value in self.all.items()}
+        found = {n: o for n, o in self.all.items() if id(o.owner if isinstance(o, Scope) else o) not in torchs}
+        self.objects = {name: value for name, value in found.items() if content_of(value) is not None}
+        self.before = {name: _noted(value) for name, value in self.objects.items()}
+
+    def state(self) -> dict[str, Any]:
+        """What has changed since training began. What cannot be saved is named once."""
+        found: dict[str, Any] = {}
+        unsaved = self.iterators[:]
+        for name, value in self.objects.items():
+            for inner, part in self._changed(name, value).items():
+                try:
+                    found.setdefault(name, {})[inner] = self._encoded(part)
+                except _Unsaved:
+                    unsaved.append(f"{name.rpartition(':')[0]}.{inner}".strip("."))
+        if unsaved and not self.warned:
+            self.warned = True
+            rank_zero_warn(
+                f"training changes {', '.join(map(repr, unsaved))}, and checkpoints cannot have that: a resumed run "
+                f"begins with what the constructor makes. They have numbers, text, tensors, arrays, random generators, "
+                f"lists and dicts of them, and the attributes of objects that the constructor makes"
+            )
+        return found
+
+    def _changed(self, name: str, value: Any) -> dict[str, Any]:
+        """What has changed in an object: in a scope some names; else its whole content, under no name."""
+        before, now = self.before[name], _noted(value)
+        if alike(before, now):
+            return {}
+        if not isinstance(value, Scope):
+            return {"": content_of(value).read(value)}
+        left = TORCHS if isinstance(value.owner, nn.Module) else ()
+        changed = {n: each for n, each in now.items() if n not in before or not alike(before[n], each)}
+        return {n: each for n, each in changed.items() if n not in left and not isinstance(each, CODE)}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Fill in what `state` returned."""
+        try:
+            for name, trees in saved.items():
+                if name in self.objects:
+                    value, parts = self.objects[name], {inner: self._decoded(tree) for inner, tree in trees.items()}
+                    content = value.read() | parts if isinstance(value, Scope) else parts[""]
+                    content_of(value).fill(value, content)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise Damaged(f"values.pt is damaged, or of another game: attributes: {error}") from error
+
+    def _encoded(self, value: Any) -> Any:
+        """A value as a checkpoint has it. Every dict in the result says what it stands for."""
+        if type(value) in PLAIN:
+            return value
+        if id(value) in self.names:
+            return {"same": self.names[id(value)]}
+        if isinstance(value, Tensor) and value.layout == torch.strided:
+            return {"tensor": copied(value), "on_device": value.device.type != "cpu"}
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+            return {"array": torch.from_numpy(np.array(value)), "number": isinstance(value, np.generic)}
+        if isinstance(value, dict):
+            return {"dict": [[self._encoded(key), self._encoded(each)] for key, each in dict.items(value)]}
+        if type(value).__name__ in COLLECTIONS and isinstance(value, tuple(COLLECTIONS.values())):
+            return {type(value).__name__: list(map(self._encoded, value)), "maxlen": getattr(value, "maxlen", None)}
+        raise _Unsaved
+
+    def _decoded(self, tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        kind, value = next(iter(tree.items()))
+        if kind == "same":
+            return self.all[value]
+        if kind == "tensor":
+            return value.to(self.device) if tree["on_device"] else value
+        if kind == "array":
+            return value.numpy()[()] if tree["number"] else value.numpy()
+        if kind == "dict":
+            return {self._decoded(key): self._decoded(each) for key, each in value}
+        made = COLLECTIONS[kind](map(self._decoded, value))
+        return deque(made, tree["maxlen"]) if kind == "deque" else made
+
+
+class _Unsaved(Exception):
+    """A value that no checkpoint can have."""
+
+
+def _by_name(found: Mapping[int, tuple[str, Any]]) -> dict[str, Any]:
+    """The objects by names of their own, for an object, its class and its attributes are reached by one name."""
+    seen: Counter[str] = Counter()
+    named = {}
+    for path, value in found.values():
+        name = f"{path}:{type(value).__name__}"
+        seen[name] += 1
+        named[name if seen[name] == 1 else f"{name} {seen[name]}"] = value
+    return named
+
+
+def _noted(value: Any) -> Any:
+    """The content of an object; of a large one, a number that tells whether it has changed."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), checksum(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return value.shape, checksum(torch.from_numpy(value))
+    return content_of(value).read(value)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two contents are the same: equal numbers and text, and of all else the same objects."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(copied(one), copied(other))
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else isinstance(one, PLAIN) and one == other

@@ -1,0 +1,239 @@
+"""Draws of networks by torch's own functions, in losses: they follow the sample, as those of gan.noise do.
+
+[Note: draws that follow the sample]
+A published network draws by torch.randn, x.normal_(), F.dropout and so on. All of them end in a few kernels of torch's
+dispatcher. While a training runs, these kernels are ours. In a loss they make the sample's own numbers, and elsewhere
+they call torch's. Nothing else in torch is slower for it.
+
+    in place, number by number     normal_, bernoulli_ ...    blocks of rows, as for gan.noise
+    made of these                  normal(mean, std) ...      from our own kernels
+    row by row                     multinomial, poisson ...   a seed for each row
+    without rows                   randperm                   one draw for the whole batch
+
+A draw from a generator that the author passes is left alone. What torch draws inside larger kernels, such as the
+dropout of attention on a GPU, cannot be followed; a trial of the first step notices it by the generator's state.
+
+[Note: draws with a row for each sample]
+A draw of 8 rows, where a rank has 4 samples, may be two rows for each sample, or 8 numbers that have nothing to do with
+samples. A trial plays a phase with few samples and with many (check/first_step.py). What has grown with the samples has
+rows for them, and what has not is one draw for the whole batch.
+
+[Note: a forward that is run again]
+torch.utils.checkpoint runs a forward again in backward, where no place is set. It saves torch's random state before
+the first one, and restores it for the second. So the place and its count are part of that state.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gan import noise
+from gan.noise import Drawn, Place
+from gan.phase import Phase
+from strategies import private
+
+IN_PLACE = (
+    *("normal_", "uniform_", "random_", "random_.from", "random_.to", "bernoulli_.float"),
+    *("exponential_", "cauchy_", "log_normal_", "geometric_"),
+)
+ByPhase = dict[str, dict[int, Drawn]]  # draws by the phase's name and the number of the draw in it
+Kernel = Callable[..., Any]
+BY_ROWS = {  # how many dimensions a single draw has
+    **{"multinomial": 1, "_sample_dirichlet": 1, "rrelu_with_noise": 0, "rrelu_with_noise_": 0},
+    **{"poisson": 0, "binomial": 0, "_standard_gamma": 0},
+}
+SHOWN = 5  # shapes in a line
+
+
+class Following:
+    """Lets draws follow the samples, from `begin` to `end`. The trainings of one process share the kernels."""
+
+    running = 0
+    library: torch.library.Library
+    before: tuple[Any, ...]
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def begin(self, device: torch.device) -> None:
+        """Calls after the first do nothing."""
+        if self.begun:
+            return
+        self.begun = True
+        Following.running += 1
+        if Following.running == 1:
+            Following.library = _library({"CPU", device.type.upper()})
+            Following.before = torch.get_rng_state, torch.set_rng_state, private.draw_as_eager()
+            torch.get_rng_state, torch.set_rng_state = _state, _set_state
+
+    def end(self) -> None:
+        """Let torch draw as usual, if no other training runs."""
+        if not self.begun:
+            return
+        self.begun = False
+        Following.running -= 1
+        if not Following.running:
+            Following.library._destroy()
+            torch.get_rng_state, torch.set_rng_state, undo = Following.before
+            undo()
+
+
+# ---- torch's kernels ----
+
+
+def _library(keys: set[str]) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    made = {
+        **dict.fromkeys(IN_PLACE, _in_place),
+        **dict.fromkeys(BY_ROWS, _by_rows),
+        **dict.fromkeys(("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"), _normal),
+        **{"bernoulli_.Tensor": _bernoulli, "native_dropout": _dropout, "randperm.generator_out": _randperm},
+    }
+    kernels = [(name, key, _kernel(name, key, own)) for name, own in made.items() for key in sorted(keys)]
+    # Between the blocks of a pipeline, ranks without a tensor compute with its stand-in, and must count its draws.
+    kernels += [(name, "Meta", _kernel(name, "Meta", _counted)) for name in IN_PLACE]
+    for name, key, kernel in kernels:
+        library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+    return library
+
+
+def _kernel(name: str, key: str, own: Kernel) -> Kernel:
+    """Torch's kernel of an operation. In a loss it is `own`, which gets torch's, the place and the name first."""
+    original, short = torch.library.get_kernel(f"aten::{name}", key), name.partition(".")[0]
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        place = noise.here()
+        given = kwargs.get("generator") is not None or any(type(arg) is torch.Generator for arg in args)
+        if place is None or not place.follows or given:
+            return original.call_boxed(keyset, *args, **kwargs)
+        kwargs.pop("generator", None)
+        return own(partial(original.call_boxed, keyset), place, short, *args, **kwargs)
+
+    return kernel
+
+
+def _in_place(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
+    # In float64 the numbers of float32, so that every precision draws the same.
+    halved = self.dtype is torch.float64 and name != "random_"
+    whole = self.is_contiguous() and not halved
+    out = self if whole else torch.empty(self.shape, dtype=torch.float32 if halved else self.dtype, device=self.device)
+    call = place.next_call()
+    parts = place.numbers_of_network(call, name, self.shape)
+    noise.fill(out, lambda part, generator: original(part, *args, generator=generator), place, call, parts)
+    return self if whole else self.copy_(out)
+
+
+def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
+    call, device, n = place.next_call(), self.device, len(self) if self.dim() > BY_ROWS[name] else 0
+    parts = place.numbers_of_network(call, name, self.shape if n else ())
+    if not n:
+        return original(self, *args, generator=noise.seeded(device, place.seed(call, 0)))
+    found = []
+    for row, number in enumerate(range(n) if parts is None else chain(*parts)):
+        own = [a[row : row + 1] if isinstance(a, Tensor) and a.dim() and len(a) == n else a for a in (self, *args)]
+        found.append(original(*own, generator=noise.seeded(device, place.seed(call, number))))
+    return self if name.endswith("_") else torch.cat(found)
+
+
+def _normal(original: Kernel, place: Place, name: str, mean: Any, std: Any = 1.0) -> Tensor:
+    like = mean if isinstance(mean, Tensor) else std
+    shapes = [each.shape for each in (mean, std) if isinstance(each, Tensor)]
+    return like.new_empty(torch.broadcast_shapes(*shapes)).normal_().mul_(std).add_(mean)
+
+
+def _bernoulli(original: Kernel, place: Place, name: str, self: Tensor, p: Tensor) -> Tensor:
+    return self.copy_(torch.rand(self.shape, dtype=torch.float32, device=self.device) < p)
+
+
+def _dropout(
+    original: Kernel, place: Place, name: str, x: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
+    if train is False:
+        return original(x, p, train)
+    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(1 - p)
+    return x * mask * (1 / (1 - p) if p < 1 else 0), mask
+
+
+def _randperm(original: Kernel, place: Place, name: str, n: int, out: Tensor) -> Tensor:
+    call = place.next_call()
+    place.drawn[call] = Drawn(name, (n,), place.samples, False, place.samples == place.total)
+    return original(n, generator=noise.seeded(out.device, place.seed(call, 0)), out=out)
+
+
+def _counted(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
+    if type(self) is Tensor:  # and not one that torch.compile traces with
+        place.next_call()
+    return original(self, *args)
+
+
+# ---- torch's random state: see [Note: a forward that is run again] ----
+
+_places: MutableMapping[Tensor, tuple[Place | None, int]] = WeakTensorKeyDictionary()
+
+
+def _state() -> Tensor:
+    state, place = Following.before[0](), noise.here()
+    _places[state] = place, 0 if place is None else place.calls
+    return state
+
+
+def _set_state(state: Tensor) -> None:
+    Following.before[1](state)
+    if state in _places:
+        noise.go_to(*_places[state])
+
+
+# ---- which draws have a row for each sample ----
+
+
+class Draws:
+    """The draws of a game's networks, and what trials have shown: see [Note: draws with a row for each sample]."""
+
+    def __init__(self, known: ByPhase | None = None) -> None:
+        self.known: ByPhase = {} if known is None else known
+        self.seen: ByPhase = {}
+
+    def of(self, phase: Phase) -> dict[str, Any]:
+        """What a place of this phase must know."""
+        known, drawn = self.known.get(phase.name, {}), self.seen.setdefault(phase.name, {})
+        return {"follows": phase.draws == "samples", "known": known, "drawn": drawn}
+
+    def learn(self, trials: Sequence[tuple[ByPhase, ByPhase]]) -> bool:
+        """From each rank's draws with few samples, and with many. Returns whether one was taken for what it is not."""
+        wrong = False
+        for few, many in trials:
+            for phase in few.keys() & many.keys():
+                grown = _grown(few[phase], many[phase])
+                for call, own in grown.items():
+                    drawn = few[phase][call], many[phase][call]
+                    wrong |= any(draw.of_samples != own and not draw.whole for draw in drawn)
+                known = {call: few[phase][call]._replace(of_samples=own) for call, own in grown.items()}
+                self.known[phase] = self.known.get(phase, {}) | known
+        return wrong
+
+    def said(self, phase: Phase) -> str:
+        """What was taken for what; nothing if the phase draws nothing."""
+        words = {True: "for each sample", False: "once for the whole batch"}
+        drawn = self.seen.get(phase.name, {}).values()
+        each = {(draw.shape, draw.of_samples): draw.name for draw in drawn if not draw.whole}
+        shown = [f"{list(shape)} {words[own]} ({name})" for (shape, own), name in each.items()]
+        more = [f"and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
+        return f"phase '{phase.name}' draws {', '.join([*shown[:SHOWN], *more])}" if shown else ""
+
+
+def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, bool]:
+    """For each draw of which two trials tell it: whether its rows are those of samples."""
+    found = {}
+    for call in few.keys() & many.keys():
+        one, other = few[call], many[call]
+        if not one.shape or one.rows == other.rows or (one.name, one.shape[1:]) != (other.name, other.shape[1:]):
+            continue
+        fixed, grown = one.shape == other.shape, one.shape[0] * other.rows == other.shape[0] * one.rows
+        if fixed or grown:
+            found[call] = grown
+    return found

@@ -1,0 +1,235 @@
+"""What a loss can reach and change, beside weights: the objects of the author's own code.
+
+[Note: what a loss can reach]
+From the game: attributes of modules and of other objects, items of lists, dicts, sets, deques and tuples, closures and
+defaults of functions, attributes of the author's classes, and the globals that the author's functions name. Each object
+is found once, whatever names it has. Not searched: functions and classes of installed packages, data sets and loaders,
+optimizers, Lightning's machinery and ours.
+"""
+
+import random
+import sys
+import sysconfig
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+
+from gan.module import GanModule
+from strategies.sharding.resharded_parameter import resharded
+
+OURS = {"gan", "nets", "strategies", "datasets"}
+INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+MACHINERY = ("lightning.", "strategies.", "datasets.", "torch.distributed.", "torch._", "logging.", "threading.")
+APART = (Tensor, DataLoader, Dataset, Optimizer, LRScheduler)  # nothing is searched in them
+SIMPLE = (int, float, complex, str, bytes, range, slice, Path, torch.dtype, torch.device, np.generic, type(None))
+LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes that every game has
+INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
+ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
+EMPTY = CellType()
+
+
+class Content(NamedTuple):
+    """How the content of an object is read, and put back. `fill` does nothing if the content is the same."""
+
+    read: Callable[[Any], Any]
+    fill: Callable[[Any, Any], None]
+
+
+class Scope:
+    """Names with values: attributes of an object, a class or a module, or those globals that functions name."""
+
+    def __init__(
+        self, owner: Any, counts: Callable[[str], bool] = bool, values: Mapping[str, Any] | None = None
+    ) -> None:
+        """`counts` says whether a name is one of them. `values` are the owner's attributes, if nothing else is said."""
+        self.owner, self.counts = owner, counts
+        self.values = getattr(owner, "__dict__", None) if values is None else values
+        slots = () if self.values is not None else getattr(type(owner), "__slots__", ())
+        self.slots = (slots,) if isinstance(slots, str) else tuple(slots)
+
+    def read(self) -> dict[str, Any]:
+        """The names that have a value, with it."""
+        if self.values is None:
+            return {name: getattr(self.owner, name) for name in self.slots if hasattr(self.owner, name)}
+        return {name: value for name, value in list(self.values.items()) if self.counts(name)}
+
+    def fill(self, content: Mapping[str, Any]) -> None:
+        """Give the names these values, and no value to others."""
+        now, plain = self.read(), type(self.values) is dict  # not so for a class, and for an object of slots
+        for name in now.keys() - content.keys():
+            self.values.pop(name) if plain else delattr(self.owner, name)
+        for name, value in content.items():
+            if name not in now or now[name] is not value:
+                self.values.__setitem__(name, value) if plain else setattr(self.owner, name, value)
+
+
+class Reachable:
+    """All objects that the losses of these games can reach, each with the shortest of its names, by their ids.
+
+    The names in an object, class or module, and the globals of functions, are objects of their own: a Scope.
+    """
+
+    def __init__(self, games: Sequence[GanModule]) -> None:
+        self.objects: dict[int, tuple[str, Any]] = {}
+        self.scoped: set[int] = set()  # the owners of scopes
+        self.globals: dict[int, set[str]] = {}  # by the dict of a module: the names that functions name
+        losses = [phase.loss for game in games for phase in game.phases]
+        authors = {
+            str(getattr(each, "__module__", "")).partition(".")[0] for each in [*type(games[0]).__mro__, *losses]
+        }
+        self.authors = authors - OURS - {"lightning", "torch", "builtins"}
+        pending = deque(("", each) for each in [*games, *losses])
+        while pending:
+            name, value = pending.popleft()
+            if not isinstance(value, SIMPLE) and id(value) not in self.objects:
+                self.objects[id(value)] = name, value
+                for inner, child in self._inside(name, value):
+                    pending.append((".".join(filter(None, (name, "" if inner in INNER else inner))), child))
+
+    def iterators(self) -> list[str]:
+        """The names of objects that give each item once: a trial would take items that cannot be put back."""
+        found = [(name, value) for name, value in self.objects.values() if isinstance(value, Iterator)]
+        return [name for name, value in found if type(value).__module__ in ONCE]
+
+    def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """The objects in this one, with their names in it."""
+        if isinstance(value, FunctionType):
+            yield from zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            yield from (("", each) for each in (value.__defaults__, value.__kwdefaults__, vars(value)))
+            scope = value.__globals__
+            if self._own(scope.get("__name__", "")):
+                names = self.globals.setdefault(id(scope), set())
+                names |= _names(value.__code__)
+                yield from self._in_scope(scope["__name__"], Scope(scope, names.__contains__, scope))
+        elif isinstance(value, MethodType | partial | property | staticmethod | classmethod):
+            parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
+            yield from (("", getattr(value, part)) for part in parts if hasattr(value, part))
+        elif isinstance(value, CellType):
+            yield from () if value == EMPTY else (("", value.cell_contents),)
+        elif isinstance(value, type | ModuleType):
+            if self._own(value.__module__ if isinstance(value, type) else value.__name__):
+                yield from self._in_scope(name or value.__name__, Scope(value, _is_no_dunder))
+                yield from (("", base) for base in getattr(value, "__bases__", ()))
+        elif not isinstance(value, APART) and not f"{type(value).__module__}.".startswith(MACHINERY):
+            many = isinstance(value, list | tuple | set | frozenset | deque)
+            items = dict.items(value) if isinstance(value, dict) else enumerate(value) if many else ()
+            yield from ((str(key), item) for key, item in items)
+            counts = _is_no_lightnings if isinstance(value, GanModule) else bool
+            yield from self._in_scope(name, Scope(value, counts))
+            yield "", type(value)
+
+    def _in_scope(self, name: str, scope: Scope) -> Iterator[tuple[str, Any]]:
+        if id(scope.owner) not in self.scoped:
+            self.scoped.add(id(scope.owner))
+            self.objects[id(scope)] = name, scope
+        yield from scope.read().items()
+
+    def _own(self, module: str) -> bool:
+        """Whether the code of a module is the author's."""
+        return module.partition(".")[0] in self.authors or _is_own(module)
+
+
+def _is_no_dunder(name: str) -> bool:
+    return not name.startswith("__")
+
+
+def _is_no_lightnings(name: str) -> bool:
+    return name not in LIGHTNINGS
+
+
+@cache
+def _is_own(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] in OURS or file is None:
+        return module == "__main__"
+    return INSTALLED.isdisjoint(Path(file).parents) and not {"site-packages", "dist-packages"} & {*Path(file).parts}
+
+
+@cache
+def _names(code: CodeType) -> frozenset[str]:
+    """The names that a function's code reads or writes, also in the functions inside."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(code.co_names).union(*map(_names, inner))
+
+
+# ---- what is in an object ----
+
+
+def content_of(value: Any) -> Content | None:
+    """How the content of this object is read and filled; None if nothing in the object itself can change."""
+    if isinstance(value, Tensor) and (resharded(value) or value.is_meta or value.layout != torch.strided):
+        return None
+    return next((content for kind, content in CONTENTS.items() if isinstance(value, kind)), None)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, for a GPU may not have room for all weights twice."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+@torch.no_grad()
+def _fill_tensor(tensor: Tensor, before: Tensor) -> None:
+    if differs(tensor, before):
+        tensor.detach().copy_(before)
+
+
+def differs(tensor: Tensor, before: Tensor) -> bool:
+    """Whether a tensor has other values than its copy. Its version does not count what is written through `.data`."""
+    return not torch.equal(tensor.detach().cpu(), before)
+
+
+def _filler(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def fill(value: Any, before: Any) -> None:
+        now = list(value)
+        if len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
+            value.clear()
+            add(value, before)
+
+    return fill
+
+
+def _fill_dict(value: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    if list(value) != list(before) or any(dict.__getitem__(value, key) is not each for key, each in before.items()):
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        kind.clear(value)
+        kind.update(value, before)
+
+
+def _fill_cell(cell: CellType, before: Any) -> None:
+    if before is not EMPTY:
+        cell.cell_contents = before
+    elif cell != EMPTY:
+        del cell.cell_contents
+
+
+def _state(name: str) -> Content:
+    return Content(
+        lambda value: getattr(value, f"get{name}")(), lambda value, state: getattr(value, f"set{name}")(state)
+    )
+
+
+CONTENTS: dict[type | tuple[type, ...], Content] = {
+    Scope: Content(Scope.read, Scope.fill),
+    Tensor: Content(copied, _fill_tensor),
+    np.ndarray: Content(np.copy, lambda value, before: value.__setitem__(..., before)),
+    np.random.Generator: Content(
+        lambda value: value.bit_generator.state, lambda value, state: setattr(value.bit_generator, "state", state)
+    ),
+    (torch.Generator, np.random.RandomState): _state("_state"),
+    random.Random: _state("state"),
+    dict: Content(lambda value: dict(dict.items(value)), _fill_dict),
+    (list, bytearray): Content(list, _filler(lambda value, before: value.extend(before))),
+    deque: Content(list, _filler(deque.extend)),
+    set: Content(list, _filler(set.update)),
+    CellType: Content(lambda cell: EMPTY if cell == EMPTY else cell.cell_contents, _fill_cell),
+}

@@ -1,0 +1,130 @@
+"""What a game remembers in plain objects is in its checkpoints: a resumed run goes on as one that never stopped."""
+
+import random
+import warnings
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from gan.checkpoint import load
+from strategies import PhaseStrategy
+from strategies.checkpoint.attributes import Attributes
+from tests.ranks.test_check import One, Reaching
+from tests.support.parity import EXACT, Whole, distance, often, snapshot, trainer
+
+
+class Remembering(Reaching):
+    """More of what games remember."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice, self.generator = random.Random(1), torch.Generator().manual_seed(2)
+        self.moving, self.table, self.pairs = torch.zeros(()), np.zeros((2, 2), np.float32), [("a", 0.0)]
+        self.fakes = self.alias = []
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        self.moving = 0.9 * self.moving + 0.1
+        self.table = self.table + 1
+        self.pairs[0] = ("a", self.pairs[0][1] + 0.5)
+        self.fakes.append(torch.full((2,), float(self.step)))
+        self.late = {"steps": [self.step, np.float64(0.5)]}
+        drawn = self.dice.random() + torch.rand((), generator=self.generator).item()
+        factor = self.moving + self.table.sum() + self.pairs[0][1] + sum(map(torch.sum, self.alias)) + drawn
+        return super().play(batch) * (1 + 0.1 * factor) + out.mean() * self.late["steps"][1]
+
+
+def fit(game, policy, world, steps, path=None, resume=None):
+    rank = torch.distributed.get_rank() if world > 1 else 0
+    for name in {"made"} & vars(game).keys():
+        delattr(game, name)
+    module, strategy = game(), PhaseStrategy(policy, check=False)
+    fitting = trainer(strategy, world, steps)
+    fitting.fit(module, Whole(6, rank, world), ckpt_path=resume)
+    if path is not None:
+        fitting.save_checkpoint(path)
+    return snapshot(module, strategy)
+
+
+@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "fsdp"], ["ddp"]))
+def test_a_resumed_run_remembers_also_at_another_number_of_ranks(policy, ranks, tmp_path):
+    straight = fit(Remembering, "single", 1, 6)
+    fit(Remembering, "single", 1, 3, tmp_path / "one.ckpt")
+    assert distance(fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt"), straight) == 0
+    assert distance(ranks(2).run(fit, Remembering, policy, 2, 6, None, tmp_path / "one.ckpt")[0], straight) < EXACT
+    ranks(2).run(fit, Remembering, policy, 2, 3, tmp_path / "two.ckpt")
+    assert len(load(tmp_path / "two.ckpt")["attributes"]) == 1  # the same on both
+    assert distance(fit(Remembering, "single", 1, 6, resume=tmp_path / "two.ckpt"), straight) < EXACT
+
+
+def test_the_control_that_fills_nothing_in_goes_on_otherwise(tmp_path):
+    fit(Remembering, "single", 1, 3, tmp_path / "one.ckpt")
+    with mock.patch.object(Attributes, "load"):
+        resumed = fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt")
+    assert distance(resumed, fit(Remembering, "single", 1, 6)) > 1e-3
+
+
+class Local(One):
+    """Each rank has a log of its own, of which nothing is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_of_losses = []
+
+    def play(self, batch):
+        loss = self.net(batch["x"]).square().mean()
+        self.log_of_losses.append(loss.item())
+        return loss
+
+
+def logged(path, resume=None):
+    game = Local()
+    fitting = trainer(PhaseStrategy("ddp"), 2, 4 if resume else 2)
+    fitting.fit(game, Whole(6, torch.distributed.get_rank(), 2), ckpt_path=resume)
+    fitting.save_checkpoint(path)
+    return game.log_of_losses
+
+
+def test_what_each_rank_remembers_is_its_own(ranks, tmp_path):
+    before = ranks(2).run(logged, tmp_path / "a.ckpt")
+    after = ranks(2).run(logged, tmp_path / "b.ckpt", tmp_path / "a.ckpt")
+    assert [each[:2] for each in after] == before and before[0] != before[1] and len(after[0]) == 4
+
+
+class Thing:
+    pass
+
+
+class Things(One):
+    """It makes objects of its own while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.things, self.count = [], iter(range(9))
+
+    def play(self, batch):
+        self.things.append(Thing())
+        self.numbers = iter([1, 2])
+        return self.net(batch["x"]).square().mean()
+
+
+def test_what_cannot_be_saved_is_named_once(tmp_path):
+    fitting = trainer(PhaseStrategy("single"), 1, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitting.fit(Things(), Whole(2))
+        for _ in range(2):
+            fitting.save_checkpoint(tmp_path / "a.ckpt")
+    said = [str(each.message) for each in caught if "checkpoints cannot have that" in str(each.message)]
+    assert len(said) == 1 and all(f"'{name}'" in said[0] for name in ("count", "things", "numbers"))
+
+
+def test_a_game_that_remembers_nothing_has_nothing_in_its_checkpoints(tmp_path):
+    class Plain(One):
+        def play(self, batch):
+            return self.net(batch["x"]).square().mean()
+
+    fit(Plain, "single", 1, 2, tmp_path / "a.ckpt")
+    assert load(tmp_path / "a.ckpt")["attributes"] == [{}]
