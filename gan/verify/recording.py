@@ -164,10 +164,11 @@ def named(game: GanModule, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _averages(strategy: PhaseStrategy) -> dict[str, Tensor]:
-    """The weights of players that keep an average, by the players' names. To be called within `averaged()`."""
-    return {
-        f"{player}.{name}": weight
-        for player, policy in strategy.policies.items()
-        if policy.ema is not None
-        for name, weight in policy.player.module.named_parameters()
-    }
+    """What players keep an average of, by the players' names. To be called within `averaged()`."""
+    found: dict[str, Tensor] = {}
+    for player, policy in strategy.policies.items():
+        module, buffers = policy.player.module, policy.player.ema_buffers == "averaged"
+        if policy.ema is not None:
+            kept = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
+            found |= {f"{player}.{name}": tensor for name, tensor in kept}
+    return found

@@ -84,6 +84,7 @@ class SavingStrategy(LaunchedStrategy):
         """
         self.background.wait()
         self.places.compare()
+        _back_into_the_epoch(checkpoint.get("loops", {}).get("fit_loop", {}))
         checkpoint |= game_state(self.lightning_module, self.policies, self.left_out)
         checkpoint["seed"] = self.seed
         averages = {name: player["ema"] for name, player in checkpoint["players"].items()}
@@ -252,3 +253,16 @@ def refuse_other(io: Any) -> None:
             f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
             f"itself; leave {type(io).__name__} out (strategy.save_in_background(path) saves while training goes on)"
         )
+
+
+def _back_into_the_epoch(loops: dict[str, Any]) -> None:
+    """Let a checkpoint that is saved after training say what one after its last step says.
+
+    When training stops inside an epoch, Lightning counts that epoch as complete: a resumed run would leave out the rest.
+    """
+    epoch = loops.get("epoch_progress", {"current": {"ready": 0}})
+    if 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
+        for part in ("current", "total"):
+            epoch[part]["processed"] -= 1
+            epoch[part]["completed"] -= 1
+            loops["epoch_loop.batch_progress"][part]["completed"] -= 1

@@ -111,6 +111,18 @@ def test_a_run_of_one_device_goes_on_inside_an_epoch_on_two_ranks(ranks, tmp_pat
     equals(found, expected)
 
 
+@pytest.mark.parametrize("steps", [1, 2])  # inside an epoch, and at its end
+def test_a_checkpoint_of_the_time_after_training_goes_on_where_training_ended(steps, tmp_path):
+    seen, expected = fit(own, 1, "single")
+    made = trainer(PhaseStrategy("single"), 1, steps, use_distributed_sampler=True)
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+        made.fit(Recorded(own))
+    made.save_checkpoint(tmp_path / "after.ckpt")
+    rest, found = fit(own, 1, "single", resume=tmp_path / "after.ckpt")
+    assert rest == seen
+    equals([found], expected)
+
+
 def test_the_control_lightnings_sampler_differs(ranks):
     _, found = together(ranks, lightnings, 2)
     assert distance(found[0], fit(own, 1, "single")[1]) > BROKEN

@@ -36,12 +36,13 @@ class Duel(GanModule):
         self.painter = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6))
         self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
         self.register_buffer("center", torch.zeros(()))
+        self.painter.register_buffer("seen", torch.zeros(()))
 
     def configure_players(self):
         rank = dist.get_rank() if dist.is_initialized() else 0
         ema = (lambda n: 0.9 - 0.1 * rank) if self.law == "average" else 0.9
         after = (lambda net: net[0].bias.add_(rank)) if self.law == "weight" else None
-        yield Player("generator", self.painter, partial(Adam, lr=1e-2), ema=ema)
+        yield Player("generator", self.painter, partial(Adam, lr=1e-2), ema=ema, ema_buffers="averaged")
         yield Player("discriminator", self.critic, partial(Adam, lr=1e-2), after=after, clip=1.0)
 
     def configure_phases(self):
@@ -139,6 +140,11 @@ def test_in_float32_distances_are_in_units_of_rounding_and_the_control_still_dif
 def test_a_cast_to_float32_by_hand_is_seen(typed):
     for law in ("kept", "cast"):
         assert trained(Request(typed(law), "single", 1, shaken=True)).record.cast == (law == "cast")
+
+
+def test_averages_of_buffers_are_compared_too(typed):
+    moments = trained(Request(typed("kept"), "single", 1)).record.moments
+    assert {"generator.0.weight", "generator.seen"} < {each.name for each in moments if each.kind == "average"}
 
 
 @pytest.mark.parametrize(
