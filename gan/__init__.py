@@ -12,7 +12,7 @@ from gan import names
 names.take()
 
 # Lightning reads these when it is imported, and fails without naming them. What is no number is refused by
-# strategies/processes/variables.py, by name.
+# strategies/processes/launcher.py, by name.
 _wrong = {
     name: os.environ.pop(name)
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")

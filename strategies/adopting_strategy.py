@@ -23,10 +23,10 @@ from strategies import private
 from strategies.assignment import assign, in_threads
 from strategies.auto import USABLE, Auto, memory
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.finite import FiniteWeights
+from strategies.checkpoint.game_state import FiniteWeights
 from strategies.checkpoint.left_out import LeftOut
-from strategies.checkpoint.loadable import check_loadable
 from strategies.checkpoint.saving_strategy import SavingStrategy
+from strategies.checkpoint.writing import check_loadable
 from strategies.choice import choices, ranks_as_typed
 from strategies.draws import Following
 from strategies.first_weights import FirstWeights, without_values
@@ -38,10 +38,9 @@ from strategies.placing.server import Server
 from strategies.placing.servers import Servers
 from strategies.placing.serving import Notice, Served, served
 from strategies.policies import POLICIES
-from strategies.policies.groups import Groups
 from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE
-from strategies.policies.world import World
+from strategies.policies.world import Groups, World
 from strategies.processes import heap
 from strategies.ranks import Ranks
 from strategies.sharding.resharded_parameter import resharded

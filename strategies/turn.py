@@ -22,7 +22,7 @@ from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows
 from strategies.ranks import Ranks
-from strategies.sharding.agreement import other_order
+from strategies.sharding.unshard_on_read import other_order
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from datasets.workers import explained
 from gan.errors import UserError, escape_warnings, printable, refuse
 from gan.finite import NotFinite
-from gan.fit import attempts, before, folder, launch, lock, options
+from gan.fit import attempts, before, folder, launch, options
 from gan.fit import slurm as slurm_job
+from gan.fit.before import named
 from gan.fit.callbacks import Bar, Pictures, Score, Steps, WriteSettings
 from gan.fit.computer import Computer, machine
 from gan.fit.describe import describe
@@ -27,9 +28,8 @@ from gan.fit.folder import RunFolder
 from gan.fit.keep import Keep
 from gan.fit.launch import Chosen
 from gan.fit.metrics import Record
-from gan.fit.resumed import Resumed
+from gan.fit.resumed import Resumed, instead, newest_whole, to_resume
 from gan.fit.training import strategy_of, trainer_of
-from gan.fit.whole import instead, newest_whole, to_resume
 from gan.runs import RUNS, Run, build, short_name
 from gan.shard_file import Damaged
 from strategies import PhaseStrategy
@@ -37,7 +37,6 @@ from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
 from strategies.processes.launched import Launched, launched
-from strategies.processes.limits import named
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
@@ -126,7 +125,7 @@ def _fit(argv: list[str] | None) -> None:
             return chosen
         if trained is not None and not chosen.again:
             trained.check(run, chosen.checkpoint)
-        held.enter_context(lock.training(chosen.folder))
+        held.enter_context(folder.training(chosen.folder))
         return chosen
 
     with ExitStack() as held:

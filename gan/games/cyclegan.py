@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from gan.games.decay import linear_decay
+from gan.games.pix2pix import linear_decay
 from gan.losses import least_squares_discriminator, least_squares_generator
 from gan.pool import ImagePool
 

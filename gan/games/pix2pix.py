@@ -1,19 +1,29 @@
 """pix2pix, Isola et al. 2017: from a label map to its picture, learned from pairs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from gan import GanModule, Phase, Player
-from gan.games.decay import linear_decay
 from gan.losses import non_saturating_discriminator, non_saturating_generator
 from nets.blocks import onehot
 from nets.discriminator import PatchDiscriminator
 from nets.unet import UNet
+
+
+def linear_decay(steps: int) -> Callable[[Optimizer], LambdaLR]:
+    """A `Player(schedule=...)`: the full rate for half of the steps, then in a straight line down to zero."""
+    return partial(LambdaLR, lr_lambda=partial(half_then_down, steps))
+
+
+def half_then_down(steps: int, update: int) -> float:
+    """The share of the rate to use for update number `update`."""
+    return min(1.0, max(0.0, 2 * (steps - update) / steps))
 
 
 class Pix2pix(GanModule):

@@ -9,12 +9,12 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from gan.games.decay import linear_decay
+from gan.games.pix2pix import linear_decay
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator, perceptual
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
-from nets.once import once
 from nets.sean.generator import SeanGenerator
+from nets.sean.neighbourhood import once
 from nets.vgg import Vgg19
 
 Scales = list[list[Tensor]]

@@ -15,7 +15,7 @@ from gan.errors import UserError, reason
 from gan.finite import NotFinite, as_made, named, of_players
 from gan.fit import folder, options
 from gan.fit.folder import RunFolder
-from gan.fit.whole import instead
+from gan.fit.resumed import instead
 from gan.making import reopened
 from gan.runs import Run, build, full_name
 from gan.shard_file import Damaged

@@ -10,8 +10,7 @@ from datasets.augment import to_tensors
 from datasets.drawn.faces import Faces
 from gan.ema import half_life
 from gan.errors import UserError
-from gan.games.dmd2 import Dmd2
-from gan.games.dmd2_lora import Dmd2Lora
+from gan.games.dmd2 import Dmd2, Dmd2Lora
 from gan.games.from_noise import FromNoise
 from gan.games.r3gan import R3Gan
 from gan.games.stylegan import StyleGan

@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 
 from datasets.batches import check_divides
 from gan.errors import UserError, refuse
-from gan.fit.whole import to_resume
+from gan.fit.resumed import to_resume
 from gan.runs import short_name
 from gan.verify import options
 from gan.verify.comparing import SPREAD

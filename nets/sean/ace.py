@@ -7,9 +7,8 @@ from torch.nn import functional as F
 from gan import noise
 from nets.blocks import bias_of, conv, xavier_
 from nets.norm import SyncBatchNorm
-from nets.sean.maskconv import mask_conv
 from nets.sean.neighbourhood import CELLS, SizedMasks
-from nets.sean.normconv import Settings, norm_conv
+from nets.sean.normconv import Settings, mask_conv, norm_conv
 
 
 class ACE(nn.Module):

@@ -10,14 +10,36 @@ a sum of nine rows of the first. Each pixel then looks up its row. Nothing is ap
 picture count as one more label. Style codes differ between pictures, so each picture has its own kinds of 5x5.
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from nets.blocks import resize_nearest
-from nets.once import once
+
+T = TypeVar("T")
+_made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def once(source: Tensor, name: Hashable, make: Callable[[], T]) -> T:
+    """`make()`, or what it gave when it was last called for this tensor and name.
+
+    It is kept as long as the tensor lives, and made again when the tensor has been written to. It must not hold the
+    tensor itself, or the tensor would live for ever. A tensor with a gradient has a graph of its own each time.
+    """
+    if source.requires_grad or source.is_inference():  # torch does not note writes to an inference tensor
+        return make()
+    kept: dict[Hashable, tuple[int, Any]] = _made.setdefault(source, {})
+    version, found = kept.get(name, (None, None))
+    if version != source._version:
+        found = make()
+        kept[name] = source._version, found
+    return found
+
 
 CELLS = 9  # of a 3x3 neighbourhood
 LIMIT = 2**63

@@ -11,7 +11,7 @@ all-reduce twice. Every tensor in between is memory to allocate, which on a CPU 
 With `keep`, the normalised input and the convolution's input are kept too: more memory, less to compute.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +22,32 @@ from torch.nn import functional as F
 from gan import ranks
 from gan.errors import UserError
 from nets.norm import SyncBatchNorm, follow, global_moments, pooled_moments, wide_sum
-from nets.sean.autograd import compute_dtype, convolution_backward, differentiable_gradients
+
+
+def compute_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which a convolution computes: autocast's where autocast is on."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+def convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The wanted gradients of input, weight and bias of a convolution of stride 1."""
+    sizes = None if bias is None else [len(bias)]
+    geometry = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
+    return torch.ops.aten.convolution_backward(gradient, x, weight, sizes, *geometry, list(wanted))
+
+
+def differentiable_gradients(
+    plain: Callable[[], Tensor], tensors: Sequence[Tensor | None], wanted: Sequence[bool], gradient: Tensor
+) -> list[Tensor | None]:
+    """The wanted gradients of `plain()`, as operations that can be differentiated again."""
+    with torch.enable_grad():
+        out = plain()
+        asked = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(out, asked, gradient.to(out.dtype), create_graph=True))
+    return [next(found) if want else None for want in wanted]
 
 
 @dataclass(frozen=True)
@@ -228,3 +253,46 @@ def _as_channels(channels: Tensor) -> Tensor:
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
+
+
+# The output of the first convolution is among the largest tensors of a layer, but cheap: its input is a one-hot mask.
+# So backward computes it again. It is written by hand for the reason in [Note: what is kept for backward].
+
+
+def mask_conv(planes: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, bias: Tensor) -> Tensor:
+    """conv(relu(conv(planes)))."""
+    return _MaskConv.apply(planes, first, first_bias, second, bias)
+
+
+def plain_mask_conv(planes: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, bias: Tensor) -> Tensor:
+    """The same, operation by operation: for the gradient of a gradient."""
+    return F.conv2d(_hidden(planes, first, first_bias), second, bias, padding=1)
+
+
+def _hidden(planes: Tensor, first: Tensor, first_bias: Tensor) -> Tensor:
+    return F.relu(F.conv2d(planes, first, first_bias, padding=1), inplace=True)
+
+
+class _MaskConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *tensors: Tensor) -> Tensor:  # noqa: ANN001
+        dtype = compute_dtype(tensors[1])
+        ctx.save_for_backward(*tensors)
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return plain_mask_conv(*(tensor.to(dtype) for tensor in tensors))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return tuple(differentiable_gradients(lambda: plain_mask_conv(*tensors), tensors, wanted, gradient))
+        planes, first, first_bias, second, bias = (tensor.to(gradient.dtype) for tensor in tensors)
+        hidden = _hidden(planes, first, first_bias)
+        dhidden, dsecond, dbias = convolution_backward(gradient, hidden, second, bias, 1, (True, *wanted[3:]))
+        dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
+        dplanes, dfirst, dfirst_bias = convolution_backward(dhidden, planes, first, first_bias, 1, wanted[:3])
+        gradients = (dplanes, dfirst, dfirst_bias, dsecond, dbias)
+        return tuple(
+            found.to(tensor.dtype) if found is not None else None
+            for found, tensor in zip(gradients, tensors, strict=True)
+        )

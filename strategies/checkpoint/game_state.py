@@ -1,18 +1,20 @@
 """The state of a game in a checkpoint. Each rank saves and loads the part that it owns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from lightning import Trainer
 from torch import Tensor, nn
 
 from gan.checkpoint import Share, averages_of, load_module_state
+from gan.contents import KINDS, alike, need
 from gan.errors import UserError
-from gan.finite import Bad, NotFinite, named
+from gan.finite import Bad, NotFinite, as_made, named, not_finite
 from gan.module import GanModule
+from gan.phase import Player
 from gan.pool import ImagePool
-from strategies.checkpoint.finite import FiniteWeights
+from gan.shard_file import Damaged
 from strategies.checkpoint.left_out import LeftOut
-from strategies.checkpoint.module_state import module_state
 from strategies.checkpoint.player_state import (
     average_state,
     load_average,
@@ -22,6 +24,32 @@ from strategies.checkpoint.player_state import (
 )
 from strategies.checkpoint.ranks import SavingRanks
 from strategies.policies.policy import Policy
+
+
+class FiniteWeights:
+    """Made while buffers are as the constructor made them."""
+
+    def __init__(self, game: GanModule, players: Mapping[str, Player]) -> None:
+        self.game, self.players = game, players
+        self.meant = as_made(game)
+
+    def bad(self, state: Mapping[str, Any], averages: Mapping[str, Mapping[str, Share] | None]) -> list[Bad]:
+        """What is not finite in this rank's shares of the weights and the averages."""
+        owners: dict[int, tuple[str, str]] = {}
+        for player in self.players.values():
+            for name, value in player.module.state_dict(keep_vars=True).items():
+                owners.setdefault(id(value), (player.name, name))
+        places: dict[str, tuple[str, str]] = {}
+        shares: dict[str, Tensor] = {}
+        for name, value in self.game.state_dict(keep_vars=True).items():
+            if id(value) in owners and name not in self.meant and isinstance(state.get(name), Share):
+                places[name], shares[name] = owners[id(value)], state[name].tensor
+        for player, average in averages.items():
+            for name, share in (average or {}).items():
+                key = f"average/{player}/{name}"
+                places[key], shares[key] = (player, f"{name} (its moving average)"), share.tensor
+        return [(*places[key], what) for key, what in not_finite(shares).items()]
+
 
 Policies = Mapping[str, Policy]
 
@@ -122,3 +150,73 @@ def _average(policy: Policy) -> dict[str, Share] | None:
 
 def _shares(policies: Policies) -> dict[nn.Parameter, Share | None]:
     return {weight: share for policy in policies.values() for weight, share in policy.storage.shares().items()}
+
+
+def module_state(
+    module: nn.Module,
+    shares: Mapping[Tensor, Share | None],
+    first: bool,
+    slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]] = ImagePool.get_extra_state,
+    left_out: Collection[nn.Parameter] = (),
+) -> dict[str, Any]:
+    """This rank's part of a module's state dict. A tensor that has two names is saved under the first.
+
+    `shares` has this rank's share of each sharded parameter. Buffers, such as running statistics, are saved by the
+    first rank only. Parameters in `left_out` are not saved. Image pools differ between ranks, so each rank saves its
+    own images.
+    """
+    state: dict[str, Any] = {}
+    parameters, seen = set(module.parameters()), set(map(id, left_out))
+    for key, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            state[key] = value
+        elif id(value) not in seen and (first or value in parameters):
+            share = shares[value] if value in shares else Share.whole(value)
+            if share is not None:
+                state[key] = share
+        seen.add(id(value))
+    for name, pool in module.named_modules():
+        if isinstance(pool, ImagePool):
+            state[f"{name}._extra_state" if name else "_extra_state"] = {
+                place: {number: Share.whole(image) for number, image in images.items()}
+                for place, images in slots(pool).items()
+            }
+    return state
+
+
+NEEDED = ("state_dict", "players", "loops", "callbacks", "lr_schedulers", "random_states", "seed", "global_step")
+PROGRESS = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.manual_optimization.optim_step_progress")
+
+
+def check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
+    """Raise if it is not so. Otherwise a training would begin at step 0 in silence, or end somewhere in Lightning."""
+    if "state_dict" in tree and "optimizer_states" not in tree:
+        raise UserError("it has weights only, with which no training goes on; give one that has all")
+    for name in NEEDED:
+        need(tree, name, KINDS[name])
+    loop, own = need(tree["loops"], "fit_loop", dict, "loops/"), trainer.fit_loop.state_dict()
+    alike(own, loop, "loops/fit_loop")
+    for name in PROGRESS:
+        alike(own[name], need(loop, name, dict, "loops/fit_loop/"), f"loops/fit_loop/{name}", whole=True)
+    loaders = need(loop, "state_dict", dict, "loops/fit_loop/").get("combined_loader", [])
+    alike([], loaders, "loops/fit_loop/state_dict/combined_loader")
+    _check_all((state for state in loaders if state is not None), "loops/fit_loop/state_dict/combined_loader")
+    for number, state in enumerate(tree["optimizer_states"]):
+        _check_optimizer(state, f"optimizer_states/{number}/")
+    for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, tree["lr_schedulers"], strict=False)):
+        alike(config.scheduler.state_dict(), state, f"lr_schedulers/{number}")
+    _check_all(tree["random_states"], "random_states")
+
+
+def _check_optimizer(state: Any, where: str) -> None:
+    _check_all([state], where)
+    _check_all(need(state, "state", dict, where).values(), f"{where}state")
+    groups = need(state, "param_groups", list, where)
+    _check_all(groups, f"{where}param_groups")
+    for group in groups:
+        need(group, "params", list, f"{where}param_groups/")
+
+
+def _check_all(states: Iterable[Any], where: str) -> None:
+    if not all(isinstance(state, dict) for state in states):
+        raise Damaged(f"values.pt is damaged: '{where.removesuffix('/')}' has what is not a dict")

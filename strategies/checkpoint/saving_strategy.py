@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import noise
+from gan.checkpoint import load
 from gan.checkpoint_files import failing
 from gan.errors import UserError
 from gan.finite import named
@@ -23,18 +24,45 @@ from gan.pool import ImagePool
 from strategies import random_state
 from strategies.checkpoint.attributes import Attributes, alike
 from strategies.checkpoint.background import Background
-from strategies.checkpoint.contents import check_training
-from strategies.checkpoint.finite import FiniteWeights
-from strategies.checkpoint.game_state import game_state, load_networks, load_training, networks_state
+from strategies.checkpoint.folders import remove
+from strategies.checkpoint.game_state import (
+    FiniteWeights,
+    check_training,
+    game_state,
+    load_networks,
+    load_training,
+    networks_state,
+)
 from strategies.checkpoint.left_out import LeftOut
-from strategies.checkpoint.lightning_io import WholeCheckpointIO
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.ranks import DiskError, SavingRanks, StoreRanks
-from strategies.checkpoint.writing import prepare
+from strategies.checkpoint.ranks import ALONE, DiskError, SavingRanks, StoreRanks
+from strategies.checkpoint.writing import prepare, save
 from strategies.policies.policy import Policy
 from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.processes.stopping import Stopped
 from strategies.ranks import Ranks
+
+
+class WholeCheckpointIO(CheckpointIO):
+    """All ranks write a checkpoint together. It appears completely or not at all. Loading runs no code."""
+
+    def __init__(self, ranks: SavingRanks = ALONE) -> None:
+        self.ranks = ranks
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Every rank must call it, with its own shares in the checkpoint."""
+        if storage_options is not None:
+            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
+        save(path, checkpoint, self.ranks)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """A checkpoint's tree. The tensors in it are read later, when they are needed."""
+        return load(path, weights_only)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        remove(path)
 
 
 @dataclass(frozen=True)
@@ -258,7 +286,8 @@ def refuse_other(io: Any) -> None:
 def _back_into_the_epoch(loops: dict[str, Any]) -> None:
     """Let a checkpoint that is saved after training say what one after its last step says.
 
-    When training stops inside an epoch, Lightning counts that epoch as complete: a resumed run would leave out the rest.
+    When training stops inside an epoch, Lightning counts the epoch as complete, and a resumed run would leave out the
+    rest of it.
     """
     epoch = loops.get("epoch_progress", {"current": {"ready": 0}})
     if 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:

@@ -29,7 +29,7 @@ from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
 from strategies.ranks import Ranks
-from strategies.sharding.parameters import listen, unlisten
+from strategies.sharding.unshard_on_read import listen, unlisten
 from strategies.turn import PhaseContext, gradients
 
 

@@ -6,8 +6,9 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
 from gan import noise, ranks
 from gan.checkpoint import Share
@@ -16,12 +17,73 @@ from gan.phase import Phase, Player
 from strategies import private
 from strategies.cost.amounts import Held
 from strategies.placing.attributes import Attributes
-from strategies.placing.messages import Call, Enter, Packed
-from strategies.placing.remote import Remote
+from strategies.placing.messages import Bridge, Call, Enter, Found, Packed, Slopes, unpacked
+from strategies.placing.placement import Part
 from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded
 from strategies.sharding.storage import Storage
+
+
+class Remote:
+    """One call. While its graph lives here, the serving rank keeps the graph there."""
+
+    def __init__(self, servers: Servers, call: Call, gone: list[int], enter: Callable[[], None]) -> None:
+        """When the graph is gone, the call's key is put into `gone`. `enter` is called before the backward."""
+        self.servers, self.call, self.gone, self.enter = servers, call, gone, enter
+        self.answer: Found
+
+    def returned(self) -> Any:
+        tensors = list(_Step.apply(self, *self.call.tensors)) if self.call.learns else self.forward()
+        return unpacked(self.answer.value, tensors, self.servers.bridge.device)
+
+    def forward(self) -> list[Tensor]:
+        self.answer = self.servers.ask(self.call)
+        return self.answer.tensors
+
+    def backward(self, slopes: list[Tensor | None]) -> list[Tensor | None]:
+        if torch.is_grad_enabled():
+            raise UserError(
+                f"player '{self.call.player}': a loss differentiates a gradient that goes through it, and that does "
+                f"not go through other ranks; leave @{self.servers.where} out"
+            )
+        self.enter()
+        return self.servers.ask(Slopes(self.call.player, self.call.key, slopes, private.keeps_graph()))
+
+    def __del__(self) -> None:
+        if self.call.learns:
+            self.gone.append(self.call.key)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, remote: Remote, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
+        ctx.remote = remote
+        ctx.set_materialize_grads(False)
+        found = remote.forward()
+        made = tuple(each.detach() for each in found)
+        ctx.mark_non_differentiable(*(n for n, each in zip(made, found, strict=True) if not each.requires_grad))
+        return made
+
+    @staticmethod
+    def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        return None, *ctx.remote.backward(list(slopes))
+
+
+def refuse_a_group() -> None:
+    """Refuse a process group that is there before: torch's default group must be that of the part."""
+    if dist.is_initialized():
+        raise UserError(
+            "players on ranks of their own need process groups of their own, and this process has one already; train "
+            "with '@' in a program of its own, and without init_process_group"
+        )
+
+
+def connect(part: Part, store: dist.Store, size: int, device: torch.device, backend: str, **options: Any) -> Bridge:
+    """Make the process group of this rank's part, and the bridge to all ranks of the run."""
+    own = dist.PrefixStore(part.name, store)
+    dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
+    return Bridge(store, part.ranks[part.rank], size, device)
 
 
 class Elsewhere(Policy):

@@ -11,9 +11,9 @@ from gan.errors import UserError
 from gan.phase import Phase
 from strategies.cost.amounts import Group, Held
 from strategies.cost.paper import Paper, size
-from strategies.cost.paper_engine import Engine as PaperEngine
-from strategies.cost.paper_engine import PartitionedEngine
 from strategies.cost.paper_sharded import paper_buckets
+from strategies.cost.paper_stages import Engine as PaperEngine
+from strategies.cost.paper_stages import PartitionedEngine
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy

@@ -1,11 +1,68 @@
 """Optimizers with two modes, such as the schedule-free ones: one kind of weights to train, another one to evaluate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from gan.ema import Ema
+from gan.phase import Player
+from strategies.sharding.storage import Storage
+
+
+class Follower:
+    """Moves a player's weights towards those of the player that it follows, and copies or averages the buffers.
+
+    Both have the same policy. Where it shards frozen players, both are laid out alike, and a rank averages the share
+    that it owns. Elsewhere each rank averages whole weights. Nothing is communicated. One exception: under `zero2+bf16`
+    the whole weights are rounded, so the exact ones are gathered before, and the rounded ones again after that.
+    """
+
+    def __init__(self, player: Player, storage: Storage, followed: Player, followed_storage: Storage) -> None:
+        """Begin as a copy of the followed player. The storages are those of training."""
+        self.player, self.storage = player, storage
+        self.followed, self.followed_storage = followed, followed_storage
+        self.sharded = bool(storage.shares())
+        pairs = {name: (own, other) for name, own, other in self._pairs()}
+        others = {name: other for name, (_, other) in pairs.items()}
+        network, averages = None, {}
+        if player.ema_buffers == "averaged":
+            network, averages = followed.module, dict(player.module.named_buffers())
+        self.ema = Ema(others, player.decay, [own for own, _ in pairs.values()], network, averages)
+        self._move(lambda: self.ema.load_state_dict(None))
+
+    def update(self) -> None:
+        self._move(self.ema.update)
+
+    @torch.no_grad()
+    def _move(self, move: Callable[[], None]) -> None:
+        if not self.sharded:
+            self.followed_storage.unshard(exact=True)
+        move()
+        if self.ema.network is None:
+            others = dict(self.followed.module.named_buffers())
+            for name, own in self.player.module.named_buffers():
+                own.copy_(others[name])
+        if self.sharded:
+            self.storage.shards_changed(others=True)
+        else:
+            self.followed_storage.reshard()
+
+    def _pairs(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """What this rank owns of each weight, and of the same weight of the followed player."""
+        shares, other_shares = self.storage.shares(), self.followed_storage.shares()
+        others = dict(self.followed.module.named_parameters())
+        for name, weight in self.player.module.named_parameters():
+            if weight is others[name]:  # a frozen parameter that both have
+                continue
+            if not self.sharded:
+                yield name, weight, others[name]
+            elif (share := shares[weight]) is not None:
+                other = other_shares[others[name]]
+                assert (share.start, share.stop) == (other.start, other.stop)
+                yield name, share.tensor, other.tensor
 
 
 class EvalWeights:

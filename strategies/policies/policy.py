@@ -20,13 +20,11 @@ from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings
 from strategies.policies.costs import Costs
-from strategies.policies.follower import Follower
-from strategies.policies.modes import EvalWeights
+from strategies.policies.modes import EvalWeights, Follower
 from strategies.policies.switch import PlayerSwitch
 from strategies.policies.world import World
-from strategies.sharding.reduction import Reduction
+from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.sharding.storage import Storage
-from strategies.sharding.whole_gradients import whole_gradients
 
 
 class Policy(Costs):

@@ -22,13 +22,12 @@ from strategies import private
 from strategies.assignment import check_ranks
 from strategies.choice import Choice
 from strategies.loaders import check_loader
-from strategies.placing.connecting import connect as connect_part
-from strategies.placing.connecting import refuse_a_group
+from strategies.placing.elsewhere import connect as connect_part
+from strategies.placing.elsewhere import refuse_a_group
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement, placement_of
 from strategies.policies.replica import ADVICE
 from strategies.processes import agent
-from strategies.processes.backends import check_backend, check_device, with_store
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.launched import connect, environment, place_of
@@ -36,9 +35,33 @@ from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, launcher
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
-from strategies.processes.requeue import Requeue
+from strategies.processes.slurm import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, Stopped, tell
 from strategies.processes.watch import Watch
+
+KNOWN = ("gloo", "nccl", "mpi")
+TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"
+
+
+def check_backend(name: str) -> None:
+    """Refuse a backend that this torch does not have. `cpu:gloo,cuda:nccl` names one for each kind of device."""
+    for part in name.split(","):
+        single = part.rpartition(":")[2].strip().lower()
+        if not dist.is_backend_available(single):
+            found = ", ".join(each for each in KNOWN if dist.is_backend_available(each))
+            why = "; only a torch that is built on a machine with MPI has it" if single == "mpi" else ""
+            raise UserError(f"torch {torch.__version__} has no backend '{single}' here, but {found}{why}; {TYPE_GLOO}")
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """Refuse a backend that cannot move the memory of this device."""
+    if name.strip().lower() == "nccl" and device.type != "cuda":
+        raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {device.type}; {TYPE_GLOO}")
+
+
+def with_store(name: str) -> str:
+    """The backend as torch is given it. For plain `mpi` torch makes no store, by which our ranks end together."""
+    return "cpu:mpi,cuda:mpi" if name.strip().lower() == "mpi" else name
 
 
 class LaunchedStrategy(DDPStrategy):

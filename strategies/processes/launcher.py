@@ -18,9 +18,8 @@ from strategies.private import (
     same_command,
     set_threads,
 )
-from strategies.processes.launched import place_of
+from strategies.processes.launched import number, place_of
 from strategies.processes.lost_ranks import Survivor
-from strategies.processes.variables import number
 from strategies.sharding.resharded_parameter import resharded
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank

@@ -15,13 +15,12 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from strategies import private
-from strategies.sharding.agreement import agree_on_gather
 from strategies.sharding.fsdp_units import Unit
 from strategies.sharding.fsdp_wrapping import wrap
-from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
+from strategies.sharding.unshard_on_read import agree_on_gather, listen, unlisten
 from strategies.sharding.versions import end_graphs
 
 

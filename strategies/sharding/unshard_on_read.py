@@ -1,19 +1,96 @@
 """Unshards weights when any code in a phase reads them, and reshards them after that."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from gan.errors import UserError
 from strategies import private
-from strategies.sharding.agreement import agree_on_gather
-from strategies.sharding.parameters import listen, unlisten
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
+
+Read = Callable[[list[nn.Parameter]], None]
+
+
+def listen(modules: Iterable[nn.Module], read: Read) -> None:
+    """Call `read` from now on with every parameter of these modules that is about to be read."""
+    for each in modules:
+        if not isinstance(each._parameters, Parameters):
+            each._parameters = Parameters(each._parameters)
+        each._parameters.reads.append(read)
+
+
+def unlisten(modules: Iterable[nn.Module], read: Read) -> None:
+    """Undo `listen`."""
+    for each in modules:
+        if isinstance(each._parameters, Parameters):
+            each._parameters.reads.remove(read)
+            if not each._parameters.reads:
+                each._parameters = each._parameters.plain()
+
+
+class Parameters(dict[str, nn.Parameter | None]):
+    """A module's parameters under their names. See [Note: who reads] in unshard_on_read.py."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter | None]) -> None:
+        super().__init__(parameters)
+        self.reads: list[Read] = []
+
+    def quietly(self) -> list[nn.Parameter]:
+        """The parameters there are, without a callback."""
+        return [weight for weight in super().values() if weight is not None]
+
+    def plain(self) -> dict[str, nn.Parameter | None]:
+        """A plain dict, as torch has it."""
+        return dict(super().items())
+
+    def _tell(self, weights: list[nn.Parameter]) -> None:
+        for read in self.reads:
+            read(weights)
+
+    def __getitem__(self, name: str) -> nn.Parameter | None:
+        weight = super().__getitem__(name)
+        if weight is not None:
+            self._tell([weight])
+        return weight
+
+    def values(self) -> Any:
+        self._tell(self.quietly())
+        return super().values()
+
+    def items(self) -> Any:
+        self._tell(self.quietly())
+        return super().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.plain(),)  # a copy of a module has no callback
+
+
+def agree_on_gather(number: int, group: Any, device: torch.device, phase: str, policy: str) -> None:
+    """Raise on all ranks of the group if another one gathers another bucket than this number.
+
+    It is asked the first time that a phase is played: one small collective for each gather.
+    """
+    both = torch.tensor([number, -number], device=device)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    if both[0] != -both[1]:
+        raise UserError(other_order(phase, policy))
+
+
+def other_order(phase: str, *policies: str) -> str:
+    """What is said of ranks that read different weights under these policies."""
+    choices = " or ".join(f"{policy}+whole" for policy in dict.fromkeys(policies))
+    return (
+        f"phase '{phase}' read weights in another order on another rank; where layers are chosen by sample, type "
+        f"{choices}, which gathers a player once a phase"
+    )
+
 
 KEPT = 2  # how many buckets without a reader stay
 

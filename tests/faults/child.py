@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gan import ending
+from gan import outputs
 
 LIMIT = 60.0  # seconds after which a command is said to hang
 LEFT = 5.0  # seconds that its processes have to end after it
@@ -129,7 +129,7 @@ def _be(main: Main, words: list[str], folder: Path, beside: Path, limit: float) 
     except BaseException:  # noqa: BLE001 - as Python does at the end of a program
         traceback.print_exc()
         status = 1
-    ending.end(status)
+    outputs.end(status)
 
 
 def _addresses() -> int:

@@ -20,7 +20,7 @@ from strategies import PhaseStrategy
 from strategies.choice import choices
 from strategies.policies import POLICIES
 from strategies.policies.deepspeed import DeepSpeed1, DeepSpeed2, DeepSpeed3
-from strategies.sharding.deepspeed_package import package
+from strategies.sharding.deepspeed_engine import package
 from tests.support.doubled import doubled
 from tests.support.hard_games import HARD, Plain, Teacher
 from tests.support.parity import BROKEN, EXACT, distance, equals, often, parts, refused, single, train, trainer, weights

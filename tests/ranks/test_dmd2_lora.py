@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan import noise
-from gan.games.dmd2_lora import Dmd2Lora
+from gan.games.dmd2 import Dmd2Lora
 from gan.losses import denoising
 from nets.denoiser import Denoiser, Head
 from nets.lora import LowRank

@@ -10,7 +10,7 @@ import torch
 from gan import Phase, Player
 from gan.errors import UserError
 from strategies import PhaseStrategy
-from strategies.policies.follower import Follower
+from strategies.policies.modes import Follower
 from tests.ranks.test_after import AfterByHand, rewrite, with_constants
 from tests.ranks.test_counting import warm
 from tests.support.duel import ENGINES, POLICIES, Duel, fit, fooling, judging, of, played

@@ -15,12 +15,10 @@ from gan import GanModule, noise
 from gan.ema import half_life
 from gan.games.byol import Byol
 from gan.games.cyclegan import CycleGan
-from gan.games.decay import half_then_down
-from gan.games.dmd2 import Dmd2
-from gan.games.dmd2_lora import Dmd2Lora
+from gan.games.dmd2 import Dmd2, Dmd2Lora
 from gan.games.from_noise import projections, wasserstein
 from gan.games.hifigan import HifiGan
-from gan.games.pix2pix import Pix2pix
+from gan.games.pix2pix import Pix2pix, half_then_down
 from gan.games.r3gan import R3Gan
 from gan.games.sean import Sean, mean_where
 from gan.games.spade import Spade, edges_of

@@ -71,7 +71,7 @@ class Uneven(Plain):
 
 def said_of(game, policy):
     """What is said about the times of stages."""
-    with mock.patch("strategies.pipelining.balance.rank_zero_info") as say:
+    with mock.patch("strategies.pipelining.pipe.rank_zero_info") as say:
         train(game, policy=policy, world=2)
     return [call.args[0] for call in say.call_args_list]
 

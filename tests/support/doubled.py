@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from strategies.sharding.deepspeed_package import package
+from strategies.sharding.deepspeed_engine import package
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 
 import tests.support.crashes  # noqa: F401
-from strategies.sharding.deepspeed_package import package
+from strategies.sharding.deepspeed_engine import package
 
 if find_spec("deepspeed") is not None:
     package(torch.device("cpu"))

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from gan.bench.sean import command, generator, whole
-from gan.bench.sean.kept import Kept
+from gan.bench.sean import command, generator
+from gan.bench.sean.generator import Kept
 from gan.errors import UserError
 from nets.sean.generator import SeanGenerator
 
@@ -90,9 +90,9 @@ def test_the_whole_step_is_measured_in_both_ways(capfd):
 
 
 def test_a_way_that_dies_is_named(monkeypatch):
-    monkeypatch.setitem(whole.steps.WAYS, "ours", dies)
+    monkeypatch.setitem(command.steps.WAYS, "ours", dies)
     with pytest.raises(UserError, match="ours ended without a word; is there too little memory"):
-        whole.play(["ours"], 1, batch=1)
+        command.play(["ours"], 1, batch=1)
 
 
 def dies(*_):

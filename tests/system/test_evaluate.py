@@ -14,7 +14,7 @@ from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
 from datasets.augment import to_tensors
 from gan import noise
-from gan.evaluate import command, report, scoring
+from gan.evaluate import command, scoring
 from gan.evaluate.scores import features, pixels, scorer
 from gan.evaluate.scores.scorer import NEEDS
 from gan.painting.reopen import open_run
@@ -238,7 +238,7 @@ def test_a_count_takes_the_first_so_many(sean_run):
 
 
 def test_what_json_has_no_number_for_becomes_a_word(tmp_path):
-    report.save({"psnr": math.inf, "iou": [math.nan, 0.5], "path": tmp_path, "on": True}, tmp_path / "scores.json")
+    command.save({"psnr": math.inf, "iou": [math.nan, 0.5], "path": tmp_path, "on": True}, tmp_path / "scores.json")
     saved = json.loads((tmp_path / "scores.json").read_text())
     assert saved == {"psnr": "inf", "iou": ["nan", 0.5], "path": str(tmp_path), "on": True}
     assert [path.name for path in tmp_path.iterdir()] == ["scores.json"]

@@ -23,7 +23,7 @@ from PIL import Image
 from datasets import FolderPairs
 from gan.errors import UserError
 from gan.fit import command as fit
-from gan.fit import lock, metrics
+from gan.fit import folder, metrics
 from gan.fit.callbacks import Bar
 from gan.fit.folder import RunFolder
 from gan.outputs import outputs
@@ -387,8 +387,8 @@ def test_a_refused_or_dry_command_leaves_a_run_as_it_was(arguments, code, messag
 
 
 def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(one_step, here, monkeypatch, capsys):
-    monkeypatch.setattr(lock, "PATIENCE", 0.1)
-    with lock.training(RunFolder(here / "runs" / "001-r3gan-faces")):
+    monkeypatch.setattr(folder, "PATIENCE", 0.1)
+    with folder.training(RunFolder(here / "runs" / "001-r3gan-faces")):
         before = contents("runs/001-r3gan-faces")
         assert fit.main(["--resume", "auto", "--max-steps", "2"]) == 2
         assert f"process {os.getpid()} on {socket.gethostname()} is training 'runs/001-r3gan" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gan.fit import options
-from gan.plan import options as planning
+from gan.plan import command as planning
 from gan.runs import RUNS, build
 from gan.verify import options as verifying
 

@@ -7,8 +7,7 @@ are those of the picture.
 import numpy as np
 
 from datasets.drawn.portrait.body import draw_background, draw_body
-from datasets.drawn.portrait.hair import draw_back_hair, draw_front_hair
-from datasets.drawn.portrait.hats import draw_hat
+from datasets.drawn.portrait.hair import draw_back_hair, draw_front_hair, draw_hat
 from datasets.drawn.portrait.head import (
     draw_earrings,
     draw_ears,
@@ -19,8 +18,7 @@ from datasets.drawn.portrait.head import (
     draw_nose,
 )
 from datasets.drawn.portrait.pen import Canvas, Pen
-from datasets.drawn.portrait.plan import Plan
-from datasets.drawn.portrait.regions import FLIP_PAIRS, LABELS, Region, Tone
+from datasets.drawn.portrait.plan import FLIP_PAIRS, LABELS, Plan, Region, Tone
 
 __all__ = ["FLIP_PAIRS", "LABELS", "Region", "Tone", "draw_portrait", "supersampling"]
 

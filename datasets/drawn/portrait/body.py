@@ -3,8 +3,7 @@
 import numpy as np
 
 from datasets.drawn.portrait.pen import Pen, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.portrait.plan import Plan
-from datasets.drawn.portrait.regions import Region, Tone
+from datasets.drawn.portrait.plan import Plan, Region, Tone
 
 # How far beside the neck a neckline starts, and the range of depths where it ends on the chest.
 NECKLINES = {

@@ -3,8 +3,7 @@
 import numpy as np
 
 from datasets.drawn.portrait.pen import Pen, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.portrait.plan import SHORT, Plan
-from datasets.drawn.portrait.regions import Region, Tone
+from datasets.drawn.portrait.plan import SHORT, Plan, Region, Tone
 
 # The regions of a feature on the left (-1) and right (1) side of the picture.
 EAR = {-1: Region.L_EAR, 1: Region.R_EAR}

@@ -6,7 +6,7 @@ from math import cos, pi, sin
 import numpy as np
 from PIL import Image, ImageDraw
 
-from datasets.drawn.portrait.regions import Region, Tone
+from datasets.drawn.portrait.plan import Region, Tone
 
 Points = Sequence[tuple[float, float]] | np.ndarray
 

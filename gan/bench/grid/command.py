@@ -5,22 +5,84 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from gan.bench.grid import chart, options, table, worker
+from gan.bench.grid import command, table, worker
 from gan.bench.grid.cells import Cell, cells, refuse_strategy
-from gan.bench.grid.measuring import Rounds
-from gan.bench.grid.planned import planned
+from gan.bench.grid.measuring import Rounds, planned
 from gan.bench.grid.worker import Found, Request
+from gan.errors import UserError
+from gan.fit import run_options
 from gan.fit.command import quiet
-from gan.fit.options import run_settings
-from gan.runs import short_name
+from gan.fit.options import parameters, run_settings
+from gan.fit.parser import Parser
+from gan.runs import find, short_name
 from strategies.processes import world
+
+BLOCKS = "gan.bench.grid.game:blocks"
+BATCH_SIZE = "batch_size"
+POLICIES = ("ddp", "zero3", "fsdp", "generator=pipeline,*=ddp", "pipeline")
+RUN = "what is played: a run of gan.fit --list-runs, or FILE.py:FUNCTION of your own"
+
+EXAMPLES = """examples:
+  python -m gan.bench grid                                           a few minutes; a game of alike blocks
+  python -m gan.bench grid --policies ddp 'generator=pipeline,*=ddp' --chunks 1,2,4,8 --batch-sizes 8,32
+  python -m gan.bench grid --processes 2,4 --stages 2,4 --policies pipeline+recompute
+  python -m gan.bench grid --width 256 --generator-blocks 4          larger blocks
+  python -m gan.bench grid r3gan-faces --policies ddp generator=pipeline,discriminator=zero3
+  python -m gan.bench grid r3gan-faces --help                        the settings of that run
+
+Each cell is trained in processes of its own, of one thread on a CPU. Cells take turns, round by round. One process is
+always measured. A cell that is impossible says why.
+"""
+
+
+def parse(argv: list[str]) -> Namespace:
+    """The settings; lists of numbers are lists, and `policies` is a list of strategies."""
+    settings = run_options.parse(
+        argv,
+        _add_own,
+        default=BLOCKS,
+        what=RUN,
+        without={BATCH_SIZE},
+        prog="python -m gan.bench grid",
+        usage="python -m gan.bench grid [RUN] [--policies POLICY...] [--processes N,N] [--chunks N,N] [options]",
+        description="Train the same work under policies x processes x stages x chunks x batch sizes, and compare.",
+        epilog=EXAMPLES,
+    )
+    if BATCH_SIZE not in parameters(settings.run):
+        raise UserError(
+            f"{settings.run} has no argument '{BATCH_SIZE}', which the grid varies; write "
+            f"def {find(settings.run).__name__}({BATCH_SIZE}: int = 32, ...)"
+        )
+    settings.policies = run_options.strategies(settings.policies)
+    for name in ("processes", "chunks", "batch_sizes"):
+        settings[name] = run_options.numbers(name, settings[name])
+    settings.stages = [None] if settings.stages is None else run_options.numbers("stages", settings.stages)
+    return settings
+
+
+def _add_own(parser: Parser) -> None:
+    add = parser.add_argument
+    what = "policies, as for gan.fit --strategy, with commas or spaces between them"
+    add("--policies", nargs="+", type=str, default=list(POLICIES), help=what)
+    ranks = "2" if (os.cpu_count() or 1) < 4 else "2,4"
+    add("--processes", type=str, default=ranks, help="numbers of ranks, beside one process")
+    add("--stages", type=str | None, default=None, help="numbers of stages of a pipeline; default: as many as ranks")
+    what = "in how many parts a pipeline takes its samples; other strategies play as many micro-batches"
+    add("--chunks", type=str, default="1,4", help=what)
+    add("--batch_sizes", type=str, default="32", help="samples a step, of all ranks together")
+    add("--rounds", type=PositiveInt, default=3, help="how often each cell is trained")
+    add("--steps", type=PositiveInt, default=8, help="steps that are timed in each training")
+    add("--warm", type=PositiveInt, default=3, help="steps before them")
+    add("--limit", type=PositiveFloat, default=300.0, help="seconds after which a training is said to hang")
+    add("--out", type=str, default="grid", help="folder for grid.csv and grid.png")
 
 
 def main(argv: list[str]) -> int:
-    """Train every cell some rounds, print a table, and write it with a chart."""
+    """Train every cell some rounds, print a table, and write it with a table."""
     quiet()
-    settings = options.parse(argv)
+    settings = command.parse(argv)
     for strategy in settings.policies:
         refuse_strategy(strategy)
     folder = Path(settings.out)
@@ -30,7 +92,7 @@ def main(argv: list[str]) -> int:
     print(f"\n{title}, load {os.getloadavg()[0]:.1f} at the end\n\n{table.WORDS}", flush=True)
     print("\n".join(table.lines(rounds)))
     table.write(rounds, folder / "grid.csv")
-    chart.draw(rounds, folder / "grid.png", title)
+    table.draw(rounds, folder / "grid.png", title)
     print(f"\nwritten: {folder / 'grid.csv'}, {folder / 'grid.png'}")
     return 0
 
@@ -40,7 +102,7 @@ def measured(settings: Namespace) -> Rounds:
     own = run_settings(settings)
 
     def settings_of(cell: Cell) -> dict[str, Any]:
-        return {**own, options.BATCH_SIZE: cell.batch_size}
+        return {**own, command.BATCH_SIZE: cell.batch_size}
 
     def play(cell: Cell) -> list[Found]:
         request = Request(

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from datasets.drawn.faces import Faces
 from gan.bench.sean import reference
-from gan.bench.sean.kept import Kept
+from gan.bench.sean.generator import Kept
 from gan.games.sean import Sean
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot

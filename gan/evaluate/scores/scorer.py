@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gan.errors import UserError
-from gan.evaluate.scores import features, pixels, segments
+from gan.evaluate.scores import features, pixels
 from gan.evaluate.scores.features import Extractor
 from gan.evaluate.scores.outputs import Heard, Made
 
@@ -78,7 +78,7 @@ class Scorer:
             return {}
         pictures = {"confusion": made.pictures, **({"confusion of truth": made.truth} if made.paired else {})}
         return {
-            name: segments.confusion(self.segmenter, each, made.label, self.labels, self.ignore)
+            name: pixels.confusion(self.segmenter, each, made.label, self.labels, self.ignore)
             for name, each in pictures.items()
         }
 
@@ -91,10 +91,10 @@ class Scorer:
         if "features" in rows:
             figures |= self._distances(rows["features"], rows["features of truth"])
         for name, confusion in sums.items():
-            found = segments.intersection_over_union(confusion)
+            found = pixels.intersection_over_union(confusion)
             suffix = name.removeprefix("confusion").replace(" ", "_")
             figures[f"miou{suffix}"] = float(found.nanmean())
-            figures[f"accuracy{suffix}"] = segments.accuracy(confusion)
+            figures[f"accuracy{suffix}"] = pixels.accuracy(confusion)
             names = label_names or [str(label) for label in range(self.labels)]
             figures[f"iou{suffix}"] = dict(zip(names, found.tolist(), strict=True))
         return figures
@@ -180,7 +180,7 @@ def choose(
             if name in ("fid", "kid") and scorer.extractor is None:
                 scorer.extractor = features.inception(inception)
             if name == "miou":
-                scorer.segmenter = segments.segmenter(segmenter, labels)
+                scorer.segmenter = pixels.segmenter(segmenter, labels)
         except UserError as error:
             if must:
                 raise UserError(f"score {name}: {error}") from error

@@ -11,7 +11,7 @@ from gan.evaluate import command as evaluate
 from gan.export import command as export
 from gan.fit import options as fit
 from gan.fit.parser import Parser
-from gan.plan import options as plan
+from gan.plan import command as plan
 from gan.sample import command as sample
 from gan.verify import options as verify
 from tests.faults.case import Case

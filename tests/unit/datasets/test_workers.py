@@ -122,7 +122,7 @@ def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
 def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
     (tmp_path / "my_run.py").write_text(
         "import torch\n"
-        "from gan.ending import end\n"
+        "from gan.outputs import end\n"
         "from gan.errors import refuse\n"
         "from datasets import GlobalLoader\n"
         "from datasets.workers import explained\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import gan.ending
+import gan.outputs
 
 # The file alone, for the package takes seconds to import.
-ALONE = f"exec(open({str(Path(gan.ending.__file__))!r}).read())"
+ALONE = f"exec(open({str(Path(gan.outputs.__file__))!r}).read())"
 
 PROGRAM = """
 import atexit, threading, time

@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from nets.once import once
+from nets.sean.neighbourhood import once
 
 
 class Made:

@@ -13,9 +13,8 @@ from torchvision import tv_tensors
 
 from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
 from datasets.drawn.portrait import Region, supersampling
-from datasets.drawn.portrait.looks import any_style, paint
-from datasets.drawn.portrait.regions import Tone
-from datasets.drawn.portrait.textures import TEXTURES
+from datasets.drawn.portrait.looks import TEXTURES, any_style, paint
+from datasets.drawn.portrait.plan import Tone
 from gan.errors import UserError
 
 

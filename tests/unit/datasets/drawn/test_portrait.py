@@ -3,9 +3,9 @@
 import numpy as np
 
 from datasets.drawn.portrait import Region, draw_portrait
+from datasets.drawn.portrait.looks import LEVELS, TEXTURES, texture_levels
 from datasets.drawn.portrait.pen import Canvas, Pen, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.portrait.regions import TONES, Tone
-from datasets.drawn.portrait.textures import LEVELS, TEXTURES, texture_levels
+from datasets.drawn.portrait.plan import TONES, Tone
 
 
 def test_curves():

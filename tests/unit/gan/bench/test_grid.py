@@ -1,4 +1,4 @@
-"""The grid of policies: its cells, its figures, its table, its file and its chart."""
+"""The grid of policies: its cells, its figures, its table, its file and its table."""
 
 import csv
 from types import SimpleNamespace
@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from gan.bench.grid import chart, options, table, worker
+from gan.bench.grid import command, table, worker
 from gan.bench.grid.cells import SINGLE, Cell, cells, refuse_strategy
 from gan.bench.grid.game import blocks
-from gan.bench.grid.measuring import Rounds
-from gan.bench.grid.planned import Planned, planned
+from gan.bench.grid.measuring import Planned, Rounds, planned
 from gan.bench.grid.worker import Clock, Found, cut_phases
 from gan.errors import UserError
 from strategies.pipelining.cutting import cut, units_of
@@ -68,22 +67,22 @@ def test_a_strategy_that_says_what_the_grid_varies_is_refused(strategy, words):
 
 
 def test_lists_are_read_and_the_run_has_its_own_options():
-    settings = options.parse(
+    settings = command.parse(
         ["--policies", "ddp,zero3", MIXED, "--chunks", "1,8,1", "--batch-sizes=8", "--width", "16"]
     )
     assert settings.policies == ["ddp", "zero3", MIXED]
     assert (settings.chunks, settings.batch_sizes, settings.stages, settings.width) == ([1, 8], [8], [None], 16)
-    assert options.parse(["r3gan-faces", "--stages", "2"]).stages == [2]
+    assert command.parse(["r3gan-faces", "--stages", "2"]).stages == [2]
 
 
 def test_what_cannot_be_read_is_refused(tmp_path, capsys):
     with pytest.raises(UserError, match="cannot read --batch-sizes '8;16'; type numbers with commas, such as"):
-        options.parse(["--batch-sizes", "8;16"])
+        command.parse(["--batch-sizes", "8;16"])
     (tmp_path / "fixed.py").write_text("from gan.runs import Run\ndef game(width: int = 3) -> Run: ...\n")
     with pytest.raises(UserError, match=r"has no argument 'batch_size'.*def game\(batch_size: int = 32, "):
-        options.parse([f"{tmp_path}/fixed.py:game"])
+        command.parse([f"{tmp_path}/fixed.py:game"])
     with pytest.raises(SystemExit):
-        options.parse(["--batch-size", "8"])  # one size is no list, and the grid sets it
+        command.parse(["--batch-size", "8"])  # one size is no list, and the grid sets it
     assert "did you mean --batch-sizes?" in capsys.readouterr().err
 
 
@@ -215,13 +214,13 @@ def test_a_cell_is_planned_as_it_is_played():
     """Parts of the batch need less memory at a time; a pipeline moves less than two whole copies do."""
     settings = {"generator_blocks": 4, "width": 64, "batch_size": 8}
     plans = {
-        (strategy, parts): planned(options.BLOCKS, settings, Cell(strategy, 1 + (strategy != SINGLE), None, parts, 8))
+        (strategy, parts): planned(command.BLOCKS, settings, Cell(strategy, 1 + (strategy != SINGLE), None, parts, 8))
         for strategy in (SINGLE, "ddp", MIXED)
         for parts in (1, 4)
     }
     assert plans[SINGLE, 4].peak < plans[SINGLE, 1].peak and plans[SINGLE, 1].payload == 0
     assert plans["ddp", 1].payload > plans[MIXED, 1].payload > 0
-    assert planned(options.BLOCKS, settings, Cell("pipeline", 3, None, 4, 8)) is None
+    assert planned(command.BLOCKS, settings, Cell("pipeline", 3, None, 4, 8)) is None
 
 
 # ---- what is shown ----
@@ -253,7 +252,7 @@ def test_the_file_has_all_of_it(rounds, tmp_path):
 
 
 def test_the_chart_is_drawn_with_what_could_be_played(rounds, tmp_path):
-    chart.draw(rounds, tmp_path / "grid.png", "some rounds")
+    table.draw(rounds, tmp_path / "grid.png", "some rounds")
     with Image.open(tmp_path / "grid.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
     assert {(31, 119, 180), (255, 127, 14)} <= colours  # of two lines; WRONG has none

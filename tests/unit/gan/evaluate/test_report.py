@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gan.errors import UserError
-from gan.evaluate.report import save
+from gan.evaluate.command import save
 
 
 def test_what_json_has_no_number_for_is_text(tmp_path):

@@ -13,9 +13,8 @@ import torch
 from lightning import Callback
 
 from gan.errors import UserError
-from gan.fit.best import Best
 from gan.fit.folder import RunFolder
-from gan.fit.keep import Keep
+from gan.fit.keep import Best, Keep
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from strategies.processes import launched_strategy

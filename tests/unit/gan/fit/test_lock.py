@@ -10,14 +10,14 @@ import time
 import pytest
 
 from gan.errors import UserError
-from gan.fit import lock
+from gan.fit import folder
 from gan.fit.folder import RunFolder
 
 fork = multiprocessing.get_context("fork")
 
 
-def trains(folder, here):
-    with lock.training(folder):
+def trains(run, here):
+    with folder.training(run):
         here.set()
         time.sleep(60)
 
@@ -35,13 +35,13 @@ def holder(tmp_path):
 
 
 def test_a_run_that_another_process_trains_is_refused_by_name_until_that_is_killed(holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "PATIENCE", 0.2)
+    monkeypatch.setattr(folder, "PATIENCE", 0.2)
     said = rf"^process {holder.pid} on {socket.gethostname()} is training '{tmp_path}'; end it first, or resume a copy"
-    with pytest.raises(UserError, match=said), lock.training(RunFolder(tmp_path)):
+    with pytest.raises(UserError, match=said), folder.training(RunFolder(tmp_path)):
         pass
     holder.kill()
     holder.join()
-    with lock.training(RunFolder(tmp_path)):
+    with folder.training(RunFolder(tmp_path)):
         assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
     assert (tmp_path / "run.lock").read_text() == ""
 
@@ -49,8 +49,8 @@ def test_a_run_that_another_process_trains_is_refused_by_name_until_that_is_kill
 def test_one_that_is_just_ending_is_waited_for(holder, tmp_path):
     holder.terminate()
     since = time.monotonic()
-    with lock.training(RunFolder(tmp_path)):
-        assert time.monotonic() - since < lock.PATIENCE
+    with folder.training(RunFolder(tmp_path)):
+        assert time.monotonic() - since < folder.PATIENCE
 
 
 def stays(here):
@@ -61,7 +61,7 @@ def stays(here):
 def test_a_loaders_worker_does_not_keep_it(tmp_path):
     here = fork.Event()
     worker = fork.Process(target=stays, args=(here,))
-    with lock.training(RunFolder(tmp_path)):
+    with folder.training(RunFolder(tmp_path)):
         worker.start()
         assert here.wait(60)
     try:
@@ -78,12 +78,12 @@ def test_a_file_system_without_locks_is_none_to_wait_for(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with lock.training(RunFolder(tmp_path)), lock.training(RunFolder(tmp_path)):
+    with folder.training(RunFolder(tmp_path)), folder.training(RunFolder(tmp_path)):
         pass
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "run.lock").mkdir()
     words = r"^cannot write to '.*': Is a directory; resume a copy of the folder"
-    with pytest.raises(UserError, match=words), lock.training(RunFolder(tmp_path)):
+    with pytest.raises(UserError, match=words), folder.training(RunFolder(tmp_path)):
         pass

@@ -8,9 +8,10 @@ import pytest
 
 from gan.errors import UserError
 from gan.finite import NotFinite
-from gan.fit import command, folder, launch, training, whole
+from gan.fit import command, folder, launch, training
+from gan.fit import resumed as resuming
 from gan.fit.folder import RunFolder
-from gan.fit.whole import instead, newest_whole, to_resume
+from gan.fit.resumed import instead, newest_whole, to_resume
 from strategies.checkpoint.writing import save
 from strategies.processes.launched import Launched
 from tests.support.saved import damage, numbered
@@ -26,7 +27,7 @@ def run(tmp_path):
     return made
 
 
-def resumed(typed, run):
+def gone_on_from(typed, run):
     """What is gone on from, and what is said."""
     said = []
     found = folder.find(str(typed), run.path.parent, None)
@@ -36,9 +37,9 @@ def resumed(typed, run):
 @pytest.mark.parametrize("typed", ["auto", "its folder"])
 def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(typed, run):
     typed = run.path if typed == "its folder" else typed
-    assert resumed(typed, run) == (run.checkpoint(30), [])
+    assert gone_on_from(typed, run) == (run.checkpoint(30), [])
     damage(run.checkpoint(30))
-    path, (line,) = resumed(typed, run)
+    path, (line,) = gone_on_from(typed, run)
     assert path == run.checkpoint(20)
     assert re.search(
         r"step-000030.ckpt cannot be read as a checkpoint: shard-.* is damaged: 'state/\w' in it is not what was "
@@ -46,23 +47,23 @@ def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(typed, run
         line,
     )
     (run.checkpoint(20) / "values.pt").unlink()
-    path, (first, second) = resumed(typed, run)
+    path, (first, second) = gone_on_from(typed, run)
     assert path == run.checkpoint(10)
     assert "step-000030.ckpt cannot" in first and "step-000020.ckpt cannot be read" in second
     assert first.endswith("going on from " + str(run.checkpoint(10)))
     damage(run.checkpoint(10))
     with pytest.raises(UserError, match=r"step-000030.* no earlier checkpoint of the run is whole, so begin a new run"):
-        resumed(typed, run)
+        gone_on_from(typed, run)
 
 
 def test_one_that_was_typed_is_not_exchanged_but_the_whole_one_before_it_is_named(run):
-    assert resumed(run.checkpoint(20), run) == (run.checkpoint(20), [])
+    assert gone_on_from(run.checkpoint(20), run) == (run.checkpoint(20), [])
     damage(run.checkpoint(20))
     with pytest.raises(UserError, match=r"000020.ckpt cannot .*: type --resume .*step-000010.ckpt$"):
-        resumed(run.checkpoint(20), run)
+        gone_on_from(run.checkpoint(20), run)
     damage(run.checkpoint(10))
     with pytest.raises(UserError, match=r"000020.ckpt cannot .*; no earlier checkpoint of the run is whole$"):
-        resumed(run.checkpoint(20), run)
+        gone_on_from(run.checkpoint(20), run)
 
 
 def test_before_a_copy_of_another_name_are_all_that_the_run_wrote(run):
@@ -78,13 +79,13 @@ def test_one_of_a_newer_version_is_not_passed_over(run, monkeypatch):
     monkeypatch.setattr("strategies.checkpoint.writing.FORMAT", 3)
     save(run.checkpoint(40), numbered(40))
     with pytest.raises(UserError, match="it has format 3, and this version reads 1 and 2"):
-        resumed("auto", run)
+        gone_on_from("auto", run)
 
 
 def test_a_check_that_takes_long_says_so(run, monkeypatch):
     done = threading.Event()
-    monkeypatch.setattr(whole, "QUIET", 0.01)
-    monkeypatch.setattr(whole, "check", lambda _: done.wait(30))
+    monkeypatch.setattr(resuming, "QUIET", 0.01)
+    monkeypatch.setattr(resuming, "check", lambda _: done.wait(30))
     said = []
 
     def say(line):
@@ -93,7 +94,7 @@ def test_a_check_that_takes_long_says_so(run, monkeypatch):
 
     newest_whole([run.checkpoint(30)], say)
     assert said == [f"checking all of {run.checkpoint(30)} ..."]
-    monkeypatch.setattr(whole, "check", os.path.exists)
+    monkeypatch.setattr(resuming, "check", os.path.exists)
     newest_whole([run.checkpoint(30)], pytest.fail)
 
 

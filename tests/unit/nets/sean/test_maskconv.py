@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nets.sean.maskconv import mask_conv, plain_mask_conv
+from nets.sean.normconv import mask_conv, plain_mask_conv
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from gan.checkpoint import load
 from gan.checkpoint_files import VALUES
 from gan.errors import UserError
 from strategies import PhaseStrategy
-from strategies.checkpoint.lightning_io import WholeCheckpointIO
-from strategies.checkpoint.loadable import unloadable
-from strategies.checkpoint.writing import save
+from strategies.checkpoint.saving_strategy import WholeCheckpointIO
+from strategies.checkpoint.writing import save, unloadable
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.saved import number_of, numbered, seal

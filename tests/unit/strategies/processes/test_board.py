@@ -5,8 +5,8 @@ import secrets
 import threading
 from unittest import mock
 
-from strategies.processes import board
-from strategies.processes.board import Board, Entry
+from strategies.processes import places
+from strategies.processes.places import Board, Entry
 
 
 def boards(size):
@@ -25,7 +25,7 @@ def boards(size):
 
 
 def test_each_reads_what_the_others_wrote_and_no_file_is_left(tmp_path):
-    with mock.patch.object(board, "gettempdir", return_value=str(tmp_path)):
+    with mock.patch.object(places, "gettempdir", return_value=str(tmp_path)):
         one, two, three = boards(3)
     assert not os.listdir(tmp_path)
     two.write(7, 2**32 - 1, 3, True, "jüge".encode())
@@ -36,7 +36,7 @@ def test_each_reads_what_the_others_wrote_and_no_file_is_left(tmp_path):
 
 
 def test_without_a_place_for_it_nothing_is_known(tmp_path):
-    with mock.patch.object(board, "gettempdir", return_value=str(tmp_path / "missing")):
+    with mock.patch.object(places, "gettempdir", return_value=str(tmp_path / "missing")):
         one, two = boards(2)
     two.write(1, 1, 0, True, b"judge")
     assert one.read(1) is None

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from strategies.sharding.parameters import Parameters, listen, unlisten
+from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
 
 
 def listening(net):

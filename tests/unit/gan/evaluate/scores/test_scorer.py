@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gan.errors import UserError
-from gan.evaluate.scores import features, scorer, segments
+from gan.evaluate.scores import features, pixels, scorer
 from gan.evaluate.scores.outputs import Heard, Made
 from gan.evaluate.scores.scorer import Scorer, choose
 
@@ -29,7 +29,7 @@ def no_networks(tmp_path, monkeypatch):
 @pytest.fixture
 def networks(monkeypatch):
     monkeypatch.setattr(features, "inception", lambda path: FID)
-    monkeypatch.setattr(segments, "segmenter", lambda path, labels: nn.Identity())
+    monkeypatch.setattr(pixels, "segmenter", lambda path, labels: nn.Identity())
 
 
 def test_by_default_there_is_all_that_is_possible(tmp_path):
@@ -131,7 +131,7 @@ def test_sounds_have_one_score_which_is_a_mean_over_sounds():
 
 def test_the_truth_is_segmented_too_where_there_is_one(monkeypatch):
     seen = []
-    monkeypatch.setattr(scorer.segments, "confusion", lambda net, pictures, *_: seen.append(pictures) or torch.eye(2))
+    monkeypatch.setattr(scorer.pixels, "confusion", lambda net, pictures, *_: seen.append(pictures) or torch.eye(2))
     made = Made(PICTURES, PICTURES + 1, label=torch.zeros(1, 16, 16).long())
     sums = Scorer(("miou",), labels=2, segmenter=nn.Identity()).sums(made)
     assert sums.keys() == {"confusion", "confusion of truth"}

@@ -8,14 +8,14 @@ from torch import nn
 from torchvision.models.segmentation import LRASPP, lraspp_mobilenet_v3_large
 
 from gan.errors import UserError
-from gan.evaluate.scores import segments
+from gan.evaluate.scores import pixels
 
 
 class BySeries(nn.Module):
     """Finds the label that a picture's red values stand for: 4 labels, from -1 to 1."""
 
     def forward(self, pictures):
-        red = pictures[:, 0] * segments.SPREAD[0] + segments.MEAN[0]
+        red = pictures[:, 0] * pixels.SPREAD[0] + pixels.MEAN[0]
         found = (red * 3).round().long()
         return {"out": nn.functional.one_hot(found, 4).permute(0, 3, 1, 2).float()}
 
@@ -29,15 +29,15 @@ FOUND = torch.tensor([[[0, 1, 1], [1, 2, 0]]])
 
 
 def test_confusion_counts_what_each_label_was_taken_for():
-    counts = segments.confusion(BySeries(), painted(FOUND), LABEL, 4)
+    counts = pixels.confusion(BySeries(), painted(FOUND), LABEL, 4)
     assert counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
-    assert segments.intersection_over_union(counts).tolist()[:3] == pytest.approx([1 / 3, 2 / 3, 1 / 2])
-    assert math.isnan(segments.intersection_over_union(counts)[3])  # neither painted nor found
-    assert segments.accuracy(counts) == pytest.approx(4 / 6)
+    assert pixels.intersection_over_union(counts).tolist()[:3] == pytest.approx([1 / 3, 2 / 3, 1 / 2])
+    assert math.isnan(pixels.intersection_over_union(counts)[3])  # neither painted nor found
+    assert pixels.accuracy(counts) == pytest.approx(4 / 6)
 
 
 def test_pixels_of_ignored_labels_count_nowhere():
-    counts = segments.confusion(BySeries(), painted(FOUND), LABEL, 4, ignore=(2,))
+    counts = pixels.confusion(BySeries(), painted(FOUND), LABEL, 4, ignore=(2,))
     assert counts.tolist() == [[1, 1, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
@@ -49,10 +49,10 @@ def weights():
 
 def test_the_network_is_known_by_its_weights(weights, tmp_path):
     torch.save(weights, tmp_path / "net.pth")
-    network = segments.segmenter(tmp_path / "net.pth", 4)
+    network = pixels.segmenter(tmp_path / "net.pth", 4)
     assert isinstance(network, LRASPP) and not network.training
     assert torch.equal(network.classifier.low_classifier.weight, weights["classifier.low_classifier.weight"])
-    assert segments.confusion(network, torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32).long(), 4).sum() == 32 * 32
+    assert pixels.confusion(network, torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32).long(), 4).sum() == 32 * 32
 
 
 @pytest.mark.parametrize("aux", [False, True])
@@ -66,9 +66,9 @@ def test_its_auxiliary_head_may_be_there_or_not(aux, tmp_path, monkeypatch):
         network.aux_classifier = nn.Conv2d(2, num_classes, 1) if aux_loss else None
         return network
 
-    monkeypatch.setattr(segments.models, "get_model", build)
+    monkeypatch.setattr(pixels.models, "get_model", build)
     torch.save(build("mine", 4, aux).state_dict(), tmp_path / "net.pth")
-    assert segments.segmenter(tmp_path / "net.pth", 4).classifier.out_channels == 4
+    assert pixels.segmenter(tmp_path / "net.pth", 4).classifier.out_channels == 4
     assert made["deeplabv3_mobilenet_v3_large"] is aux
 
 
@@ -78,17 +78,17 @@ def test_a_network_for_other_labels_is_refused(weights, tmp_path):
     with pytest.raises(
         UserError, match=rf"net.pth has classifier.low_classifier.weight of {shapes}; bring .* 19 labels"
     ):
-        segments.segmenter(tmp_path / "net.pth", 19)
+        pixels.segmenter(tmp_path / "net.pth", 19)
 
 
 def test_no_network_no_file_and_another_file_say_what_to_bring(tmp_path):
     with pytest.raises(UserError, match=r"type --segmenter and the path of a state dict .* for 5 labels"):
-        segments.segmenter(None, 5)
+        pixels.segmenter(None, 5)
     with pytest.raises(UserError, match=r"no file .*net.pth; bring a state dict .* for 5 labels"):
-        segments.segmenter(tmp_path / "net.pth", 5)
+        pixels.segmenter(tmp_path / "net.pth", 5)
     (tmp_path / "net.pth").write_text("nothing")
     with pytest.raises(UserError, match=r"net.pth cannot be read as a segmentation network"):
-        segments.segmenter(tmp_path / "net.pth", 5)
+        pixels.segmenter(tmp_path / "net.pth", 5)
     torch.save({"weight": torch.zeros(3)}, tmp_path / "net.pth")
     with pytest.raises(UserError, match=r"net.pth is not of a segmentation network of torchvision; bring"):
-        segments.segmenter(tmp_path / "net.pth", 5)
+        pixels.segmenter(tmp_path / "net.pth", 5)
