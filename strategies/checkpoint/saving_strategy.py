@@ -207,6 +207,11 @@ class SavingStrategy(LaunchedStrategy):
         on_train_start.
         """
         super().on_train_start()
+        loop = self.lightning_module.trainer.fit_loop
+        epochs = loop.epoch_progress
+        if loop.restarted_mid_epoch and epochs.current.ready == epochs.current.completed:
+            epochs.increment_ready()  # at the end of an epoch: Lightning does not count the next one as begun
+            epochs.increment_started()
         if (saved := self._resumed_attributes) and self.attributes is not None:
             self.attributes.load(saved[self.global_rank] if len(saved) == self.world_size else saved[0])
         self._resumed_attributes = []
@@ -289,9 +294,8 @@ def _back_into_the_epoch(loops: dict[str, Any]) -> None:
     When training stops inside an epoch, Lightning counts the epoch as complete, and a resumed run would leave out the
     rest of it.
     """
-    epoch = loops.get("epoch_progress", {"current": {"ready": 0}})
-    if 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
+    epoch, batch = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
+    if epoch and 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
         for part in ("current", "total"):
-            epoch[part]["processed"] -= 1
-            epoch[part]["completed"] -= 1
-            loops["epoch_loop.batch_progress"][part]["completed"] -= 1
+            epoch[part]["processed"] = epoch[part]["completed"] = epoch[part]["ready"] - 1
+            batch[part]["completed"] = batch[part]["processed"] - 1

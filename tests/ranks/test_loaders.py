@@ -51,13 +51,11 @@ class Recorded(Plain):
 
 
 class Saved(Callback):
-    """Saves after the third step."""
-
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, step=3):
+        self.path, self.step = path, step
 
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 3:
+        if trainer.global_step == self.step:
             trainer.save_checkpoint(self.path)
 
 
@@ -111,16 +109,21 @@ def test_a_run_of_one_device_goes_on_inside_an_epoch_on_two_ranks(ranks, tmp_pat
     equals(found, expected)
 
 
-@pytest.mark.parametrize("steps", [1, 2])  # inside an epoch, and at its end
-def test_a_checkpoint_of_the_time_after_training_goes_on_where_training_ended(steps, tmp_path):
-    seen, expected = fit(own, 1, "single")
-    made = trainer(PhaseStrategy("single"), 1, steps, use_distributed_sampler=True)
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
-        made.fit(Recorded(own))
-    made.save_checkpoint(tmp_path / "after.ckpt")
-    rest, found = fit(own, 1, "single", resume=tmp_path / "after.ckpt")
-    assert rest == seen
-    equals([found], expected)
+@pytest.mark.parametrize("after", [False, True])  # saved in a callback of the last step, or after training
+@pytest.mark.parametrize("stops", [(1, 4), (2, 3, 6), (3, 4, 5, 6)])  # inside epochs of two steps, and at their ends
+def test_a_run_that_is_resumed_again_and_again_is_one_run(stops, after, tmp_path):
+    path, resume = tmp_path / "stopped.ckpt", None
+    alone, expected = fit(own, 1, "single", epochs=stops[-1] // 2)
+    for steps in stops:
+        game, strategy, callback = Recorded(own), PhaseStrategy("single"), Saved(path, steps)
+        made = trainer(strategy, 1, steps, use_distributed_sampler=True, callbacks=[callback])
+        with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
+            made.fit(game, ckpt_path=resume)
+        if after:
+            made.save_checkpoint(path)
+        resume = path
+        assert game.seen == alone[:steps]
+    equals([snapshot(game, strategy)], expected)
 
 
 def test_the_control_lightnings_sampler_differs(ranks):
