@@ -137,8 +137,8 @@ def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) 
     few *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
     try:
         own_rows = rows(batch) // len(games)
-        few *= max(1, min(SAMPLES, own_rows // context.size) // few)
         room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows
+        few *= max(1, min(SAMPLES, own_rows, room // context.size) // few)
         if few * context.size <= room:
             return move_data_to_device(first_rows(batch, few * len(games)), torch.device("cpu"))
         why = (

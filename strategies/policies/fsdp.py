@@ -150,13 +150,24 @@ class Fsdp(Sharded):
         what = f"player '{self.player.name}' (policy '{self.name}')"
         return FullyShardReduction(self.storage, self.world.device, self.group, what)
 
-    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
+    @contextmanager
+    def hold(self, phase: Phase) -> Iterator[None]:
         """Inside, FSDP2 gathers and frees; see [Note: what FSDP2 does not see]."""
-        if not isinstance(self.storage, FullyShard):
-            return super().hold(phase)
-        whole = phase.second_order or "whole" in self.options
-        at_start = phase.second_order and self.learning and bool(self.weights)
-        return self.storage.during(phase.name, whole=whole, second_order=phase.second_order, at_start=at_start)
+        held = super().hold(phase)
+        if isinstance(self.storage, FullyShard):
+            whole = phase.second_order or "whole" in self.options
+            at_start = phase.second_order and self.learning and bool(self.weights)
+            held = self.storage.during(phase.name, whole=whole, second_order=phase.second_order, at_start=at_start)
+        try:
+            with held:
+                yield
+        except RuntimeError as error:
+            if "RegisterPostBackwardFunction" not in str(error):
+                raise
+            raise UserError(
+                f"phase '{phase.name}': a block of a network under fsdp begins by writing in place into its input, as "
+                f"nn.ReLU(inplace=True) does, and FSDP2 forbids that; give it inplace=False, or type zero3 for fsdp"
+            ) from error
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         return kept_as_places() if isinstance(self.storage, FullyShard) else super().for_several_phases()

@@ -462,5 +462,30 @@ def test_a_network_that_the_game_compiles_is_refused(ranks):
         assert "player 'generator': the game compiles its network, and 'fsdp' must gather" in message
 
 
+class Overwriting(Odd):
+    """As U-Nets and networks with activations before convolutions do."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.judge.blocks:
+            block.linear = nn.Sequential(nn.LeakyReLU(0.2, inplace=True), block.linear)
+
+    def configure_phases(self):
+        yield Phase("judge", self.overwrite, "judge")
+
+    def overwrite(self, batch):
+        x = self.judge.stem(batch["x"])
+        for block in self.judge.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def test_a_block_that_overwrites_its_input_is_refused_by_name(ranks):
+    for message in ranks(2).run(refused, Overwriting, policy="fsdp", world=2, steps=1):
+        assert message.startswith("phase 'judge': a block of a network under fsdp begins by writing in place into its ")
+        assert "give it inplace=False, or type zero3 for fsdp" in message
+    assert ranks(2).run(refused, Overwriting, policy="zero3", world=2, steps=1) == [None, None]
+
+
 def test_one_process_is_one_device(hard_alone):
     assert distance(train(HARD["Plain"], policy="fsdp"), hard_alone("Plain")) == 0
