@@ -133,17 +133,23 @@ def check_step(
 
 def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) -> Any:
     """The first samples of this process's batch, on the CPU; None, with a warning, if there can be no trial."""
-    few = math.lcm(*(phase.micro_batches for phase in games[0].phases))
-    few *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
+    together = math.lcm(*(phase.micro_batches for phase in games[0].phases))
+    together *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
+    few, why = together, ""
     try:
         own_rows = rows(batch) // len(games)
-        room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows
-        few *= max(1, min(SAMPLES, own_rows, room // context.size) // few)
-        if few * context.size <= room:
-            return move_data_to_device(first_rows(batch, few * len(games)), torch.device("cpu"))
-        why = (
-            f"which may have no memory for {few} samples of each of {context.size} ranks; check it once on fewer ranks"
-        )
+        room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows // context.size
+        few *= max(1, min(SAMPLES, own_rows, room) // few)
+        for count in range(few, min(own_rows, room) + 1, together):
+            own = move_data_to_device(first_rows(batch, count * len(games)), torch.device("cpu"))
+            try:
+                first_rows(own, count * len(games))
+            except UserError as error:  # so few may look like something else: two rows in each item of a pair
+                why = f"because its first samples cannot be cut: {error}"
+                continue
+            return own
+        samples = f"{few * context.size} samples, {few} of each rank"
+        why = why or f"which may have no memory for {samples}; check it once on fewer ranks"
     except UserError as error:
         why = f"because its batch cannot be cut: {error}"
     rank_zero_warn(f"the first step is not checked against one device, {why}")

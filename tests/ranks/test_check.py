@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Adam
+from torch.utils.data import TensorDataset
 
+from datasets import GlobalLoader
 from gan import GanModule, Phase, Player, noise
 from gan import ranks as all_ranks
 from gan.pool import ImagePool
+from strategies import PhaseStrategy
 from strategies.check import first_step
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import EXACT, distance, often, refused, single, train, vectors
+from tests.support.parity import EXACT, distance, often, refused, single, train, trainer, vectors
 
 
 class One(GanModule):
@@ -506,7 +509,7 @@ def _warned(game, batches=vectors, steps=1):
 
 
 def without_room():
-    with mock.patch("strategies.check.first_step.ROOM", {"cpu": 0.25}):
+    with mock.patch("strategies.check.first_step.ROOM", {"cpu": 0}):
         return _warned(Plain)
 
 
@@ -516,6 +519,31 @@ def test_more_samples_than_a_device_has_room_for_are_not_tried_and_that_is_said(
         in ranks(2).run(without_room)[0]
     )
     assert "not checked" not in ranks(2).run(_warned, Plain)[0]
+
+
+class Pairs(Plain):
+    """Two loaders of pairs: two samples of each would look like two rows in each of two items."""
+
+    def train_dataloader(self):
+        data = TensorDataset(torch.ones(32, 6, dtype=torch.float64), torch.zeros(32, 6, dtype=torch.float64))
+        return {name: GlobalLoader(data, 16) for name in ("one", "other")}
+
+    def judge(self, batch):
+        return super().judge({"x": batch["one"][0] + batch["other"][1]})
+
+    def fool(self, batch):
+        return super().fool({"x": batch["one"][0]})
+
+
+def tried_pairs():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(PhaseStrategy("ddp"), 2, 1).fit(Pairs())
+    return " ".join(str(each.message) for each in caught)
+
+
+def test_pairs_are_tried_although_two_samples_of_them_look_like_something_else(ranks):
+    assert "not checked" not in ranks(2).run(tried_pairs)[0]
 
 
 class Unsorted(Plain):
