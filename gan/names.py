@@ -4,7 +4,6 @@ import os
 import sys
 import warnings
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent.parent
@@ -13,11 +12,15 @@ ADVICE = "rename yours, or give this project an environment of its own"
 
 
 class Ours:
-    """Python asks it for modules before it looks anywhere else."""
+    """Python asks it for modules before it looks anywhere else. What ours hides is said once, and not by each rank."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, [str(HOME)]) if name in OURS else None
+        spec = PathFinder.find_spec(name, [str(HOME)]) if name in OURS else None
+        found, ours = (None, None) if spec is None else (_place(PathFinder.find_spec(name)), _place(spec))
+        if found not in (None, ours) and "LOCAL_RANK" not in os.environ:
+            warnings.warn(f"'{name}' is gan's own package, {ours}, and hides {found}; {ADVICE}", stacklevel=2)
+        return spec
 
 
 def take() -> None:
@@ -25,17 +28,12 @@ def take() -> None:
 
     Raise ImportError if another one is imported already, since a module cannot be exchanged.
     """
-    specs = {name: sys.modules[name].__spec__ if name in sys.modules else find_spec(name) for name in OURS}
-    for name, found in ((name, _place(spec)) for name, spec in specs.items()):
-        ours = HOME / name / "__init__.py"
-        if found == ours or not ours.is_file():
-            continue
-        if name in sys.modules:
+    for name in OURS:
+        found, ours = _place(getattr(sys.modules.get(name), "__spec__", None)), HOME / name / "__init__.py"
+        if found not in (None, ours) and ours.is_file():
             raise ImportError(f"'{name}' is {found} here, and gan needs its own, {ours}; {ADVICE}", name=name)
-        if Ours not in sys.meta_path:
-            sys.meta_path.insert(0, Ours)
-        if found is not None and "LOCAL_RANK" not in os.environ:  # said once, and not by each rank
-            warnings.warn(f"'{name}' is gan's own package, {ours}, and hides {found}; {ADVICE}", stacklevel=3)
+    if Ours not in sys.meta_path:
+        sys.meta_path.insert(0, Ours)
 
 
 def hidden(name: str) -> Path | None:
