@@ -31,7 +31,7 @@ from strategies.choice import choices, ranks_as_typed
 from strategies.draws import Following
 from strategies.first_weights import FirstWeights, without_values
 from strategies.guard import Guard
-from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
+from strategies.hooks import NO_HOOKS, GameFirst, Hooks, refuse_what_is_not_called
 from strategies.loss_scale import LossScale
 from strategies.placing.elsewhere import Elsewhere, leave
 from strategies.placing.server import Server
@@ -93,6 +93,8 @@ class AdoptingStrategy(SavingStrategy):
             game.assemble()
             for name, each in served(self.placement, self.choice, game).items():
                 leave(game.players[name], f"ranks {ranks_as_typed(each.ranks)}")
+        if training:
+            trainer.callbacks = [GameFirst(), *(each for each in trainer.callbacks if not isinstance(each, GameFirst))]
         if training and self._layer_sync is not None and max(self.world_size, len(self.parallel_devices)) > 1:
             self.batch_norms.enter_context(synchronised())
         with aside(game, resharded):
@@ -158,6 +160,9 @@ class AdoptingStrategy(SavingStrategy):
 
         # A parameter of no player is never updated, so it requires no gradient.
         of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
+        lost = [name for name, each in game.named_parameters(recurse=False) if id(each) not in of_players]
+        if training and lost:
+            rank_zero_warn(f"'{lost[0]}' is a parameter of no player, and never learns; put it into a player's module")
         for parameter in game.parameters():
             if id(parameter) not in of_players:
                 parameter.requires_grad_(False)

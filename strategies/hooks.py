@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 
 from gan.errors import UserError
@@ -27,6 +27,19 @@ CALLBACKS = {
     GradientAccumulationScheduler: "type Phase(..., micro_batches=...)",
     StochasticWeightAveraging: "type Player(..., ema=0.999)",
 }
+
+
+class GameFirst(Callback):
+    """Calls the game's own on_train_batch_end before those of callbacks, so that what they save is of the whole step.
+
+    Lightning calls it after them.
+    """
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        own = vars(pl_module)
+        own.pop("on_train_batch_end", None)  # left behind by a step that failed
+        pl_module.on_train_batch_end(*args)
+        own["on_train_batch_end"] = lambda *_: own.pop("on_train_batch_end")
 
 
 class Hooks:

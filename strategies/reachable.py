@@ -10,11 +10,13 @@ optimizers, Lightning's machinery and ours.
 import random
 import sys
 import sysconfig
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +38,8 @@ LIGHTNINGS = vars(GanModule()).keys() - vars(nn.Module()).keys()  # attributes t
 INNER = {"_modules", "_buffers", "_parameters"}  # left out of names
 ONCE = ("builtins", "itertools", "torch.utils.data.dataloader")  # whose iterators cannot be put back
 EMPTY = CellType()
+CACHE = type(cache(bool))
+HEAP_TYPE = 1 << 9  # Python's flag of a class that was not compiled
 
 
 class Content(NamedTuple):
@@ -53,24 +57,25 @@ class Scope:
     ) -> None:
         """`counts` says whether a name is one of them. `values` are the owner's attributes, if nothing else is said."""
         self.owner, self.counts = owner, counts
-        self.values = getattr(owner, "__dict__", None) if values is None else values
-        slots = () if self.values is not None else getattr(type(owner), "__slots__", ())
-        self.slots = (slots,) if isinstance(slots, str) else tuple(slots)
+        self.values = getattr(owner, "__dict__", {}) if values is None else values
+        self.slots = () if isinstance(owner, type | dict) else _slots(type(owner))
 
     def read(self) -> dict[str, Any]:
         """The names that have a value, with it."""
-        if self.values is None:
-            return {name: getattr(self.owner, name) for name in self.slots if hasattr(self.owner, name)}
-        return {name: value for name, value in list(self.values.items()) if self.counts(name)}
+        slots = {name: getattr(self.owner, name) for name in self.slots if hasattr(self.owner, name)}
+        return slots | {name: value for name, value in list(self.values.items()) if self.counts(name)}
 
     def fill(self, content: Mapping[str, Any]) -> None:
         """Give the names these values, and no value to others."""
-        now, plain = self.read(), type(self.values) is dict  # not so for a class, and for an object of slots
+        now, plain = self.read(), type(self.values) is dict  # not so for a class
         for name in now.keys() - content.keys():
-            self.values.pop(name) if plain else delattr(self.owner, name)
+            self.values.pop(name) if plain and name not in self.slots else delattr(self.owner, name)
         for name, value in content.items():
             if name not in now or now[name] is not value:
-                self.values.__setitem__(name, value) if plain else setattr(self.owner, name, value)
+                if plain and name not in self.slots:
+                    self.values[name] = value
+                else:
+                    setattr(self.owner, name, value)
 
 
 class Reachable:
@@ -104,9 +109,10 @@ class Reachable:
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The objects in this one, with their names in it."""
         if isinstance(value, FunctionType):
-            yield from zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            yield from (("", each) for each in (value.__defaults__, value.__kwdefaults__, vars(value)))
             scope = value.__globals__
+            if self._own(value.__module__ or "") or self._own(scope.get("__name__", "")):
+                yield from zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+                yield from (("", each) for each in (value.__defaults__, value.__kwdefaults__, vars(value)))
             if self._own(scope.get("__name__", "")):
                 names = self.globals.setdefault(id(scope), set())
                 names |= _names(value.__code__)
@@ -114,8 +120,8 @@ class Reachable:
         elif isinstance(value, MethodType | partial | property | staticmethod | classmethod):
             parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
             yield from (("", getattr(value, part)) for part in parts if hasattr(value, part))
-        elif isinstance(value, CellType):
-            yield from () if value == EMPTY else (("", value.cell_contents),)
+        elif isinstance(value, CellType | ContextVar):
+            yield "", content_of(value).read(value)
         elif isinstance(value, type | ModuleType):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
                 yield from self._in_scope(name or value.__name__, Scope(value, _is_no_dunder))
@@ -145,6 +151,13 @@ def _is_no_dunder(name: str) -> bool:
 
 def _is_no_lightnings(name: str) -> bool:
     return name not in LIGHTNINGS
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """The names of slots, of the classes that Python code defines."""
+    own = (base for base in kind.__mro__ if base.__flags__ & HEAP_TYPE)
+    return tuple(name for base in own for name, each in vars(base).items() if isinstance(each, MemberDescriptorType))
 
 
 @cache
@@ -179,7 +192,9 @@ def copied(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _fill_tensor(tensor: Tensor, before: Tensor) -> None:
-    if differs(tensor, before):
+    if tensor.shape != before.shape:  # changed through `.data`
+        tensor.data = before.to(tensor.device)
+    elif differs(tensor, before):
         tensor.detach().copy_(before)
 
 
@@ -212,6 +227,11 @@ def _fill_cell(cell: CellType, before: Any) -> None:
         del cell.cell_contents
 
 
+def _fill_cache(kept: Any, misses: int) -> None:
+    if kept.cache_info().misses != misses:  # single results cannot be taken out; all are computed again when asked for
+        kept.cache_clear()
+
+
 def _state(name: str) -> Content:
     return Content(
         lambda value: getattr(value, f"get{name}")(), lambda value, state: getattr(value, f"set{name}")(state)
@@ -227,9 +247,13 @@ CONTENTS: dict[type | tuple[type, ...], Content] = {
     ),
     (torch.Generator, np.random.RandomState): _state("_state"),
     random.Random: _state("state"),
+    OrderedDict: Content(lambda value: dict(OrderedDict.items(value)), _fill_dict),
     dict: Content(lambda value: dict(dict.items(value)), _fill_dict),
+    array: Content(list, lambda value, before: value.__setitem__(slice(None), array(value.typecode, before))),
     (list, bytearray): Content(list, _filler(lambda value, before: value.extend(before))),
     deque: Content(list, _filler(deque.extend)),
     set: Content(list, _filler(set.update)),
+    CACHE: Content(lambda kept: kept.cache_info().misses, _fill_cache),
+    ContextVar: Content(lambda var: var.get(EMPTY), lambda var, before: before is EMPTY or var.set(before)),
     CellType: Content(lambda cell: EMPTY if cell == EMPTY else cell.cell_contents, _fill_cell),
 }

@@ -92,7 +92,11 @@ def check_step(
             except Exception as error:
                 where = f"while step {context.step} was tried on {rows(samples)} samples"
                 error.add_note(f"{where}; PhaseStrategy(check=False) leaves that out")
-                raise
+                due = [phase for phase in games[0].phases if phase.due(context.step, ready)]
+                if isinstance(error, UserError) or not all(map(ready, due)):
+                    raise
+                trial.meet(f"cannot play: {error}")
+                raise TooFew(f"a loss fails {where}, as it may where it remembers more: {error}") from error
             trial.meet("has ended the step")
             trial.tried.state = kept.written()
         return trial.tried
@@ -108,9 +112,13 @@ def check_step(
                     f"gan.ranks.mean(x)"
                 )
     samples = join_batches(gather(own))
-    together, alone = tried(own), tried(samples, alone=True)
-    if context.draws.learn(gather((together.drawn, alone.drawn))):
+    try:
         together, alone = tried(own), tried(samples, alone=True)
+        if context.draws.learn(gather((together.drawn, alone.drawn))):
+            together, alone = tried(own), tried(samples, alone=True)
+    except TooFew as error:
+        rank_zero_warn(f"step {context.step} is not checked against one device: {error}")
+        return
 
     unlike = {name for each in gather(together.unlike) for name in each}
     if unlike:
@@ -186,6 +194,10 @@ def gap_of(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None or one.shape != other.shape:
         return math.inf
     return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
+
+
+class TooFew(Exception):
+    """A loss that has been played fails on the few samples of a trial, on all ranks: it may remember a larger batch."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ two names of it. A new object of the author's own class could not be made again 
 not saved.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from gan.checkpoint import checksum
 from gan.module import GanModule
 from gan.shard_file import Damaged
-from strategies.reachable import Reachable, Scope, content_of, copied
+from strategies.reachable import CACHE, Reachable, Scope, content_of, copied
 
 TORCHS = vars(nn.Module()).keys()  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
+DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
+FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -34,6 +36,8 @@ class Attributes:
 
     def __init__(self, game: GanModule, device: torch.device) -> None:
         self.device, self.warned = device, False
+        self.new: dict[int, tuple[int | None, Any]] = {}  # what training has made: numbers by ids
+        self.made: dict[int, Any] = {}  # the same, made again from a checkpoint
         reachable = Reachable([game])
         self.iterators = reachable.iterators()
         torchs = {id(each) for each in [*game.parameters(), *game.state_dict(keep_vars=True).values()]}
@@ -44,18 +48,22 @@ class Attributes:
         self.all = _by_name(reachable.objects)
         self.names = {id(value): name for name, value in self.all.items()}
         found = {n: o for n, o in self.all.items() if id(o.owner if isinstance(o, Scope) else o) not in torchs}
-        self.objects = {name: value for name, value in found.items() if content_of(value) is not None}
+        changing = {name: value for name, value in found.items() if content_of(value) is not None}
+        self.objects = {name: value for name, value in changing.items() if not isinstance(value, CACHE)}
         self.before = {name: _noted(value) for name, value in self.objects.items()}
 
     def state(self) -> dict[str, Any]:
         """What has changed since training began. What cannot be saved is named once."""
         found: dict[str, Any] = {}
         unsaved = self.iterators[:]
+        self.new = {}
         for name, value in self.objects.items():
             for inner, part in self._changed(name, value).items():
+                before = dict(self.new)
                 try:
                     found.setdefault(name, {})[inner] = self._encoded(part)
                 except _Unsaved:
+                    self.new = before
                     unsaved.append(f"{name.rpartition(':')[0]}.{inner}".strip("."))
         if unsaved and not self.warned:
             self.warned = True
@@ -79,6 +87,7 @@ class Attributes:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Fill in what `state` returned."""
+        self.made = {}
         try:
             for name, trees in saved.items():
                 if name in self.objects:
@@ -94,12 +103,27 @@ class Attributes:
             return value
         if id(value) in self.names:
             return {"same": self.names[id(value)]}
+        number, _ = self.new.get(id(value), (len(self.new), None))
+        if number is None:  # it is inside of itself
+            raise _Unsaved
+        if id(value) in self.new:
+            return {"again": number}
+        self.new[id(value)] = None, value  # which keeps the id its own
+        content = self._content(value)
+        self.new[id(value)] = number, value
+        return {**content, "number": number}
+
+    def _content(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Tensor) and value.layout == torch.strided:
             return {"tensor": copied(value), "on_device": value.device.type != "cpu"}
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-            return {"array": torch.from_numpy(np.array(value)), "number": isinstance(value, np.generic)}
-        if isinstance(value, dict):
-            return {"dict": [[self._encoded(key), self._encoded(each)] for key, each in dict.items(value)]}
+            numbers = torch.from_numpy(np.array(value).reshape(-1).view(np.uint8))  # torch has not all kinds
+            how = {"dtype": str(value.dtype), "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
+            return {"array": numbers, **how}
+        factory = getattr(value, "default_factory", None)
+        if type(value) in DICTS.values() and factory in (None, *FACTORIES.values()):
+            pairs = [[self._encoded(key), self._encoded(each)] for key, each in value.items()]
+            return {type(value).__name__: pairs, "factory": factory and factory.__name__}
         if type(value).__name__ in COLLECTIONS and isinstance(value, tuple(COLLECTIONS.values())):
             return {type(value).__name__: list(map(self._encoded, value)), "maxlen": getattr(value, "maxlen", None)}
         raise _Unsaved
@@ -110,12 +134,19 @@ class Attributes:
         kind, value = next(iter(tree.items()))
         if kind == "same":
             return self.all[value]
+        if kind != "again":
+            value, self.made[tree["number"]] = tree["number"], self._made(kind, value, tree)
+        return self.made[value]
+
+    def _made(self, kind: str, value: Any, tree: Mapping[str, Any]) -> Any:
         if kind == "tensor":
             return value.to(self.device) if tree["on_device"] else value
         if kind == "array":
-            return value.numpy()[()] if tree["number"] else value.numpy()
-        if kind == "dict":
-            return {self._decoded(key): self._decoded(each) for key, each in value}
+            made = value.numpy().view(tree["dtype"]).reshape(tree["shape"])
+            return made[()] if tree["scalar"] else made
+        if kind in DICTS:
+            pairs = {self._decoded(key): self._decoded(each) for key, each in value}
+            return defaultdict(FACTORIES.get(tree["factory"]), pairs) if kind == "defaultdict" else DICTS[kind](pairs)
         made = COLLECTIONS[kind](map(self._decoded, value))
         return deque(made, tree["maxlen"]) if kind == "deque" else made
 

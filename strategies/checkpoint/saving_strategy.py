@@ -14,6 +14,7 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gan import noise
 from gan.checkpoint import load
@@ -208,10 +209,15 @@ class SavingStrategy(LaunchedStrategy):
         """
         super().on_train_start()
         loop = self.lightning_module.trainer.fit_loop
-        epochs = loop.epoch_progress
+        epochs, loader = loop.epoch_progress, self.lightning_module.trainer.train_dataloader
         if loop.restarted_mid_epoch and epochs.current.ready == epochs.current.completed:
             epochs.increment_ready()  # at the end of an epoch: Lightning does not count the next one as begun
             epochs.increment_started()
+        elif loop.restarted_mid_epoch and any(not hasattr(each, "state_dict") for each in tree_leaves(loader)):
+            rank_zero_warn(
+                "the training loader keeps no position, so the epoch that was begun before the checkpoint begins anew; "
+                "a GlobalLoader of `datasets` goes on inside it"
+            )
         if (saved := self._resumed_attributes) and self.attributes is not None:
             self.attributes.load(saved[self.global_rank] if len(saved) == self.world_size else saved[0])
         self._resumed_attributes = []

@@ -1,18 +1,45 @@
 """What a game remembers in plain objects is in its checkpoints: a resumed run goes on as one that never stopped."""
 
+import copy
 import random
 import warnings
+from array import array
+from collections import Counter, OrderedDict, defaultdict
+from contextvars import ContextVar
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from lightning import Callback
+from torch.utils.data import DataLoader
 
 from gan.checkpoint import load
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching
 from tests.support.parity import EXACT, Whole, distance, often, snapshot, trainer
+
+VARIABLE = ContextVar("variable", default=0.0)
+
+
+class Slot:
+    __slots__ = ("__ticks",)
+
+    def __init__(self):
+        self.__ticks = 0
+
+    def tick(self):
+        self.__ticks += 1
+
+    def count(self):
+        return self.__ticks
+
+
+class Slots(Slot):
+    """A private slot of the class below."""
+
+    __slots__ = ()
 
 
 class Remembering(Reaching):
@@ -23,8 +50,20 @@ class Remembering(Reaching):
         self.dice, self.generator = random.Random(1), torch.Generator().manual_seed(2)
         self.moving, self.table, self.pairs = torch.zeros(()), np.zeros((2, 2), np.float32), [("a", 0.0)]
         self.fakes = self.alias = []
+        self.legacy, self.typed, self.slots = np.random.RandomState(3), array("d", [1.0]), Slots()
 
     def play(self, batch):
+        if self.step > 0 and "order" not in vars(self):
+            self.order, self.tally, self.lists = OrderedDict(a=1.0, b=2.0), Counter(), defaultdict(list)
+            self.one = self.two = [0.0]
+        if self.step > 0:
+            self.order.move_to_end(next(iter(self.order)))
+            self.tally["steps"] += 1
+            self.lists[self.step].append(0.01)
+            self.one[0] += 0.1
+        self.typed[0] *= 0.9
+        self.slots.tick()
+        VARIABLE.set(VARIABLE.get() + 0.1)
         out = self.net(batch["x"])
         self.moving = 0.9 * self.moving + 0.1
         self.table = self.table + 1
@@ -33,6 +72,9 @@ class Remembering(Reaching):
         self.late = {"steps": [self.step, np.float64(0.5)]}
         drawn = self.dice.random() + torch.rand((), generator=self.generator).item()
         factor = self.moving + self.table.sum() + self.pairs[0][1] + sum(map(torch.sum, self.alias)) + drawn
+        if self.step > 0:
+            factor = factor + next(iter(self.order.values())) + self.tally["steps"] + self.two[0] + len(self.lists)
+        factor = factor + self.legacy.rand() + self.typed[0] + self.slots.count() + VARIABLE.get()
         return super().play(batch) * (1 + 0.1 * factor) + out.mean() * self.late["steps"][1]
 
 
@@ -40,6 +82,7 @@ def fit(game, policy, world, steps, path=None, resume=None):
     rank = torch.distributed.get_rank() if world > 1 else 0
     for name in {"made"} & vars(game).keys():
         delattr(game, name)
+    VARIABLE.set(0.0)
     module, strategy = game(), PhaseStrategy(policy, check=False)
     fitting = trainer(strategy, world, steps)
     fitting.fit(module, Whole(6, rank, world), ckpt_path=resume)
@@ -64,6 +107,52 @@ def test_the_control_that_fills_nothing_in_goes_on_otherwise(tmp_path):
     with mock.patch.object(Attributes, "load"):
         resumed = fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt")
     assert distance(resumed, fit(Remembering, "single", 1, 6)) > 1e-3
+
+
+class OwnAverage(One):
+    """An average of its own, in Lightning's last hook of a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.slow = copy.deepcopy(self.net).requires_grad_(False)
+
+    def on_train_batch_end(self, *_):
+        for slow, weight in zip(self.slow.parameters(), self.net.parameters(), strict=True):
+            slow.lerp_(weight.detach(), 0.5)
+
+    def play(self, batch):
+        return (self.net(batch["x"]) - 2 * self.slow(batch["x"]) + 1).square().mean()
+
+
+class Saves(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 2:
+            trainer.save_checkpoint(self.path)
+
+
+def test_what_a_callback_saves_is_of_the_whole_step(tmp_path):
+    straight = OwnAverage()
+    trainer(PhaseStrategy("single"), 1, 4, callbacks=[Saves(tmp_path / "two.ckpt")]).fit(straight, Whole(4))
+    resumed = OwnAverage()
+    trainer(PhaseStrategy("single"), 1, 4).fit(resumed, Whole(4), ckpt_path=tmp_path / "two.ckpt")
+    assert all(map(torch.equal, straight.state_dict().values(), resumed.state_dict().values()))
+
+
+def test_a_loader_without_a_position_is_named_where_an_epoch_is_resumed(tmp_path):
+    data = [{"x": row} for row in torch.ones(4, 6, dtype=torch.float64)]
+    made = trainer(PhaseStrategy("single"), 1, 3)
+    made.fit(Plain(), DataLoader(data))
+    made.save_checkpoint(tmp_path / "three.ckpt")
+    with pytest.warns(UserWarning, match="the training loader keeps no position, so the epoch that was begun before"):
+        trainer(PhaseStrategy("single"), 1, 4).fit(Plain(), DataLoader(data), ckpt_path=tmp_path / "three.ckpt")
+
+
+class Plain(One):
+    def play(self, batch):
+        return self.net(batch["x"]).square().mean()
 
 
 class Local(One):
@@ -122,9 +211,5 @@ def test_what_cannot_be_saved_is_named_once(tmp_path):
 
 
 def test_a_game_that_remembers_nothing_has_nothing_in_its_checkpoints(tmp_path):
-    class Plain(One):
-        def play(self, batch):
-            return self.net(batch["x"]).square().mean()
-
     fit(Plain, "single", 1, 2, tmp_path / "a.ckpt")
     assert load(tmp_path / "a.ckpt")["attributes"] == [{}]

@@ -4,7 +4,7 @@ import random
 import warnings
 from collections import deque
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from unittest import mock
 
 import numpy as np
@@ -21,7 +21,7 @@ from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.check import first_step
 from tests.support.hard_games import HARD, Plain
-from tests.support.parity import EXACT, distance, often, refused, single, train, trainer, vectors
+from tests.support.parity import EXACT, distance, equals, often, refused, single, train, trainer, vectors
 
 
 class One(GanModule):
@@ -544,6 +544,73 @@ def tried_pairs():
 
 def test_pairs_are_tried_although_two_samples_of_them_look_like_something_else(ranks):
     assert "not checked" not in ranks(2).run(tried_pairs)[0]
+
+
+class Remembers(One):
+    """It keeps a row for each sample of its first batch, so it cannot be tried on fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = None
+
+    def play(self, batch):
+        if self.first is None:
+            self.first = torch.randn(len(batch["x"]), 3, dtype=torch.float64)
+        return (self.net(batch["x"]) + self.first).square().mean()
+
+
+@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "fsdp"], ["ddp", "zero3"]))
+def test_what_fails_on_few_samples_alone_is_trained_and_that_is_said(policy, ranks):
+    alone = train(Remembers, steps=4, check=True)
+    found = ranks(2).run(_trained_and_warned, Remembers, policy)
+    equals([trained for trained, _ in found], alone)
+    assert "step 1 is not checked against one device: a loss fails while step 1 was tried" in found[0][1]
+
+
+def _trained_and_warned(game, policy):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = train(game, policy=policy, world=2, steps=4, check=True)
+    return found, " ".join(str(each.message) for each in caught)
+
+
+class Grows(One):
+    """A bank that gets another shape through `.data`, and a result that is kept for ever."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank = torch.zeros(1, 3, dtype=torch.float64)
+        kept.cache_clear()
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        loss = (out - self.bank.mean(0) + kept()).square().mean()
+        self.bank.data = torch.cat([self.bank.data, all_ranks.gather(out.detach())])[-20:]
+        return loss
+
+
+@cache
+def kept():
+    return torch.randn(3, dtype=torch.float64)
+
+
+def test_what_gets_another_shape_and_what_is_cached_are_put_back(ranks):
+    alone = train(Grows, steps=4)
+    assert distance(ranks(2).run(train, Grows, world=2, steps=4, check=True)[0], alone) < EXACT
+
+
+class Lonely(One):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+
+    def play(self, batch):
+        return (self.gain * self.net(batch["x"])).square().mean()
+
+
+def test_a_parameter_of_no_player_is_named():
+    with pytest.warns(UserWarning, match="'gain' is a parameter of no player, and never learns; put it into a player"):
+        train(Lonely, steps=1)
 
 
 class Unsorted(Plain):
