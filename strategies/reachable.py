@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache, partial
+from io import BytesIO, StringIO
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -227,6 +228,13 @@ def _fill_cell(cell: CellType, before: Any) -> None:
         del cell.cell_contents
 
 
+def _value_of(variable: ContextVar) -> Any:
+    try:
+        return variable.get()
+    except LookupError:
+        return EMPTY
+
+
 def _fill_cache(kept: Any, misses: int) -> None:
     if kept.cache_info().misses != misses:  # single results cannot be taken out; all are computed again when asked for
         kept.cache_clear()
@@ -254,6 +262,7 @@ CONTENTS: dict[type | tuple[type, ...], Content] = {
     deque: Content(list, _filler(deque.extend)),
     set: Content(list, _filler(set.update)),
     CACHE: Content(lambda kept: kept.cache_info().misses, _fill_cache),
-    ContextVar: Content(lambda var: var.get(EMPTY), lambda var, before: before is EMPTY or var.set(before)),
+    (StringIO, BytesIO): Content(lambda file: file.__getstate__(), lambda file, state: file.__setstate__(state)),
+    ContextVar: Content(_value_of, lambda var, before: before is EMPTY or var.set(before)),
     CellType: Content(lambda cell: EMPTY if cell == EMPTY else cell.cell_contents, _fill_cell),
 }

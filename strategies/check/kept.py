@@ -23,8 +23,8 @@ class Kept:
         self.policies = policies
         self.names = {buffer: f"buffer '{name}'" for each in games for name, buffer in each.named_buffers()}
         self.names |= {weight: f"weight '{name}'" for each in games for name, weight in each.named_parameters()}
-        held = [tensor for policy in policies.values() for tensor in policy.storage.held()]
-        held += [bucket.shard for policy in policies.values() for bucket in policy.storage.buckets]
+        storages = [policy.storage for policy in policies.values()]
+        held = [tensor for each in storages for tensor in (*each.held(), *each.all_shards())]
         tensors = [each for each in dict.fromkeys([*self.names, *held]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
         objects = [value for _, value in reachable.objects.values()]

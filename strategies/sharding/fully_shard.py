@@ -221,6 +221,9 @@ class FullyShard(Storage):
     def held(self) -> list[Tensor]:
         return [*super().held(), *(self.everything[name].shard for name in self.weights)]
 
+    def all_shards(self) -> list[Tensor]:
+        return [weight.shard for weight in self.everything.values()]
+
     def shares(self) -> dict[nn.Parameter, Share | None]:
         self.keep_writes()
         return {weight.author: weight.share() for weight in self.everything.values()}

@@ -75,6 +75,10 @@ class Storage:
         """The tensors that hold the learning weights between phases."""
         return list(self.weights.values()) if self.unsharded else []
 
+    def all_shards(self) -> list[Tensor]:
+        """This rank's shards of all weights, also of those that do not learn."""
+        return [bucket.shard for bucket in self.buckets]
+
     def shares(self) -> dict[nn.Parameter, Share | None]:
         """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
         return {}
