@@ -108,7 +108,7 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
             if not ranks.any(total.requires_grad):
                 raise UserError(
                     f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
-                    f"is something detached, frozen, or computed under no_grad?"
+                    f"is something detached, frozen, or computed under no_grad, or does it call backward() itself?"
                 )
             for learner in learners:
                 total = learner.arm(total, last=index == len(parts) - 1)

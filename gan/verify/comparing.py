@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from gan.verify.recording import Moment, Record
+from strategies.check.first_step import both
 
 SPREAD = 100.0
 # What is equal, the largest tolerance, and what a smaller number counts as: in float64 and float32.
@@ -82,9 +83,9 @@ class Difference:
         if kind == "batch":
             return "the ranks together get other samples than one device does, or in another order"
         if kind == "loss":
-            return f"loss '{name}' is {self.many:.6g}, on one device {self.one:.6g}{more}"
+            return f"loss '{name}' is {both(self.many, self.one)}{more}"
         if kind == "gradient":
-            return f"the gradient of '{name}' has norm {self.many:.6g}, on one device {self.one:.6g}{more}"
+            return f"the gradient of '{name}' has norm {both(self.many, self.one)}{more}"
         return f"{kind} '{name}' is off by {self.gap:.0e}{more}"
 
 

@@ -21,7 +21,8 @@ ADVICE = {  # by what differs first
     "loss": A_MEAN_OVER_SAMPLES,
     "gradient": A_MEAN_OVER_SAMPLES,
     "buffer": THE_SAME_ON_ALL_RANKS,
-    "weight": "What changes weights in or after an update must be the same on all ranks: Player(after=...), hooks.",
+    "weight": "What changes weights after an update must be the same on all ranks: Player(after=...), hooks. Else a "
+    "gradient differs by too little to be named, and the optimizer enlarges that.",
     "average": "What changes averages must be the same on all ranks: Player(ema=...).",
     "phase": "All ranks must play the same phases in the same order; Phase(when=...) is asked on the first rank.",
     "draws": "Draws are the same at any number of ranks from gan.noise, and in phases without draws='torch'.",

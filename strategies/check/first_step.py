@@ -57,6 +57,12 @@ A_MEAN_OVER_SAMPLES = (
 )
 
 
+DRAWS = (
+    "The phase draws. A draw must have a row for each sample, or several in blocks as torch.cat makes them; not rows for "
+    "a part of the samples, nor those of a sample side by side."
+)
+
+
 def check_step(
     games: Sequence[GanModule],
     context: PhaseContext,
@@ -135,7 +141,7 @@ def check_step(
         lines = comparison.lines(moved(alone, shaken))
     lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
     if lines:
-        raise Different(_said(lines, context))
+        raise Different(_said(lines, context, any(together.drawn.values())))
 
 
 def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) -> Any:
@@ -247,7 +253,7 @@ class Comparison:
                 continue
             size = max(abs(mean), abs(single))
             if _apart(mean, single, max(self.rounding * size, min(room, SMALL * max(size, SMALL_LOSS)))):
-                found[f"phase '{phase}': loss '{name}' is {_both(mean, single)}"] = A_MEAN_OVER_SAMPLES
+                found[f"phase '{phase}': loss '{name}' is {both(mean, single)}"] = A_MEAN_OVER_SAMPLES
         return found
 
     def _gradients(self, allowed: Mapping[tuple[str, ...], float]) -> dict[str, str]:
@@ -269,12 +275,12 @@ class Comparison:
                 worst = max(apart, key=lambda weight: abs(apart[weight][0] - apart[weight][1]))
                 found[
                     f"phase '{phase}', player '{player}': the gradients of {len(apart)} of {len(pairs)} weights; that "
-                    f"of '{worst}' has norm {_both(*apart[worst])}"
+                    f"of '{worst}' has norm {both(*apart[worst])}"
                 ] = A_MEAN_OVER_SAMPLES
         return found
 
 
-def _both(many: float, one: float) -> str:
+def both(many: float, one: float) -> str:
     """Two numbers, in so many digits that they differ."""
     digits = next((digits for digits in (6, 9, 12) if f"{many:.{digits}g}" != f"{one:.{digits}g}"), 17)
     return f"{many:.{digits}g}, on one device {one:.{digits}g}"
@@ -287,11 +293,11 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], context: PhaseContext) -> str:
+def _said(lines: Mapping[str, str], context: PhaseContext, draws: bool) -> str:
     """The error: what differs, and what to type."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
-    advice = list(dict.fromkeys(lines.values()))
+    advice = [*dict.fromkeys(lines.values()), *[DRAWS] * draws]
     if any(unsynchronised(policy.player.module) for policy in context.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     return (

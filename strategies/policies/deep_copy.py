@@ -95,7 +95,7 @@ def _held(function: Any, memo: dict[int, Any], checked: set[FunctionType]) -> st
     """The first name, in a function's closure or defaults, whose value would be copied: a step may change it."""
     if isinstance(function, MethodType) and not hasattr(type(function.__self__), function.__name__):
         function = function.__func__
-    if not isinstance(function, FunctionType) or function in checked:
+    if not isinstance(function, FunctionType) or function in checked or function.__module__ == "gan.ranks":
         return None
     checked.add(function)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
