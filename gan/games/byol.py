@@ -12,8 +12,7 @@ from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
 from nets.blocks import onehot
-from nets.byol import Online
-from nets.views import random_view
+from nets.byol import Online, random_view
 
 NEAREST = 4  # pictures of the gallery that are shown
 VOTES = 10  # nearest neighbours that guess a sample's attributes

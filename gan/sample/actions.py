@@ -3,21 +3,159 @@
 The help of the command shows each docstring.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from PIL import Image
+from torch import Tensor
 
 from gan.errors import UserError, printable
-from gan.painting import grids
+from gan.painting import grids, sounds
 from gan.painting.held_out import NOTHING_HELD_OUT, first_samples, samples
 from gan.painting.painter import Painter, Picture
 from gan.painting.reopen import SavedRun
-from gan.painting.style_source import StyleSource
-from gan.painting.styles import regions
-from gan.sample.output import Columns, Sheet, file_name, output_path, save_png, save_sheet, unused
+from gan.painting.styles import Styles, regions
+from gan.sound import Sound
 from strategies import random_state
+
+Columns = dict[str, grids.Batch]
+
+
+@dataclass
+class Sheet:
+    """What an action has made: the columns of a grid, titles of its rows, and single samples by name."""
+
+    name: str
+    columns: Columns
+    titles: Sequence[str] = ()
+    singles: dict[str, Tensor | Sound] = field(default_factory=dict)
+
+
+def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path]:
+    """Write the grid and its sounds, and with --singles each sample by itself in its own size."""
+    path = output_path(opened, settings, sheet.name, ".png")
+    rows = max(map(len, sheet.columns.values()))
+    save_png(grids.grid(sheet.columns, rows, sheet.titles), path)
+    paths = [path, *sounds.save_columns(sheet.columns, path)]
+    if not settings.singles:
+        return paths
+    for name, sample in sheet.singles.items():
+        single = path.with_suffix("") / f"{_slug(name)}.png"
+        save_png(grids.picture(sample), single)
+        if isinstance(sample, Sound):
+            sounds.save(sample, single.with_suffix(".wav"))
+    return [*paths, path.with_suffix("")]
+
+
+def output_path(opened: SavedRun, settings: Namespace, name: str, suffix: str) -> Path:
+    """Where to write: the file that was asked for, or one in the run's folder."""
+    return Path(settings.file) if settings.file else opened.folder.samples / f"{name}{suffix}"
+
+
+def save_png(image: Image.Image, path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise UserError(f"pictures are written as PNG; type a name such as {path.with_suffix('.png')}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grids.save(image, path)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}; choose another file with -o") from error
+
+
+def file_name(action: str, words: Sequence[str] | None) -> str:
+    """A file's name from the action and what it was asked to draw."""
+    return "-".join([action, *(_slug(Path(word).stem) for word in words or ())])[:120]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text).strip("_") or "picture"
+
+
+def unused(title: str, columns: Columns) -> str:
+    """A title that no column has yet: the same styles may be asked for twice."""
+    while title in columns:
+        title += " "
+    return title
+
+
+class StyleSource:
+    """Where styles are taken from, as the command line names it: a picture, a file of styles, or `mean`.
+
+    `missing` says how a region is painted that has no style here: `mean` takes the mean styles of `among` training
+    pictures, `own` the painted picture's own style, and `zero` no style.
+    """
+
+    def __init__(self, painter: Painter, which: str, missing: str = "mean", among: int = 1000) -> None:
+        self.painter, self.missing, self.among = painter, missing, among
+        self._noted: dict[tuple[str, str], list[int]] = {}
+        self.picture: Picture | None = None
+        if which == "mean":
+            self.title, self.styles = "mean", painter.mean(self.among)
+        elif which.endswith(".pt"):
+            self.title, self.styles = Path(which).stem, painter.load(Path(which))
+        else:
+            self.picture = painter.picture(which)
+            self.title, self.styles = self.picture.title, painter.styles(self.picture)
+
+    @property
+    def image(self) -> Tensor | None:
+        return None if self.picture is None else self.picture.image
+
+    def spotlight(self, region: int) -> Tensor | None:
+        return None if self.picture is None else self.picture.spotlight(region)
+
+    def on(self, picture: Picture, chosen: list[int] | None = None, edited: bool = False) -> Styles:
+        """The styles to paint a picture's label map in.
+
+        All of them are from here, or with `chosen` only those regions' styles, and the rest are the picture's own.
+        Missing styles are replaced as `missing` says. But on the picture that the styles are from, or on an `edited`
+        map of it, no region of that picture counts as missing: a region too small for a style is painted without one.
+        """
+        same = self.picture is not None and (edited or _same(self.picture, picture))
+        known = self.picture.regions if same else ()
+        lacking = [region for region in self.styles.lacking(picture.regions) if region not in known]
+        if chosen is None:
+            return self._with_replaced(lacking, picture)
+        absent = [region for region in chosen if region not in picture.regions]
+        self._note(f"picture {picture.title} lacks", absent, "nothing to change there")
+        filled = self._with_replaced([region for region in lacking if region in chosen], picture)
+        return self.painter.styles(picture).taking(filled, chosen)
+
+    def _with_replaced(self, lacking: list[int], picture: Picture) -> Styles:
+        """These styles, with the missing ones replaced."""
+        if not lacking or self.missing == "zero":
+            return self.styles
+        whose = f"styles of {self.title} lack"
+        if self.missing == "own":
+            self._note(whose, lacking, "painted in the picture's own")
+            return self.styles.taking(self.painter.styles(picture), lacking)
+        mean = self.painter.mean(self.among)
+        self._note(whose, [region for region in lacking if mean.present[region]], "painted in the mean styles")
+        self._note(whose, mean.lacking(lacking), "as do all pictures that the mean is of; painted without style")
+        return self.styles.taking(mean, lacking)
+
+    def notes(self) -> list[str]:
+        """Which styles were missing, and what was done, for the user to read."""
+        names = self.painter.label_names
+        return [
+            f"{who} {', '.join(names[k] for k in sorted(found))}: {what}" for (who, what), found in self._noted.items()
+        ]
+
+    def _note(self, who: str, which: Sequence[int], what: str) -> None:
+        if which:
+            noted = self._noted.setdefault((who, what), [])
+            noted += [region for region in which if region not in noted]
+
+
+def _same(one: Picture, other: Picture) -> bool:
+    if one.image is None or other.image is None:
+        return False
+    return torch.equal(one.image, other.image) and torch.equal(one.label, other.label)
 
 
 def show(opened: SavedRun, settings: Namespace) -> list[Path]:

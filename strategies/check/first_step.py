@@ -27,8 +27,7 @@ from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from nets.norm import rows_together, unsynchronised
-from strategies.check.kept import Kept
-from strategies.check.trial import Different, Trial, Tried
+from strategies.check.trial import Different, Kept, Trial, Tried
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.turn import PhaseContext
@@ -58,8 +57,8 @@ A_MEAN_OVER_SAMPLES = (
 
 
 DRAWS = (
-    "The phase draws. A draw must have a row for each sample, or several in blocks as torch.cat makes them; not rows for "
-    "a part of the samples, nor those of a sample side by side."
+    "The phase draws. A draw must have a row for each sample, or several in blocks as torch.cat makes them; not rows "
+    "for a part of the samples, nor those of a sample side by side."
 )
 
 

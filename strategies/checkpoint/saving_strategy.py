@@ -24,7 +24,6 @@ from gan.finite import named
 from gan.pool import ImagePool
 from strategies import random_state
 from strategies.checkpoint.attributes import Attributes, alike
-from strategies.checkpoint.background import Background
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.game_state import (
     FiniteWeights,
@@ -37,7 +36,7 @@ from strategies.checkpoint.game_state import (
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.player_state import optimizer_state
 from strategies.checkpoint.ranks import ALONE, DiskError, SavingRanks, StoreRanks
-from strategies.checkpoint.writing import prepare, save
+from strategies.checkpoint.writing import Background, prepare, save
 from strategies.policies.policy import Policy
 from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.processes.stopping import Stopped

@@ -23,8 +23,7 @@ from strategies.cost.trace import Trace
 from strategies.guard import Guard
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
-from strategies.placing.elsewhere import Elsewhere
-from strategies.placing.on_paper import ServersOnPaper
+from strategies.placing.elsewhere import Elsewhere, ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.policies.world import World

@@ -22,10 +22,9 @@ from gan.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
-from strategies.checkpoint.background import Background
 from strategies.checkpoint.folders import part_of
 from strategies.checkpoint.ranks import ALONE
-from strategies.checkpoint.writing import prepare, save
+from strategies.checkpoint.writing import Background, prepare, save
 from tests.ranks.test_checkpoints import LAST, POINTS, kill_in
 from tests.ranks.test_contract import POLICY
 from tests.support.composite import Composite

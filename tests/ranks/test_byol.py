@@ -9,7 +9,7 @@ from lightning import seed_everything
 
 from gan import noise
 from gan.games.byol import NEAREST, distance, neighbour_error, rising
-from nets.views import random_view
+from nets.byol import random_view
 from strategies import PhaseStrategy
 from strategies.policies.modes import Follower
 from tests.ranks.test_games import byol, pictures

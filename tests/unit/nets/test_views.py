@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gan import noise
-from nets import views
+from nets import byol
 
 
 def pictures(count: int = 64, size: int = 8) -> torch.Tensor:
@@ -21,11 +21,11 @@ def at(first: int, rows: int, total: int = 64):
 def test_a_sample_has_the_same_view_on_any_rank():
     given = pictures()
     with at(0, 64):
-        whole = views.random_view(given)
+        whole = byol.random_view(given)
     halves = []
     for first in (0, 32):
         with at(first, 32):
-            halves.append(views.random_view(given[first : first + 32]))
+            halves.append(byol.random_view(given[first : first + 32]))
     assert torch.equal(torch.cat(halves), whole)
     assert not torch.equal(whole[:32], whole[32:])
 
@@ -33,7 +33,7 @@ def test_a_sample_has_the_same_view_on_any_rank():
 def test_two_views_differ_and_stay_in_range():
     given = pictures()
     with at(0, 64):
-        one, other = views.random_view(given), views.random_view(given)
+        one, other = byol.random_view(given), byol.random_view(given)
     assert one.shape == other.shape == given.shape
     assert (one - other).flatten(1).abs().amax(1).min() > 0.01
     assert one.min() >= -1 and one.max() <= 1
@@ -45,7 +45,7 @@ def test_a_part_is_a_window_of_the_picture_that_may_be_mirrored():
     row = (torch.arange(size, dtype=torch.float64) + 0.5) / size * 2 - 1
     given = torch.stack([row.expand(size, size), row[:, None].expand(size, size), torch.zeros(size, size)])
     with at(0, 200, 200):
-        found = views.cropped(given.expand(200, -1, -1, -1))
+        found = byol.cropped(given.expand(200, -1, -1, -1))
     across, down = found[:, 0, :, 1:-1].mean(1), found[:, 1, 1:-1].mean(2)
     steps = [each.diff(dim=1) for each in (across, down)]
     for each in steps:
@@ -54,22 +54,22 @@ def test_a_part_is_a_window_of_the_picture_that_may_be_mirrored():
     assert 0.35 < (width < 0).double().mean() < 0.65
     assert (height > 0).all()
     area = width.abs() * height
-    assert views.SMALLEST - 0.01 < area.min() < views.SMALLEST + 0.1 and 0.9 < area.max() <= 1 + 1e-9
+    assert byol.SMALLEST - 0.01 < area.min() < byol.SMALLEST + 0.1 and 0.9 < area.max() <= 1 + 1e-9
 
 
 def test_colours_change_in_most_views_and_some_are_grey():
     given = pictures(400, 2).clamp(-0.5, 0.5)
     with at(0, 400, 400):
-        found = views.recoloured(given)
+        found = byol.recoloured(given)
     same = (found - given).abs().flatten(1).amax(1) < 1e-9
     grey = (found - found.mean(1, keepdim=True)).abs().flatten(1).amax(1) < 1e-9
-    assert same.double().mean() == pytest.approx((1 - views.JITTER) * (1 - views.GREY), abs=0.06)
-    assert grey.double().mean() == pytest.approx(views.GREY, abs=0.06)
+    assert same.double().mean() == pytest.approx((1 - byol.JITTER) * (1 - byol.GREY), abs=0.06)
+    assert grey.double().mean() == pytest.approx(byol.GREY, abs=0.06)
 
 
 def test_a_turned_hue_keeps_the_grey_and_a_third_turn_exchanges_the_colours():
     colours = pictures(4, 2)
     colours = colours - colours.mean(1, keepdim=True)
-    third = views.turned(colours, torch.tensor(2 * math.pi / 3))
+    third = byol.turned(colours, torch.tensor(2 * math.pi / 3))
     torch.testing.assert_close(third, colours.roll(1, 1))
-    torch.testing.assert_close(views.turned(colours, torch.tensor(0.3)).mean(1), torch.zeros(4, 2, 2).double())
+    torch.testing.assert_close(byol.turned(colours, torch.tensor(0.3)).mean(1), torch.zeros(4, 2, 2).double())

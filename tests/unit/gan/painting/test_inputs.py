@@ -9,7 +9,7 @@ from PIL import Image
 
 from datasets import Faces
 from gan.errors import UserError
-from gan.painting import grids, inputs
+from gan.painting import grids, painter
 
 FACES = Faces(2, size=64)
 LABELS = FACES.num_labels
@@ -20,15 +20,15 @@ def label(size=64):
 
 
 def read(path, size=(64, 64), labels=LABELS, void=None):
-    return inputs.read_labels(path, size, labels, void or {})
+    return painter.read_labels(path, size, labels, void or {})
 
 
 def test_a_picture_comes_in_the_runs_size_and_range(tmp_path):
     FACES.draw(0).save(tmp_path / "a.png")
-    same = inputs.read_picture(tmp_path / "a.png", (64, 64))
+    same = painter.read_picture(tmp_path / "a.png", (64, 64))
     assert torch.equal(same, torch.from_numpy(np.array(FACES.draw(0))).permute(2, 0, 1).float() / 127.5 - 1)
     Image.new("L", (40, 20), 255).save(tmp_path / "grey.png")
-    assert torch.equal(inputs.read_picture(tmp_path / "grey.png", (8, 16)), torch.ones(3, 8, 16))
+    assert torch.equal(painter.read_picture(tmp_path / "grey.png", (8, 16)), torch.ones(3, 8, 16))
 
 
 @pytest.mark.parametrize("mode", ["L", "I;16", "P", "ours", "RGB", "RGBA"])
@@ -83,11 +83,11 @@ def test_a_pair_must_show_the_same(tmp_path):
     image, labels = tmp_path / "a.jpg", tmp_path / "a.png"
     FACES.draw(0).resize((128, 128)).save(image)
     FACES.label(0).save(labels)
-    picture, numbers = inputs.read_pair(image, labels, (32, 32), LABELS, {})
+    picture, numbers = painter.read_pair(image, labels, (32, 32), LABELS, {})
     assert picture.shape == (3, 32, 32) and torch.equal(numbers, label(32))
     FACES.label(0).resize((64, 32)).save(labels)
     with pytest.raises(UserError, match=r"a.jpg is 128x128 and .*a.png is 64x32; .* must be of the same shape"):
-        inputs.read_pair(image, labels, (32, 32), LABELS, {})
+        painter.read_pair(image, labels, (32, 32), LABELS, {})
 
 
 def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
@@ -97,10 +97,10 @@ def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     for call in (
-        lambda path: inputs.read_picture(path, (8, 8)),
+        lambda path: painter.read_picture(path, (8, 8)),
         lambda path: read(path),
-        lambda path: inputs.read_pair(path, good, (8, 8), LABELS, {}),
-        lambda path: inputs.read_pair(good, path, (8, 8), LABELS, {}),
+        lambda path: painter.read_pair(path, good, (8, 8), LABELS, {}),
+        lambda path: painter.read_pair(good, path, (8, 8), LABELS, {}),
     ):
         with pytest.raises(UserError, match=r"there is no file '.*absent.png'"):
             call(tmp_path / "absent.png")

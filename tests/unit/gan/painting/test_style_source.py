@@ -6,8 +6,8 @@ import torch
 from gan.errors import UserError
 from gan.painting.painter import Painter, Picture
 from gan.painting.reopen import open_run
-from gan.painting.style_source import StyleSource
 from gan.painting.styles import Styles
+from gan.sample.actions import StyleSource
 
 HAIR, HAT = 13, 14
 

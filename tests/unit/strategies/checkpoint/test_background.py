@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from gan.errors import UserError
-from strategies.checkpoint.background import Background
 from strategies.checkpoint.ranks import DiskError, StoreRanks
+from strategies.checkpoint.writing import Background
 
 
 class Slow:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adam
 
 from gan import Player
-from strategies.cost.optimizer import optimizer_cost
+from strategies.policies.costs import optimizer_cost
 
 
 def cost(optimizer):
