@@ -21,7 +21,7 @@ from gan.errors import UserError
 from gan.making import Making, aside, give_memory
 from gan.module import GanModule
 from gan.weights import WeightFiles, open_files
-from strategies.checkpoint.ranks import SavingRanks
+from strategies.checkpoint.writing import SavingRanks
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded, show
 

@@ -36,10 +36,15 @@ class GameFirst(Callback):
     """
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        own = vars(pl_module)
-        own.pop("on_train_batch_end", None)  # left behind by a step that failed
         pl_module.on_train_batch_end(*args)
-        own["on_train_batch_end"] = lambda *_: own.pop("on_train_batch_end")
+        own = vars(pl_module)
+        before = {name: hook for name, hook in own.items() if name == "on_train_batch_end"}
+
+        def called_already(*_: Any) -> None:
+            del own["on_train_batch_end"]
+            own.update(before)
+
+        own["on_train_batch_end"] = called_already
 
 
 class Hooks:

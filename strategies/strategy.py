@@ -141,6 +141,8 @@ class PhaseStrategy(AdoptingStrategy):
 
         games = [game, *(replica.game for replica in self.ranks.other_replicas)]
         check_step(games, self._context(), batch, step, self.gather_objects, self.trials.ready)
+        for replica in self.ranks.other_replicas:
+            replica.note()  # what a trial has changed is put back, and no replica must take it for a change
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""

@@ -16,12 +16,12 @@ from gan.contents import need, numbers
 from gan.files import whole_file
 from gan.fit import metrics
 from gan.fit.folder import RunFolder
-from gan.fit.spare import Spare
+from gan.fit.metrics import Spare
 from gan.painting import grids, sounds
 from gan.painting.held_out import batches_of, first_samples
 from gan.sound import Sound
 from strategies import random_state
-from strategies.processes.progress import Progress
+from strategies.processes.agent import Progress
 
 SHOWN = 8
 

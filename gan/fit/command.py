@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from datasets.workers import explained
 from gan.errors import UserError, escape_warnings, printable, refuse
 from gan.finite import NotFinite
-from gan.fit import attempts, before, folder, launch, options
+from gan.fit import before, folder, launch, options
 from gan.fit import slurm as slurm_job
 from gan.fit.before import named
 from gan.fit.callbacks import Bar, Pictures, Score, Steps, WriteSettings
@@ -72,7 +72,7 @@ def _fit(argv: list[str] | None) -> None:
         agent.end_with_launcher(place.nodes)
     if place is not None and place.by == "slurm":
         go_back_if_warned(place)
-    attempts.note_steps(place)
+    launch.note_steps(place)
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
@@ -110,7 +110,7 @@ def _fit(argv: list[str] | None) -> None:
 
     def choose(launchers: list[str]) -> Chosen:
         """For the first rank. The files of a resumed run stay as they are until it trains."""
-        attempts.check(place)
+        launch.check(place)
         # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
         may_have = place is not None and (place.by != "slurm" or place.restarts)
         begun = launch.begun_by(out, launchers, partial(newest_whole, say=say)) if may_have else None

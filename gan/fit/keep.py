@@ -16,9 +16,9 @@ from gan.errors import UserError
 from gan.files import whole_file
 from gan.fit import launch
 from gan.fit.folder import RunFolder
-from gan.fit.spare import Spare, warn
+from gan.fit.metrics import Spare, warn
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.ranks import DiskError
+from strategies.checkpoint.writing import DiskError
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 
 # ---- the scores of checkpoints ----

@@ -23,6 +23,7 @@ from gan.errors import UserError
 from gan.files import read_text, whole_file
 from gan.fit.folder import RunFolder
 from strategies.processes import agent, launched
+from strategies.processes.agent import NEVER, Progress
 from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
 
@@ -131,3 +132,42 @@ def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
         return folder, {"launchers": list(record["launchers"]), "checkpoints": list(record["checkpoints"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# Our own agent counts failures itself. torchrun starts its ranks again after every kind of failure, and tells them only
+# the number of the attempt. So the ranks note their steps in torchrun's folder, and the first rank of the next attempt
+# reads there how far the last one has come.
+
+
+def folder(place: Launched | None) -> Path | None:
+    """The folder that a person's torchrun has made for itself. It is the same for all attempts on this host."""
+    if place is None or place.by != "torchrun" or FILE not in os.environ or agent.speaks():
+        return None
+    return Path(os.environ[FILE]).parents[2]
+
+
+def note_steps(place: Launched | None) -> None:
+    """Let this rank note its steps where the next attempt finds them. Call it before training."""
+    if (there := folder(place)) is not None:
+        os.environ[Progress.VARIABLE] = str(there / "steps")
+
+
+def check(place: Launched | None) -> None:
+    """For the first rank: refuse to begin again if the last three attempts have failed at the same step."""
+    there = folder(place)
+    if there is None:
+        return
+    noted, failed = there / "failures.json", {}
+    if noted.exists():
+        failed = json.loads(noted.read_text())
+        # When a host comes or goes, the ranks start again too, and the number of the attempt stays.
+        failed.setdefault(str(place.restarts), max(Progress.read(place.local_size)))
+    last = [step for attempt, step in failed.items() if attempt != "0"][-agent.SAME_STEP :]
+    if len(last) == agent.SAME_STEP and len(set(last)) == 1:
+        where = f"at step {last[0]}" if last[0] != NEVER else "before the first step"
+        raise UserError(
+            f"the last {agent.SAME_STEP} attempts have failed {where}, so the ranks are not started again; see above "
+            f"what each of them said"
+        )
+    noted.write_text(json.dumps(failed))
+    Progress.clear(place.local_size)

@@ -16,6 +16,7 @@ What differs only later, such as a mask that is full in the first batch, is foun
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
+from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import Different, Kept, Trial, Tried
 from strategies.micro_batches import first_rows, join_batches, rows
@@ -86,9 +88,16 @@ def check_step(
         )
         return
 
+    # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
+    pools = [[each for each in game.modules() if isinstance(each, ImagePool)] for game in games]
+    images = gather([[move_data_to_device(pool.own(), torch.device("cpu")) for pool in of_game] for of_game in pools])
+
     def tried(samples: Any, alone: bool = False, shake: int = 0) -> Tried:
         trial = Trial(gather, context.step, alone, scale=1 + 2 * shake)
         with kept.aside():
+            for number, pool in chain.from_iterable(map(enumerate, pools)):
+                for of_game in chain.from_iterable(images):
+                    pool.slots |= {place: list(own) for place, own in of_game[number].items()}
             vars(games[0])["log"] = lambda *_, **__: None
             if shake:
                 shake_weights(context.policies.values(), shake)
@@ -147,21 +156,19 @@ def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) 
     """The first samples of this process's batch, on the CPU; None, with a warning, if there can be no trial."""
     together = math.lcm(*(phase.micro_batches for phase in games[0].phases))
     together *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
-    few, why = together, ""
     try:
         own_rows = rows(batch) // len(games)
         room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows // context.size
-        few *= max(1, min(SAMPLES, own_rows, room) // few)
+        few = together * max(1, min(SAMPLES, own_rows, room) // together)
+        samples = f"{few * context.size} samples, {few} of each rank"
+        why = f"which may have no memory for {samples}; check it once on fewer ranks"
         for count in range(few, min(own_rows, room) + 1, together):
             own = move_data_to_device(first_rows(batch, count * len(games)), torch.device("cpu"))
             try:
                 first_rows(own, count * len(games))
+                return own
             except UserError as error:  # so few may look like something else: two rows in each item of a pair
                 why = f"because its first samples cannot be cut: {error}"
-                continue
-            return own
-        samples = f"{few * context.size} samples, {few} of each rank"
-        why = why or f"which may have no memory for {samples}; check it once on fewer ranks"
     except UserError as error:
         why = f"because its batch cannot be cut: {error}"
     rank_zero_warn(f"the first step is not checked against one device, {why}")

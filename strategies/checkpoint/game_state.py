@@ -22,7 +22,7 @@ from strategies.checkpoint.player_state import (
     load_training_state,
     training_state,
 )
-from strategies.checkpoint.ranks import SavingRanks
+from strategies.checkpoint.writing import SavingRanks
 from strategies.policies.policy import Policy
 
 

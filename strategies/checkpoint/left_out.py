@@ -17,7 +17,7 @@ from gan.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksu
 from gan.errors import UserError
 from gan.module import GanModule
 from gan.weights import WeightFiles, check_files
-from strategies.checkpoint.ranks import SavingRanks
+from strategies.checkpoint.writing import SavingRanks
 from strategies.policies.policy import Policy
 
 

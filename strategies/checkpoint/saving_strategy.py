@@ -35,8 +35,7 @@ from strategies.checkpoint.game_state import (
 )
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.ranks import ALONE, DiskError, SavingRanks, StoreRanks
-from strategies.checkpoint.writing import Background, prepare, save
+from strategies.checkpoint.writing import ALONE, Background, DiskError, SavingRanks, StoreRanks, prepare, save
 from strategies.policies.policy import Policy
 from strategies.processes.launched_strategy import LaunchedStrategy
 from strategies.processes.stopping import Stopped

@@ -18,8 +18,7 @@ from gan.module import GanModule
 from gan.phase import Phase, Player
 from strategies import private
 from strategies.cost import trace as kinds
-from strategies.cost.living import Count, Living
-from strategies.cost.trace import Trace
+from strategies.cost.trace import Count, Living, Trace
 from strategies.guard import Guard
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute

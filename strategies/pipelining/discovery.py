@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gan.errors import UserError
-from strategies.pipelining.buffers import Buffers
+from strategies.pipelining.passes import Buffers
 from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
 from strategies.pipelining.request import PLAIN, Request
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from nets.norm import rows_together
 from strategies.pipelining.cutting import share_out
-from strategies.pipelining.program import Carrier, Plan, Program
-from strategies.pipelining.schedule import Action, forwards
+from strategies.pipelining.program import Action, Carrier, Plan, Program, forwards
 
 # Before the first call nobody knows how long a layer takes: that depends on the samples. So the first cut is by
 # weights. The first calls are measured, and if another cut were clearly more even, a line says what to type. Weights do

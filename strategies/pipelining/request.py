@@ -15,8 +15,7 @@ from gan.errors import UserError
 from gan.noise import Place
 from strategies import private
 from strategies.pipelining.pipe import Pipe
-from strategies.pipelining.program import Program
-from strategies.pipelining.schedule import refuse_chunks
+from strategies.pipelining.program import Program, refuse_chunks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gan.errors import UserError
 from gan.making import aside
 from gan.module import GanModule
 from strategies.assignment import assign, choose
-from strategies.checkpoint.ranks import SavingRanks
+from strategies.checkpoint.writing import SavingRanks
 from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, without_values
 from strategies.placing.elsewhere import check, leave

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from gan.errors import UserError
 from gan.phase import Player, parameters_of
 
 
@@ -43,3 +46,90 @@ def _with_parameters(roots: Iterable[nn.Module]) -> dict[nn.Module, set[int]]:
     """All modules, each with the ids of the parameters that it has, directly or inside."""
     modules = dict.fromkeys(module for root in roots for module in root.modules())
     return {module: set(map(id, module.parameters())) for module in modules}
+
+
+# [Note: requires_grad]
+# Between steps every weight has the `requires_grad` that its author gave it. So an author may freeze and thaw weights
+# there, as in plain torch. In a phase only the weights of learners require gradients. So when a player's turn ends, its
+# switch remembers which of its weights required one. The next turn, or the end of the step, restores these and no
+# others.
+# A frozen weight gets no gradient. Then its optimizer skips it, and under each policy it is like a weight that the loss
+# does not reach.
+
+requires_grad = attrgetter("requires_grad")
+
+
+class Switch:
+    """Makes weights require gradients, or not. Those that the author has frozen stay so. See [Note: requires_grad]."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = list(weights)
+        self.on = True
+        self._learning: list[Tensor] = []  # while it is off: those that require gradients when it is on
+
+    def turn(self, on: bool) -> None:
+        if on == self.on:
+            return
+        self.on = on
+        with torch._C.DisableTorchFunctionSubclass():  # a sharded weight would ask each time whether this is allowed
+            if not on:
+                self._learning = [weight for weight in self.weights if weight.requires_grad]
+            for weight in self._learning:
+                weight.requires_grad_(on)
+
+
+class PlayerSwitch(Switch):
+    """A player's switch, which also freezes what `Player(freeze=...)` names for a step."""
+
+    def __init__(self, player: Player, weights: Mapping[str, nn.Parameter]) -> None:
+        super().__init__(weights.values())
+        self.player = player
+        others = {name: each for name, each in player.module.named_parameters() if name not in weights}
+        self._others = {} if player.frozen else others  # those without an optimizer
+        self._frozen: list[nn.Parameter] = []  # in this step
+        self._parts: tuple[tuple[str, ...], list[nn.Parameter]] = ((), [])  # the last names, and what they mean
+
+    def begin_step(self, step: int) -> None:
+        """Freeze the sub-modules that do not learn in this step."""
+        if self.player.frozen:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            if any(map(requires_grad, self._others.values())):
+                self._refuse(step)
+            if self.player.freeze is not None:
+                self._frozen = [weight for weight in self._named(step) if weight.requires_grad]
+                for weight in self._frozen:
+                    weight.requires_grad_(False)
+
+    def end_step(self) -> None:
+        """Give the weights back to their author."""
+        if self.player.frozen:
+            return
+        self.turn(True)
+        for weight in self._frozen:
+            weight.requires_grad_(True)
+        self._frozen = []
+
+    def _named(self, step: int) -> list[nn.Parameter]:
+        """The weights of the sub-modules that do not learn in this step."""
+        names = self.player.freeze(step)
+        names = (names,) if isinstance(names, str) else tuple(names)
+        if names != self._parts[0]:
+            module = self.player.module
+            known = dict(module.named_modules())
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise UserError(
+                    f"player '{self.player.name}': freeze names '{unknown[0]}' at step {step}, and its "
+                    f"{type(module).__name__} has no such module; known are {', '.join(filter(None, known))}"
+                )
+            self._parts = names, [weight for name in names for weight in known[name].parameters()]
+        return self._parts[1]
+
+    def _refuse(self, step: int) -> None:
+        name = next(name for name, weight in self._others.items() if weight.requires_grad)
+        raise UserError(
+            f"player '{self.player.name}': weight '{name}' requires a gradient at step {step}, but did not when "
+            f"training was set up, so the optimizer does not have it; let it require one from the beginning, and "
+            f"freeze it for the first steps by Player(freeze=...)"
+        )

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from gan.phase import Phase, Player
 from strategies.cost.amounts import Group, Held
-from strategies.cost.living import Living
 from strategies.cost.paper import Paper, size
+from strategies.cost.trace import Living
 from strategies.optimizers import ELEMENTWISE, has_modes
 from strategies.policies.belongings import Belongings
 from strategies.policies.world import World

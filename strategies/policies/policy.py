@@ -18,10 +18,9 @@ from strategies.loss_scale import LossScale
 from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
-from strategies.policies.belongings import Belongings
+from strategies.policies.belongings import Belongings, PlayerSwitch
 from strategies.policies.costs import Costs
 from strategies.policies.modes import EvalWeights, Follower
-from strategies.policies.switch import PlayerSwitch
 from strategies.policies.world import World
 from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.sharding.storage import Storage

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from gan.errors import UserError
 from gan.module import GanModule
 from strategies.options.compile import compiled_by_author
+from strategies.policies.belongings import Switch
 from strategies.policies.deep_copy import ADVICE, deep_copy
 from strategies.policies.policy import Policy
-from strategies.policies.switch import Switch
 
 T = TypeVar("T")
 

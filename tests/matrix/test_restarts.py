@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gan.fit.folder import RunFolder
-from strategies.processes.progress import NEVER, Progress
+from strategies.processes.agent import NEVER, Progress
 from tests.support.crashes import ARGUMENTS
 from tests.support.parity import EXACT, distance
 from tests.support.saved import tensors

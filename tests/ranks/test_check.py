@@ -574,6 +574,23 @@ def _trained_and_warned(game, policy):
     return found, " ".join(str(each.message) for each in caught)
 
 
+class Pooled(One):
+    """A pool that is full after its first step. Each rank has the past of its own samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = ImagePool(1)
+
+    def play(self, batch):
+        out = self.net(batch["x"])
+        return (out - 0.5 * self.pool.query(out)).square().mean()
+
+
+def test_a_trial_looks_into_the_pools_of_all_ranks(ranks):
+    alone = train(Pooled, steps=12)
+    assert distance(ranks(2).run(train, Pooled, world=2, steps=12, check="often")[0], alone) < EXACT
+
+
 class Grows(One):
     """A bank that gets another shape through `.data`, and a result that is kept for ever."""
 

@@ -27,8 +27,7 @@ from gan.shard_file import SavedPiece
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.ranks import ALONE, SavingRanks
-from strategies.checkpoint.writing import save
+from strategies.checkpoint.writing import ALONE, SavingRanks, save
 from tests.ranks.test_zero import Lopsided
 from tests.support.parity import parts, trainer
 from tests.support.saved import names, number_of, numbered, read_checkpoint

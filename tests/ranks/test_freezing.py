@@ -7,7 +7,7 @@ import pytest
 from lightning import Callback
 
 from gan.errors import UserError
-from strategies.policies.switch import PlayerSwitch, Switch
+from strategies.policies.belongings import PlayerSwitch, Switch
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, distance, often
 

@@ -8,8 +8,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.bench.grid import command, table, worker
-from gan.bench.grid.cells import Cell, cells, refuse_strategy
-from gan.bench.grid.measuring import Rounds, planned
+from gan.bench.grid.measuring import Cell, Rounds, cells, planned, refuse_strategy
 from gan.bench.grid.worker import Found, Request
 from gan.errors import UserError
 from gan.fit import run_options

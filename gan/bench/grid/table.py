@@ -4,8 +4,7 @@ import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gan.bench.grid.cells import Cell
-from gan.bench.grid.measuring import Figures, Rounds
+from gan.bench.grid.measuring import Cell, Figures, Rounds
 
 WORDS = """  of one      pictures a second, as a part of those of one process of one thread that plays the same parts
               one after another; the median of all rounds, and the least and the most of them

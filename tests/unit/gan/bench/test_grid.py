@@ -9,9 +9,8 @@ from PIL import Image
 from torch import nn
 
 from gan.bench.grid import command, table, worker
-from gan.bench.grid.cells import SINGLE, Cell, cells, refuse_strategy
 from gan.bench.grid.game import blocks
-from gan.bench.grid.measuring import Planned, Rounds, planned
+from gan.bench.grid.measuring import SINGLE, Cell, Planned, Rounds, cells, planned, refuse_strategy
 from gan.bench.grid.worker import Clock, Found, cut_phases
 from gan.errors import UserError
 from strategies.pipelining.cutting import cut, units_of

@@ -5,9 +5,9 @@ from unittest import mock
 import pytest
 
 from gan.errors import UserError
-from gan.fit import attempts
+from gan.fit import launch
+from strategies.processes.agent import NEVER, Progress
 from strategies.processes.launched import Launched
-from strategies.processes.progress import NEVER, Progress
 
 
 def place(by="torchrun"):
@@ -27,8 +27,8 @@ def attempt(tmp_path, monkeypatch):
         }
         (tmp_path / "none_xyz").mkdir(exist_ok=True)
         with mock.patch.dict("os.environ", variables):
-            attempts.note_steps(place())
-            attempts.check(place())
+            launch.note_steps(place())
+            launch.check(place())
             for rank, step in enumerate(ends):
                 with mock.patch.dict("os.environ", LOCAL_RANK=str(rank)):
                     Progress().begin(step)
@@ -70,13 +70,13 @@ def test_hosts_that_come_and_go_are_no_failures(attempt):
 def test_other_launchers_do_not_try_again(by, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "b" / "c" / "error.json"))
     there = None if by is None else place(by)
-    attempts.note_steps(there)
-    attempts.check(there)
+    launch.note_steps(there)
+    launch.check(there)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_our_own_agent_counts_for_itself(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/x/y/z/error.json")
-    assert attempts.folder(place()) is not None
+    assert launch.folder(place()) is not None
     monkeypatch.setenv("GAN_AGENT", "agent host /tmp/gan-agent-x")
-    assert attempts.folder(place()) is None
+    assert launch.folder(place()) is None

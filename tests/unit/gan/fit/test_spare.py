@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from gan.fit.spare import Spare
+from gan.fit.metrics import Spare
 
 
 def full(name):

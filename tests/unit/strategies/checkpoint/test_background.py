@@ -11,8 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from gan.errors import UserError
-from strategies.checkpoint.ranks import DiskError, StoreRanks
-from strategies.checkpoint.writing import Background
+from strategies.checkpoint.writing import Background, DiskError, StoreRanks
 
 
 class Slow:

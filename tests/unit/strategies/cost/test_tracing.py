@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from gan import Phase
 from strategies.cost import trace as kinds
-from strategies.cost.living import Living
+from strategies.cost.trace import Living
 from strategies.cost.tracing import FusedAttention, steps, traces
 from tests.support.composite import Composite, Sized
 from tests.support.hard_games import HARD

@@ -3,7 +3,7 @@
 import pytest
 
 from strategies.cost.amounts import bubble
-from strategies.pipelining.schedule import Action, forwards, merged
+from strategies.pipelining.program import Action, forwards, merged
 
 
 def play(orders, needs):

@@ -14,9 +14,8 @@ import pytest
 
 from gan.errors import UserError
 from strategies.processes import agent
-from strategies.processes.agent import SAME_STEP, History, Launch
+from strategies.processes.agent import NEVER, SAME_STEP, History, Launch
 from strategies.processes.failure import ERROR, LOST, REFUSED, Failure
-from strategies.processes.progress import NEVER
 from strategies.processes.rendezvous import Rendezvous
 
 BEGINNING = """

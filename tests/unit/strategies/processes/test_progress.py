@@ -3,7 +3,7 @@ import os
 import pytest
 
 from gan.errors import UserError
-from strategies.processes.progress import NEVER, Progress
+from strategies.processes.agent import NEVER, Progress
 
 
 def test_the_agent_reads_the_step_of_each_rank(tmp_path, monkeypatch):
