@@ -57,12 +57,12 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """The scores of the checkpoints that are kept; see best.py."""
+        """The scores of the checkpoints that are kept; see keep.py."""
         return self.path / "best.json"
 
     @property
     def lock(self) -> Path:
-        """Locked by the process that trains this run; see lock.py."""
+        """Locked by the process that trains this run, see `training`."""
         return self.path / "run.lock"
 
     @property

@@ -223,7 +223,7 @@ class Policy(Costs):
 
     @property
     def learning(self) -> bool:
-        """Whether the player's weights require gradients now. See [Note: requires_grad] in switch.py."""
+        """Whether the player's weights require gradients now. See [Note: requires_grad] in belongings.py."""
         return self.switch.on
 
     def learn(self, learning: bool) -> None:
