@@ -1,6 +1,6 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -30,21 +30,23 @@ CALLBACKS = {
 
 
 class GameFirst(Callback):
-    """Calls the game's own on_train_batch_end before those of callbacks, so that what they save is of the whole step.
+    """Calls the game's own on_train_batch_end before callbacks', and not after them: so they save the whole step."""
 
-    Lightning calls it after them.
-    """
+    put_back: Callable[..., object] = bool  # does nothing before the first step has ended
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         pl_module.on_train_batch_end(*args)
-        own = vars(pl_module)
-        before = {name: hook for name, hook in own.items() if name == "on_train_batch_end"}
+        own, name = vars(pl_module), "on_train_batch_end"
+        before = {name: own[name]} if name in own else {}
 
-        def called_already(*_: Any) -> None:
-            del own["on_train_batch_end"]
+        def put_back(*_: Any) -> None:
+            own.pop(name, None)
             own.update(before)
 
-        own["on_train_batch_end"] = called_already
+        own[name] = self.put_back = put_back  # Lightning's own call of the hook puts it back
+
+    def on_exception(self, *_: Any) -> None:
+        self.put_back()
 
 
 class Hooks:

@@ -56,8 +56,6 @@ A_MEAN_OVER_SAMPLES = (
     "A loss must be a mean over samples. Where it needs a number of the whole batch, take gan.ranks.mean(x), "
     "gan.ranks.sum(x) or gan.ranks.gather(x). So must a batch norm that is written by hand, or call F.batch_norm."
 )
-
-
 DRAWS = (
     "The phase draws. A draw must have a row for each sample, or several in blocks as torch.cat makes them; not rows "
     "for a part of the samples, nor those of a sample side by side."
@@ -104,12 +102,14 @@ def check_step(
             try:
                 trying(trial, samples)
             except Exception as error:
-                where = f"while step {context.step} was tried on {rows(samples)} samples"
-                error.add_note(f"{where}; PhaseStrategy(check=False) leaves that out")
+                tried_on = f"step {context.step} was tried on {rows(samples)} samples"
+                error.add_note(f"while {tried_on}; PhaseStrategy(check=False) leaves that out")
                 if isinstance(error, UserError) or context.step == 0:
                     raise
                 trial.meet(f"cannot play: {error}")
-                raise TooFew(f"a loss fails {where}, as it may where it remembers more: {error}") from error
+                raise TooFew(
+                    f"{tried_on}, and a loss fails, perhaps because it remembers a larger batch: {error}"
+                ) from error
             trial.meet("has ended the step")
             trial.tried.state = kept.written()
         return trial.tried
@@ -130,7 +130,7 @@ def check_step(
         if context.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = tried(own), tried(samples, alone=True)
     except TooFew as error:
-        rank_zero_warn(f"step {context.step} is not checked against one device: {error}")
+        rank_zero_warn(f"no comparison with one device: {error}")
         return
 
     unlike = {name for each in gather(together.unlike) for name in each}

@@ -48,8 +48,7 @@ class Attributes:
         self.all = _by_name(reachable.objects)
         self.names = {id(value): name for name, value in self.all.items()}
         found = {n: o for n, o in self.all.items() if id(o.owner if isinstance(o, Scope) else o) not in torchs}
-        changing = {name: value for name, value in found.items() if content_of(value) is not None}
-        self.objects = {name: value for name, value in changing.items() if not isinstance(value, CACHE)}
+        self.objects = {n: o for n, o in found.items() if content_of(o) is not None and not isinstance(o, CACHE)}
         self.before = {name: _noted(value) for name, value in self.objects.items()}
 
     def state(self) -> dict[str, Any]:

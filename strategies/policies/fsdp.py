@@ -166,7 +166,7 @@ class Fsdp(Sharded):
                 raise
             raise UserError(
                 f"phase '{phase.name}': a block of a network under fsdp begins by writing in place into its input, as "
-                f"nn.ReLU(inplace=True) does, and FSDP2 forbids that; give it inplace=False, or type zero3 for fsdp"
+                f"nn.ReLU(inplace=True) does, and FSDP2 forbids that; give it inplace=False, or use zero3, not fsdp"
             ) from error
 
     def for_several_phases(self) -> AbstractContextManager[Any]:

@@ -141,6 +141,18 @@ def test_what_a_callback_saves_is_of_the_whole_step(tmp_path):
     assert all(map(torch.equal, straight.state_dict().values(), resumed.state_dict().values()))
 
 
+class Fails(Callback):
+    def on_train_batch_end(self, *_):
+        raise ZeroDivisionError
+
+
+def test_a_callback_that_fails_leaves_the_games_own_hook_as_it_was():
+    game = OwnAverage()
+    with pytest.raises(ZeroDivisionError):
+        trainer(PhaseStrategy("single"), 1, 1, callbacks=[Fails()]).fit(game, Whole(1))
+    assert "on_train_batch_end" not in vars(game)
+
+
 def test_a_loader_without_a_position_is_named_where_an_epoch_is_resumed(tmp_path):
     data = [{"x": row} for row in torch.ones(4, 6, dtype=torch.float64)]
     made = trainer(PhaseStrategy("single"), 1, 3)

@@ -564,7 +564,7 @@ def test_what_fails_on_few_samples_alone_is_trained_and_that_is_said(policy, ran
     alone = train(Remembers, steps=4, check=True)
     found = ranks(2).run(_trained_and_warned, Remembers, policy)
     equals([trained for trained, _ in found], alone)
-    assert "step 1 is not checked against one device: a loss fails while step 1 was tried" in found[0][1]
+    assert "no comparison with one device: step 1 was tried on 2 samples, and a loss fails" in found[0][1]
 
 
 def _trained_and_warned(game, policy):

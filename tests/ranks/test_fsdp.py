@@ -483,7 +483,7 @@ class Overwriting(Odd):
 def test_a_block_that_overwrites_its_input_is_refused_by_name(ranks):
     for message in ranks(2).run(refused, Overwriting, policy="fsdp", world=2, steps=1):
         assert message.startswith("phase 'judge': a block of a network under fsdp begins by writing in place into its ")
-        assert "give it inplace=False, or type zero3 for fsdp" in message
+        assert "give it inplace=False, or use zero3, not fsdp" in message
     assert ranks(2).run(refused, Overwriting, policy="zero3", world=2, steps=1) == [None, None]
 
 
