@@ -26,6 +26,17 @@ crashes: $(VENV)/installed-test  ## kill ranks at random moments: 200 times with
 faults: $(VENV)/installed-test  ## damage all that commands read, in 2,000 ways; ARGS='--seed N --case N' plays one again
 	$(RUN) -m tests.faults $(ARGS)
 
+# The published sizes of SEAN, and StyleGAN2 at 256 px.
+SEAN := sean-faces --size 256 --upsamplings 5 --width 64 --hidden 128 --style 512 --batch-size 8
+STYLEGAN := stylegan-faces --size 256 --width 64 --latent 512 --style 512 --mapping 8 --batch-size 16
+
+gpu: $(VENV)/installed-test  ## on a machine with GPUs: matrix, crashes and speed there; writes strategies/GPU.md
+	TESTS_ON=gpu $(RUN) -m pytest -q -m "slow or not slow" tests/matrix/test_matrix.py
+	TESTS_ON=gpu $(RUN) -m pytest -q -s -m slow tests/matrix/test_crashes.py
+	$(RUN) -m gan.bench speed $(SEAN) --write strategies/GPU.md
+	$(RUN) -m gan.bench speed $(STYLEGAN) --write strategies/GPU.md
+	-$(RUN) -m gan.bench peers --device cuda
+
 lint: $(VENV)/installed-test  ## check style
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -42,4 +53,4 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable '.[test]' --constraint constraints.txt
 	touch $@
 
-.PHONY: help fit test matrix crashes faults lint clean
+.PHONY: help fit test matrix crashes faults gpu lint clean

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from gan.bench import launchers, loading, saving
+from gan.bench import launchers, loading, saving, speed
 from gan.bench.grid import command as grid
 from gan.bench.peers import command as peers
 from gan.bench.sean import command as sean
@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
     "peers": peers.main,
     "launchers": launchers.main,
     "grid": grid.main,
+    "speed": speed.main,
 }
 
 

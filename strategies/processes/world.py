@@ -71,8 +71,9 @@ def call(
     limit: float,
     preload: Sequence[str] = (),
     connected: bool = True,
+    device: str = "cpu",
 ) -> list[Any]:
-    """What the function returns on each rank. It runs in gloo ranks on the CPU, with a time limit in seconds.
+    """What the function returns on each rank, with a time limit in seconds. Each rank has a device of its own.
 
     `connected`: the ranks have a process group. Without it, the function makes one.
 
@@ -85,7 +86,7 @@ def call(
         port = _free_port()
         processes = []
         for rank in range(ranks):
-            arguments = (Path(folder), rank, ranks, port, connected, function, args)
+            arguments = (Path(folder), rank, ranks, port, connected, device, function, args)
             processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
             processes[-1].start()
         try:
@@ -140,6 +141,7 @@ def _serve(
     ranks: int,
     port: int,
     connected: bool,
+    device: str,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -149,7 +151,8 @@ def _serve(
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+    if device == "cpu":
+        os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(os.devnull, "w") as nowhere:
@@ -158,8 +161,10 @@ def _serve(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     try:
+        if device != "cpu":
+            torch.accelerator.set_device_index(rank)
         if ranks > 1 and connected:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo" if device == "cpu" else None)
         report = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error is reported
         report = _failure(rank, error)

@@ -25,9 +25,10 @@ from tests.support.forward_games import MeanFlow, Slopes
 from tests.support.hard_games import HARD
 from tests.support.parity import BROKEN, EXACT, distance, train, vectors, weights
 from tests.support.sharing_games import SHARING
+from tests.support.trained_on import ON_GPUS, description
 from tests.support.word_games import EPOCH, WORDS
 
-WRITTEN = Path(__file__).parents[2] / "strategies" / "MATRIX.md"
+WRITTEN = Path(__file__).parents[2] / "strategies" / ("GPU.md" if ON_GPUS else "MATRIX.md")
 
 FORMULAS = {game.__name__: game for game in (Contrast, MeanFlow, Slopes)}  # of all ranks' samples, and of derivatives
 PLAYED: dict[str, tuple[Any, Any]] = {
@@ -143,10 +144,10 @@ def verdict(name: str, column: tuple[str, int], found: Found) -> str:
 
 PAGE = """# The matrix
 
-`make matrix` writes this file; do not edit it.
+`make {target}` writes this file; do not edit it.
 
 Each row is a game of `tests/ranks/test_games.py`, `tests/ranks/test_collectives.py` or `tests/support/*_games.py`,
-each column a policy at a number of ranks. A cell trains the game for ten steps in float64 on the CPU and gives the
+each column a policy at a number of ranks. A cell trains the game for ten steps in float64 on {device} and gives the
 largest difference of any weight, average or optimizer state from the same training on one device, over all ranks (of
 ranks other than the first, the weights). Below {exact:.0e} it passes. `single@1` is one device once more. DeepSpeed
 computes in float32, and there the rounding of ten steps is up to 1e+00 under any policy, for Adam divides it by
@@ -187,6 +188,8 @@ def text(table: Table) -> str:
             whose = "" if len(games) == len(PLAYED) else " of " + ", ".join(f"`{name}`" for name in games)
             refusals.setdefault((whose, words), []).append(title(column))
     return PAGE.format(
+        target="gpu" if ON_GPUS else "matrix",
+        device=description(),
         exact=EXACT,
         broken=BROKEN,
         mixes="\n".join(f"- **{name}**: `{choice}`" for name, choice in CHOICES.items() if name != choice),

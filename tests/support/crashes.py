@@ -32,6 +32,7 @@ from strategies.checkpoint import writing
 from strategies.processes import lost_ranks
 from strategies.processes.lost_ranks import Survivor
 from tests.support.parity import snapshot
+from tests.support.trained_on import ON_GPUS
 from tests.support.watch import Trace
 from tests.support.worlds import PRELOAD
 
@@ -39,9 +40,10 @@ ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
 LIMIT = 30  # seconds in which the others must have ended
 TRAINS, STEP, SAVES = b"trains", b"step", b"saves"  # what a rank tells of itself
 FIVE = "--max-steps", "5", "--save-every", "1", "--check", "false"  # the trial would be what is interrupted
+ACCELERATOR = "gpu" if ON_GPUS and torch.accelerator.device_count() >= 3 else "cpu"
 ARGUMENTS = (
     "--run wgan-gp-faces --width 2 --latent 4 --faces 48 --held-out 12 --batch-size 12 --critic-steps 3 "
-    "--accelerator cpu --precision 64-true --log-every 1 --sample-every 1000 --resume auto"
+    f"--accelerator {ACCELERATOR} --precision 64-true --log-every 1 --sample-every 1000 --resume auto"
 )
 
 

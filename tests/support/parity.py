@@ -21,6 +21,7 @@ from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies import POLICIES
 from strategies.policies.ddp import Ddp
 from strategies.sharding.reduction import Reduction
+from tests.support.trained_on import accelerator
 
 STEPS = 10
 BATCH = 16
@@ -39,10 +40,10 @@ def single(step: int) -> dict[str, Tensor]:
 
 
 def trainer(strategy: Any, world: int, steps: int, **kwargs: Any) -> Trainer:
-    """A quiet CPU Trainer in float64."""
+    """A quiet Trainer in float64."""
     warnings.filterwarnings("ignore", module="lightning")
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    settings = dict(accelerator="cpu", devices=world, max_steps=steps, precision="64-true", strategy=strategy)
+    settings = dict(accelerator=accelerator(), devices=world, max_steps=steps, precision="64-true", strategy=strategy)
     settings["use_distributed_sampler"] = False
     return Trainer(**{**quiet, **settings, **kwargs})
 
@@ -151,7 +152,8 @@ def snapshot(module: GanModule, strategy: PhaseStrategy) -> dict[str, Any]:
             for weight, state in optimizer_state(policy)["state"].items():
                 shares |= {f"optimizer {name}.{weight}.{k}": v for k, v in leaves(state) if isinstance(v, Share)}
             found[f"rate {name}"] = torch.tensor(policy.optimizer.param_groups[0]["lr"])
-    return found | together(shares, strategy.world_size)
+    found |= together(shares, strategy.world_size)
+    return {name: value.cpu() for name, value in found.items()}
 
 
 def leaves(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:

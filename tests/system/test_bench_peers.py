@@ -85,7 +85,7 @@ def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
     assert command.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0
     said = capsys.readouterr().out
-    assert "2 gloo ranks of one thread, three hidden layers of 8, batch 8" in said
+    assert "2 ranks on cpu, of one thread each, three hidden layers of 8, batch 8" in said
     lines = dict(re.findall(r"^(.{44})(.*)$", said, re.MULTILINE))
     lines = {title.strip(): rest for title, rest in lines.items()}
     gradients = f"{4 * sum(NUMBERS) / 1000:.1f}"

@@ -1,4 +1,4 @@
-"""The same small GAN under other frameworks and ours, on CPU ranks: who is exact, and how fast.
+"""The same small GAN under other frameworks and ours: who is exact, and how fast.
 
 Two networks learn in turns, without a gradient penalty and with one (R1). Every peer is used as its documentation
 says. It runs in processes of its own with a time limit, so that it may fail or hang.
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from gan.bench.peers import worker
 from gan.errors import UserError
@@ -69,6 +71,7 @@ def main(argv: list[str]) -> int:
     add("--width", type=int, default=512, help="width of the networks' three hidden layers (512)")
     add("--batch-size", type=int, default=128, help="samples a step, of all ranks together (128)")
     add("--ranks", type=int, default=2, help="processes (2)")
+    add("--device", default="cpu", help="cpu, or cuda and the like: then each rank has one of its own (cpu)")
     add("--rounds", type=int, default=20, help="rounds that are timed (20)")
     add("--steps", type=int, default=5, help="steps of the peer and of the loop by hand in a round (5)")
     add("--limit", type=float, default=180, help="seconds after which a peer is said to hang (180)")
@@ -82,6 +85,11 @@ def main(argv: list[str]) -> int:
         raise UserError(
             f"batch {settings.batch_size} is not divisible by {settings.ranks} ranks; try --batch-size {fits}"
         )
+    if settings.device != "cpu" and torch.accelerator.device_count() < settings.ranks:
+        raise UserError(
+            f"{settings.ranks} ranks need a device each, and there are {torch.accelerator.device_count()}; leave out "
+            f"--device {settings.device}"
+        )
     chosen = [peer for peer in peers() if not settings.only or any(word in peer.title for word in settings.only)]
     if not chosen:
         raise UserError(
@@ -90,26 +98,27 @@ def main(argv: list[str]) -> int:
 
     sizes = {name: getattr(settings, name) for name in ("width", "batch_size", "rounds", "steps")}
     print(
-        f"{settings.ranks} gloo ranks of one thread, three hidden layers of {settings.width}, "
+        f"{settings.ranks} ranks on {settings.device}, of one thread each, three hidden layers of {settings.width}, "
         f"batch {settings.batch_size}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     )
     for game in settings.games:
         print(f"\n{GAMES[game]:44}{'difference':>12}{'steps/s':>10}{'of by hand':>12}{'payload, kB':>13}", flush=True)
         for peer in chosen:
-            result = measure(peer, settings.ranks, settings.limit, penalty=game == "r1", **sizes)
+            result = measure(peer, settings.ranks, settings.limit, settings.device, penalty=game == "r1", **sizes)
             print(f"{peer.title:44}{_line(result)}", flush=True)
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
     return 0
 
 
-def measure(peer: Peer, ranks: int, limit: float, **sizes: Any) -> dict[str, Any]:
+def measure(peer: Peer, ranks: int, limit: float, device: str = "cpu", **sizes: Any) -> dict[str, Any]:
     """A peer's figures, or why there are none: under `skipped`, `failure` or `hang`."""
     missing = [package for package in peer.needs if find_spec(package) is None]
     if missing:
         return {"skipped": f"{' and '.join(missing)} not installed"}
-    request = {"way": peer.way, "settings": peer.settings, "dtype": peer.dtype, **sizes}
+    request = {"way": peer.way, "settings": peer.settings, "dtype": peer.dtype, "device": device, **sizes}
     try:
-        results = world.call(worker.play, request, ranks=ranks, limit=limit, preload=[worker.__name__, WAYS])
+        preload = [worker.__name__, WAYS]
+        results = world.call(worker.play, request, ranks=ranks, limit=limit, preload=preload, device=device)
     except world.WorldFailed as failed:
         return {"failure": str(failed)}
     except world.WorldHangs as hangs:

@@ -51,7 +51,7 @@ def torch_ddp(task: Task) -> Weights:
 def fsdp2(task: Task, held: bool = False) -> Weights:
     """FSDP2: every layer is a unit, then the network. With `held` the discriminator stays gathered during its turn."""
     networks = task.networks()
-    mesh = init_device_mesh("cpu", (task.ranks,))
+    mesh = init_device_mesh(task.device, (task.ranks,))
     for network in networks:
         for layer in network:
             if isinstance(layer, nn.Linear):
@@ -150,7 +150,7 @@ def _trainer(task: Task, strategy: Any) -> Trainer:
     """A Trainer that only trains."""
     warnings.filterwarnings("ignore", module="lightning")
     return Trainer(
-        accelerator="cpu",
+        accelerator=task.device,
         devices=task.ranks,
         strategy=strategy,
         precision="64-true" if task.dtype == torch.float64 else "32-true",
@@ -168,7 +168,7 @@ def accelerate_ddp(task: Task) -> Weights:
     from accelerate import Accelerator
 
     _forget()
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=task.device == "cpu")
     networks = task.networks()
     adams = [task.adam(network.parameters()) for network in networks]
     generator, discriminator, generator_adam, discriminator_adam = accelerator.prepare(*networks, *adams)
@@ -251,7 +251,7 @@ def deepspeed(task: Task, stage: int) -> Weights:
     """DeepSpeed: an engine for each network, with `engine.backward` and `engine.step`."""
     import deepspeed
 
-    deepspeed.init_distributed(dist_backend="gloo")
+    deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
     engines = []
     for network in task.networks():
         adam = task.adam(network.parameters())

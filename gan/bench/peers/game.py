@@ -31,6 +31,7 @@ class Task:
     rank: int
     ranks: int
     batches: Iterable[Batch] = ()
+    device: str = "cpu"
 
     def networks(self) -> tuple[nn.Sequential, nn.Sequential]:
         """Generator and discriminator, the same on every rank, with activations that can be differentiated twice."""
@@ -40,7 +41,7 @@ class Task:
     def _network(self, inside: int, outside: int) -> nn.Sequential:
         sizes = [inside, self.width, self.width, self.width, outside]
         layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.SiLU())]
-        return nn.Sequential(*layers[:-1]).to(self.dtype)
+        return nn.Sequential(*layers[:-1]).to(self.device, self.dtype)
 
     @property
     def adam(self) -> Callable[..., Adam]:
@@ -53,7 +54,7 @@ class Task:
         rows = self.batch_size // self.ranks
         draw = partial(torch.randn, generator=dice, dtype=torch.float64)
         whole = {"x": draw(self.batch_size, FEATURES), "z": draw(self.batch_size, LATENT)}
-        return {name: part[self.rank * rows :][:rows].to(self.dtype) for name, part in whole.items()}
+        return {name: part[self.rank * rows :][:rows].to(self.device, self.dtype) for name, part in whole.items()}
 
     def judge(self, generator: Network, discriminator: Network, batch: Batch) -> Tensor:
         """The discriminator's loss, with R1 (Mescheder et al. 2018) where the task has a penalty."""

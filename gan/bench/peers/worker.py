@@ -25,13 +25,21 @@ def play(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(
-    way: str, settings: dict[str, Any], dtype: str, penalty: bool, width: int, batch_size: int, rounds: int, steps: int
+    way: str,
+    settings: dict[str, Any],
+    dtype: str,
+    penalty: bool,
+    width: int,
+    batch_size: int,
+    rounds: int,
+    steps: int,
+    device: str,
 ) -> dict[str, Any]:
     """Compare the weights after ten steps with one device, then measure the speed."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     module, _, name = way.partition(":")
     run: Callable[[Task], dict[str, Tensor]] = partial(getattr(importlib.import_module(module), name), **settings)
-    task = Task(penalty, width, batch_size, getattr(torch, dtype), rank, ranks)
+    task = Task(penalty, width, batch_size, getattr(torch, dtype), rank, ranks, device=device)
 
     # Is it exact?
     found = run(replace(task, batches=DataLoader([task.batch(step) for step in range(STEPS)], batch_size=None)))

@@ -61,7 +61,7 @@ def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
     seen: dict[str, Any] = {}
     for _ in range(count):
         line.recv()
-        began = _now(device)
+        began = now(device)
         for tensor in learned["discriminator"]:
             tensor.requires_grad_(False)
         with Kept([*learned["generator"], *learned["discriminator"]]) as kept:
@@ -71,7 +71,7 @@ def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
         seen = seen or {"kept": kept.bytes, "loss": loss.item()}
         del kept, fakes, reals
         _update(adams["generator"], loss)
-        between = _now(device)
+        between = now(device)
         for tensor in learned["discriminator"]:
             tensor.requires_grad_()
         with torch.no_grad():
@@ -80,8 +80,8 @@ def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
         loss = torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()
         _update(adams["discriminator"], loss)
         del fake, loss
-        line.send({"seconds": [(between - began, _now(device) - between)], **seen})
-    line.send({"peak": _peak()})
+        line.send({"seconds": [(between - began, now(device) - between)], **seen})
+    line.send({"peak": peak_memory(device)})
 
 
 def _update(adam: Adam, loss: Tensor) -> None:
@@ -94,9 +94,7 @@ def ours(line: Connection, count: int, sizes: dict[str, int]) -> None:
     """Train by Lightning and PhaseStrategy, on the same pictures and from the same weights."""
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    device = "gpu" if torch.cuda.is_available() else "cpu"
     trainer = Trainer(
-        accelerator=device,
         devices=1,
         strategy=PhaseStrategy(),
         max_steps=count,
@@ -107,7 +105,7 @@ def ours(line: Connection, count: int, sizes: dict[str, int]) -> None:
         callbacks=[Turns(line)],
     )
     trainer.fit(_game(Timed, sizes), repeat(_batch(sizes)))
-    line.send({"peak": _peak()})
+    line.send({"peak": peak_memory(trainer.lightning_module.device)})
 
 
 WAYS: dict[str, Callable[[Connection, int, dict[str, int]], None]] = {"the plain reference": published, "ours": ours}
@@ -122,7 +120,7 @@ class Timed(Sean):
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The generator's turn."""
-        self.began = (_now(self.device),)
+        self.began = (now(self.device),)
         if self.kept is not None:
             return super().fool(batch)
         with Kept(self.parameters()) as count:
@@ -132,7 +130,7 @@ class Timed(Sean):
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The discriminator's turn."""
-        self.began += (_now(self.device),)
+        self.began += (now(self.device),)
         return super().judge(batch)
 
 
@@ -161,24 +159,25 @@ class Turns(Callback):
         first, second = pl_module.began
         self.line.send(
             {
-                "seconds": [(second - first, _now(pl_module.device) - second)],
+                "seconds": [(second - first, now(pl_module.device) - second)],
                 "kept": pl_module.kept,
                 "loss": pl_module.loss,
                 "flops": self.flops,
                 "rate": self.rate,
-                "place": _place(pl_module.device),
+                "place": place(pl_module.device),
             }
         )
 
 
-def convolution_rate(device: torch.device) -> float:
+def convolution_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
     """Multiplications and additions a second in a convolution whose size suits the machine; the best of ten."""
-    x, weight = torch.randn(4, 512, 64, 64, device=device), torch.randn(256, 512, 3, 3, device=device)
+    x = torch.randn(4, 512, 64, 64, device=device, dtype=dtype)
+    weight = torch.randn(256, 512, 3, 3, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(10):
-        began = _now(device)
+        began = now(device)
         out = F.conv2d(x, weight, padding=1)
-        best = min(best, _now(device) - began)
+        best = min(best, now(device) - began)
     return 2 * out.numel() * weight[0].numel() / best
 
 
@@ -200,18 +199,20 @@ def _batch(sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"image": image.float() / 127.5 - 1, "label": label.long()}
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def now(device: torch.device) -> float:
+    """The time, after the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
-def _place(device: torch.device) -> str:
-    return torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+def place(device: torch.device) -> str:
+    """The device in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
 
 
-def _peak() -> int:
-    """On a GPU the most of its memory, else the most of the process's."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
+def peak_memory(device: torch.device) -> int:
+    """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
