@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import ReduceOp
 NAME = "ordered"
 DEVICES = ["cpu"]  # whose memory is sent; where a device of the rehearsal's own computes, that alone
 LIMIT = timedelta(seconds=20)  # how long an operation waits for the other ranks
-LONGEST = 1e-3  # of the moments, in seconds
+SEED, LONGEST = 0, 1e-3  # of the moments, which last so many seconds at most
 WORDS = 256  # bytes of what a rank says that it is about to do
 KINDS = (  # of ProcessGroupNCCL.cpp's ncclDataType
     *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
@@ -53,7 +53,7 @@ class Ordered(dist.ProcessGroup):
         super().__init__(rank, size)
         Ordered.made += 1
         self.number, self.count, self.store = rank, size, store
-        self.chance = random.Random(f"{rank} of {size} in {Ordered.made}")
+        self.chance = random.Random(f"{SEED}: {rank} of {size} in {Ordered.made}")
         self.inner = dist.ProcessGroupGloo(dist.PrefixStore("inner", store), rank, size, timeout=min(timeout, LIMIT))
         self.waiting: SimpleQueue[Operation | None] = SimpleQueue()
         self.failure: BaseException | None = None
@@ -122,7 +122,7 @@ class Ordered(dist.ProcessGroup):
         assert output.numel() == self.count * input.numel(), "all_gather_into_tensor: sizes do not fit"
 
         def run() -> None:
-            with Copies([output.flatten()]) as there, Copies([input.flatten()], back=False) as here:
+            with Copies([output.view(-1)]) as there, Copies([input.view(-1)], back=False) as here:
                 self.inner.allgather([list(there[0].chunk(self.count))], here).wait()
 
         return self._begin("allgather_base", [input], [input, output], run, result=[output])
