@@ -18,12 +18,17 @@ A mean and a gathering are made of sums: the mean is a sum divided by the number
 its rows to zeros. A sum is an all-reduce of torch.distributed. Inside a `with`, something else can take its place:
 threads of one process that add up among themselves (`summed_by`), or the recorded sums of an earlier forward
 (`replaying`).
+
+[Note: the world of a forward]
+On a GPU, autograd runs backward in a thread of its own for each device, which is inside no `with` of ours. So a sum
+keeps the world of its forward for its gradient. What else adds up over ranks in backward, or runs a forward again
+there, takes the forward's world along: `here()` in the forward, and `at(...)` in the backward.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, overload
 
@@ -36,11 +41,15 @@ from gan.errors import UserError
 
 @dataclass(frozen=True)
 class World:
-    """This rank's number, the number of ranks, and the function that sums a tensor over them."""
+    """This rank's number, the number of ranks, and the function that sums a tensor over them.
+
+    `of_gradients` is the world in which the gradients of sums are added up, if that is another one.
+    """
 
     number: int
     size: int
     add: Callable[[Tensor], Tensor]
+    of_gradients: "World | None" = None
 
 
 _replacement: ContextVar[World | None] = ContextVar("replacement", default=None)
@@ -68,7 +77,7 @@ def sum(values: Tensor) -> Tensor:
     """
     if values.dtype == torch.bool:
         values = values.long()
-    return _Sum.apply(values) if more_than_one() else values
+    return _Sum.apply(values, _world()) if more_than_one() else values
 
 
 @torch.compiler.disable
@@ -112,20 +121,20 @@ class _Sum(torch.autograd.Function):
     """The gradient of a sum over ranks is itself a sum over ranks, and so is the derivative in a direction."""
 
     @staticmethod
-    def forward(values: Tensor) -> Tensor:
-        return _world().add(values.detach())
+    def forward(values: Tensor, world: World) -> Tensor:
+        return world.add(values.detach())
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ANN001
-        pass
+    def setup_context(ctx, inputs: tuple[Tensor, World], output: Tensor) -> None:  # noqa: ANN001
+        ctx.world = inputs[1].of_gradients or inputs[1]  # see [Note: the world of a forward]
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # noqa: ANN001
-        return _Sum.apply(gradient)
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN001
+        return _Sum.apply(gradient, ctx.world), None
 
     @staticmethod
-    def jvp(ctx, tangent: Tensor) -> Tensor:  # noqa: ANN001
-        return _Sum.apply(tangent)
+    def jvp(ctx, tangent: Tensor, _: None) -> Tensor:  # noqa: ANN001
+        return _Sum.apply(tangent, _world())
 
 
 def _all_reduce(values: Tensor) -> Tensor:
@@ -134,14 +143,32 @@ def _all_reduce(values: Tensor) -> Tensor:
     return total
 
 
+def here() -> World | None:
+    """The world for what this forward will add up in backward, without recording; None stands for torch.distributed."""
+    replacement = _replacement.get()
+    return replacement and (replacement.of_gradients or replacement)
+
+
 @contextmanager
-def summed_by(add: Callable[[Tensor], Tensor], number: int, size: int) -> Iterator[None]:
-    """Let this function make the sums of this thread: for ranks that are threads and not processes."""
-    token = _replacement.set(World(number, size, add))
+def at(world: World | None) -> Iterator[None]:
+    """Inside the `with`, this thread adds up in that world."""
+    token = _replacement.set(world)
     try:
         yield
     finally:
         _replacement.reset(token)
+
+
+def go_to(world: World | None) -> None:
+    """Add up in that world for the rest of the innermost `at`."""
+    _replacement.set(world)
+
+
+def summed_by(
+    add: Callable[[Tensor], Tensor], number: int, size: int, of_gradients: World | None = None
+) -> AbstractContextManager[None]:
+    """Let this function make the sums of this thread: for ranks that are threads and not processes."""
+    return at(World(number, size, add, of_gradients))
 
 
 def alone() -> AbstractContextManager[None]:
@@ -164,7 +191,7 @@ def recording(sums: list[Tensor]) -> AbstractContextManager[None]:
         sums.append(total.clone())  # a copy, because the total itself becomes part of a graph
         return total
 
-    return summed_by(record, world.number, world.size)
+    return at(replace(world, add=record, of_gradients=world.of_gradients or world))
 
 
 def replaying(sums: list[Tensor]) -> AbstractContextManager[None]:
@@ -172,4 +199,4 @@ def replaying(sums: list[Tensor]) -> AbstractContextManager[None]:
     if not more_than_one():
         return nullcontext()
     world, left = _world(), iter(sums)
-    return summed_by(lambda values: next(left).clone(), world.number, world.size)
+    return at(replace(world, add=lambda values: next(left).clone(), of_gradients=world.of_gradients or world))

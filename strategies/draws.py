@@ -20,7 +20,8 @@ rows for them, and what has not is one draw for the whole batch.
 
 [Note: a forward that is run again]
 torch.utils.checkpoint runs a forward again in backward, where no place is set. It saves torch's random state before
-the first one, and restores it for the second. So the place and its count are part of that state.
+the first one, and restores it for the second. So the place and its count are part of that state, and in backward also
+the ranks that add up together. See [Note: the world of a forward] in gan/ranks.py.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -32,9 +33,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gan import noise
+from gan import noise, ranks
 from gan.noise import Drawn, Place
 from gan.phase import Phase
+from gan.ranks import World
 from strategies import private
 
 IN_PLACE = (
@@ -173,19 +175,22 @@ def _counted(original: Kernel, place: Place, name: str, self: Tensor, *args: Any
 
 # ---- torch's random state: see [Note: a forward that is run again] ----
 
-_places: MutableMapping[Tensor, tuple[Place | None, int]] = WeakTensorKeyDictionary()
+_places: MutableMapping[Tensor, tuple[Place | None, int, World | None]] = WeakTensorKeyDictionary()
 
 
 def _state() -> Tensor:
     state, place = Following.before[0](), noise.here()
-    _places[state] = place, 0 if place is None else place.calls
+    _places[state] = place, 0 if place is None else place.calls, ranks.here()
     return state
 
 
 def _set_state(state: Tensor) -> None:
     Following.before[1](state)
     if state in _places:
-        noise.go_to(*_places[state])
+        place, calls, world = _places[state]
+        noise.go_to(place, calls)
+        if private.in_backward():
+            ranks.go_to(world)
 
 
 # ---- which draws have a row for each sample ----

@@ -115,7 +115,7 @@ class _NormConv(torch.autograd.Function):
         inner = _activate(settings, y, scale, shift, rstd, torch.empty_like(y) if settings.keep else y).to(dtype)
         with torch.autocast(x.device.type, enabled=False):
             out = F.conv2d(inner, weight.to(dtype), _to(bias, dtype), padding=settings.padding)
-        ctx.settings, ctx.count = settings, count
+        ctx.settings, ctx.count, ctx.world = settings, count, ranks.here()  # see [Note: the world of a forward]
         ctx.save_for_backward(*tensors, mean, rstd, *((y, inner) if settings.keep else ()))
         return out
 
@@ -128,7 +128,8 @@ class _NormConv(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             plain = partial(plain_norm_conv, settings, tensors, None if settings.training else (mean, rstd))
-            return None, *differentiable_gradients(plain, tensors, wanted, gradient)
+            with ranks.at(ctx.world):
+                return None, *differentiable_gradients(plain, tensors, wanted, gradient)
         x, grain, noise_scale, scale, shift, weight, bias = tensors
         dtype = gradient.dtype
 
@@ -169,7 +170,8 @@ class _NormConv(torch.autograd.Function):
 
         # Backward through the batch norm: `spare` is the gradient as if its statistics were constants.
         if settings.training:
-            total = wide_sum(torch.cat(sums)) / ctx.count
+            with ranks.at(ctx.world):
+                total = wide_sum(torch.cat(sums)) / ctx.count
             first, second = total.to(y.dtype).chunk(2)
             spare.addcmul_(y, _as_channels(second * rstd.square()), value=-1).sub_(_as_channels(first))
         dnoise = _channel_dots(spare, grain).view_as(noise_scale) if wanted[2] else None

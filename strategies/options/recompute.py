@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from gan import noise
+from gan import noise, ranks
 from gan.errors import UserError
 from gan.phase import Player
-from gan.ranks import more_than_one, recording, replaying
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.versions import version_of
 
@@ -36,7 +35,8 @@ class Recompute:
 
         buffers      copies from before the forward: u and v of spectral norms, running statistics
         noise        losses draw for the same place and call again, also in a thread of autograd
-        ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order
+        ranks        sums over ranks are recorded, so ranks need not recompute their blocks in the same order; what is
+                     added up for gradients is so among the same ranks, also in a thread of autograd
         flags        training mode, requires_grad (a fake of `GanModule.shared` outlives its phase), default dtype
 
     Weights are not restored. If they have changed since the first forward, the error is that of plain torch.
@@ -53,7 +53,7 @@ class Recompute:
         self.updates = 0  # how often the player's weights were updated
         self.undo: list[Callable[[], None]] = []
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
-        itself = more_than_one() and nn.SyncBatchNorm.forward is not nn.BatchNorm1d.forward
+        itself = ranks.more_than_one() and nn.SyncBatchNorm.forward is not nn.BatchNorm1d.forward
         if itself and any(isinstance(module, nn.SyncBatchNorm) for module in player.module.modules()):
             raise UserError(
                 f"player '{player.name}': recompute cannot run torch's SyncBatchNorm again; type "
@@ -125,6 +125,7 @@ class ForwardState:
         self.first = True
         place = noise.here()
         self.place = None if place is None else replace(place)
+        self.world = ranks.here()
         self.dtype = torch.get_default_dtype()
         self.modes = [module.training for module in modules]
         self.requires_grad = [weight.requires_grad for weight in weights]
@@ -145,7 +146,7 @@ class ForwardState:
         others = self._buffers([module for module in self.owner.player.module.modules() if module not in own])
         before = [version_of(tensor) for tensor in inputs], [version_of(buffer) for _, _, buffer in others]
         unwritten = [version_of(weight) for weight in self.weights]
-        with recording(self.sums):
+        with ranks.recording(self.sums):
             yield
         if before[0] != [version_of(tensor) for tensor in inputs]:
             raise UserError(
@@ -187,7 +188,7 @@ class ForwardState:
         try:
             torch.set_default_dtype(self.dtype)
             self._set(self.modes, self.requires_grad, [(module, name, copies[key]) for module, name, key in self.slots])
-            with noise.at(place), replaying(self.sums):
+            with noise.at(place), ranks.at(self.world), ranks.replaying(self.sums):
                 yield
         finally:
             self._set(modes, requires_grad, buffers)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from gan.errors import UserError
 from strategies.pipelining.discovery import planned
-from strategies.pipelining.passes import BackwardPass, ForwardPass, Pieces, run_both
+from strategies.pipelining.passes import BackwardPass, ForwardPass, Pieces, run
 from strategies.pipelining.pipe import Pipe
 from strategies.pipelining.program import Plan
 from strategies.pipelining.request import Request
@@ -45,7 +45,9 @@ class Made:
     def forward(self) -> tuple[Tensor, ...]:
         ahead = ForwardPass(self.request, self.plan)
         waiting, self.pipe.waiting = self.pipe.waiting, None
-        run_both(ahead, waiting)
+        run(self.pipe, ahead, waiting)
+        if waiting is not None:
+            waiting.give()
         self.pieces = ahead.pieces
         if not self.request.alone:
             self.pipe.balance.called()

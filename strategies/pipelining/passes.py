@@ -1,8 +1,8 @@
 """The forward and the backward of a call, chunk by chunk."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gan import ranks
 from gan.errors import UserError
-from strategies.pipelining.program import Action, Call, Meta, Plan, Transfer, merged
+from strategies.pipelining.pipe import Pipe
+from strategies.pipelining.program import Action, Call, Meta, Plan, Step, Transfer, merged, messages
 from strategies.pipelining.request import Request
 
 PLAIN = (bool, int, float, str)
@@ -100,46 +100,26 @@ def _plain(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if value is None or type(value) in PLAIN}
 
 
-AHEAD = 2  # receives that are begun before they are needed, from each rank
+AHEAD = 2  # receives that are begun before they are needed
 
 
 class Wires:
-    """The messages of a pass from rank to rank. Between two ranks all come in the order in which they are sent.
+    """The messages of a pass from rank to rank, in the one order that all know. See [Note: one order of all messages].
 
-    The receiver knows that order, because it knows the other's schedule and the plan.
+    A message is named by whether it is one of a forward, by its transfer, and by its chunk.
     """
 
     def __init__(
-        self,
-        transfers: Sequence[Transfer],
-        orders: Sequence[Sequence[Action]],
-        group: dist.ProcessGroup,
-        device: torch.device,
-        backward: bool = False,
+        self, pipe: Pipe, orders: Sequence[Sequence[Step]], transfers: Mapping[bool, Sequence[Transfer]]
     ) -> None:
-        """`orders` has the actions of each rank. With `backward` gradients go from the target of a transfer back."""
-        self.transfers, self.group, self.device, self.backward = transfers, group, device, backward
-        self.rank, self.size = dist.get_rank(group), len(orders)
-        self.here: dict[tuple[int, int], Tensor] = {}  # by transfer and chunk
+        self.pipe, self.transfers, self.rank = pipe, transfers, pipe.rank
+        own = [each for each in messages(orders, transfers) if self.rank in (each.source, each.target)]
+        self.next = deque(each for each in own if each.source != each.target)
+        self.here: dict[tuple[bool, int, int], Tensor] = {}  # from another stage of this rank
+        self.running: dict[tuple[bool, int, int], tuple[Tensor, Any]] = {}
         self.sending: list[tuple[Any, Tensor]] = []  # with the tensors, which must live until they are sent
-        self.expected = {rank: deque(self._messages(order)) for rank, order in enumerate(orders) if rank != self.rank}
-        self.running: dict[int, deque[tuple[tuple[int, int], Tensor, Any]]] = {rank: deque() for rank in self.expected}
 
-    def _messages(self, order: Sequence[Action]) -> Iterator[tuple[int, int]]:
-        """What a rank sends to this one, in order."""
-        for action in order:
-            for number, transfer in enumerate(self.transfers):
-                source, target = self._ends(transfer)
-                sent = transfer.meta.learns or not self.backward
-                if sent and source == action.stage and target % self.size == self.rank:
-                    yield number, action.chunk
-
-    def _ends(self, transfer: Transfer) -> tuple[int, int]:
-        return (transfer.target, transfer.source) if self.backward else (transfer.source, transfer.target)
-
-    def __enter__(self) -> "Wires":
-        for rank in self.expected:
-            self._look_ahead(rank)
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
@@ -147,31 +127,36 @@ class Wires:
             for work, _ in self.sending:
                 work.wait()
 
-    def _look_ahead(self, rank: int) -> None:
-        running, expected = self.running[rank], self.expected[rank]
-        while expected and len(running) < AHEAD:
-            message = expected.popleft()
-            room = self.transfers[message[0]].meta.empty(self.device)
-            running.append((message, room, dist.irecv(room, group=self.group, group_src=rank)))
+    def _begin_to_receive(self) -> None:
+        message = self.next.popleft()
+        room = self.transfers[message.forward][message.number].meta.empty(self.pipe.device)
+        self.running[message[:3]] = room, dist.irecv(room, group=self.pipe.group, group_src=message.source)
 
-    def send(self, number: int, chunk: int, tensor: Tensor) -> None:
+    def _receives_next(self) -> bool:
+        return bool(self.next) and self.next[0].target == self.rank
+
+    def send(self, forward: bool, number: int, chunk: int, tensor: Tensor) -> None:
         """Begin to send. The tensor must not change until the pass ends."""
-        target = self._ends(self.transfers[number])[1] % self.size
-        if target == self.rank:
-            self.here[number, chunk] = tensor.detach()
+        transfer, tensor = self.transfers[forward][number], tensor.detach()
+        if self.pipe.rank_of(transfer.source) == self.pipe.rank_of(transfer.target):
+            self.here[forward, number, chunk] = tensor
             return
-        tensor = tensor.detach().contiguous()
-        self.sending.append((dist.isend(tensor, group=self.group, group_dst=target), tensor))
+        while self._receives_next():
+            self._begin_to_receive()
+        message, tensor = self.next.popleft(), tensor.contiguous()
+        assert message[:3] == (forward, number, chunk)
+        self.sending.append((dist.isend(tensor, group=self.pipe.group, group_dst=message.target), tensor))
 
-    def receive(self, number: int, chunk: int) -> Tensor:
-        """Wait for a message. Those that come before it are kept."""
-        source = self._ends(self.transfers[number])[0] % self.size
-        while (number, chunk) not in self.here:
-            message, room, work = self.running[source].popleft()
-            self._look_ahead(source)
-            work.wait()
-            self.here[message] = room
-        return self.here.pop((number, chunk))
+    def receive(self, forward: bool, number: int, chunk: int) -> Tensor:
+        """Wait for a message."""
+        name = forward, number, chunk
+        if name in self.here:
+            return self.here.pop(name)
+        while self._receives_next() and (name not in self.running or len(self.running) <= AHEAD):
+            self._begin_to_receive()
+        room, work = self.running.pop(name)
+        work.wait()
+        return room
 
 
 @dataclass
@@ -202,10 +187,10 @@ class InTurn:
         if source == self.action.stage:
             if learns:
                 self.piece.sent[number] = tensor
-            self.wires.send(number, self.action.chunk, tensor)
+            self.wires.send(True, number, self.action.chunk, tensor)
         if target != self.action.stage:
             return None
-        received = self.wires.receive(number, self.action.chunk)
+        received = self.wires.receive(True, number, self.action.chunk)
         if learns:
             self.piece.received[number] = received.requires_grad_()
         return received
@@ -233,23 +218,12 @@ class ForwardPass:
         self.inputs = request.inputs()
         self.pieces: Pieces = {}
         self.held: dict[int, list[Tensor]] = {}  # the chunks of each output that this rank's stages have
-        self.orders = self.pipe.orders(request.chunks)
-        self.wires = Wires(plan.transfers, self.orders, self.pipe.group, self.pipe.device)
         self.buffers = Buffers(self.pipe.network, plan.written.get(self.pipe.rank, ()))
-        self.stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        self.stack.enter_context(self.buffers.kept())
-        self.stack.enter_context(self.wires)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.stack.__exit__(*error)
-
-    def step(self, action: Action) -> None:
+    def step(self, action: Action, wires: Wires) -> None:
         """One chunk in one stage."""
         piece = Piece()
-        carrier = InTurn(self.pipe.player, self.plan, self.wires, action, piece)
+        carrier = InTurn(self.pipe.player, self.plan, wires, action, piece)
         program = self.pipe.start(range(action.stage, action.stage + 1), carrier)
         self.buffers.begin()
         leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
@@ -300,37 +274,25 @@ class BackwardPass:
         self.of_outputs = self._gathered(slopes)
         self.of_inputs = [leaf.new_zeros(rows, *leaf.shape[1:]) for leaf in (request.leaves[n] for n in request.wanted)]
         self.of_weights: list[Tensor | None] = [None] * len(request.weights)
-        self.orders = [order[::-1] for order in self.pipe.orders(request.chunks)]
-        self.wires = Wires(plan.transfers, self.orders, self.pipe.group, self.pipe.device, backward=True)
-
-    def __enter__(self) -> Self:
-        self.wires.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.wires.__exit__(*error)
 
     def run(self) -> None:
         """All of it."""
-        with self:
-            for action in self.orders[self.pipe.rank]:
-                self.step(action)
+        run(self.pipe, None, self)
 
-    def step(self, action: Action) -> None:
+    def step(self, action: Action, wires: Wires) -> None:
         """One chunk in one stage."""
         start, stop = self.request.bounds(action.chunk)
         piece = self.pieces.pop(action)
         made = [*piece.sent.values(), *piece.outputs.values()]
-        slopes = [self.wires.receive(number, action.chunk) for number in piece.sent]
+        slopes = [wires.receive(False, number, action.chunk) for number in piece.sent]
         slopes += [self.of_outputs[number][start:stop] for number in piece.outputs]
         leaves = [*piece.received.values(), *piece.inputs, *self.request.weights]
         found: list[Tensor | None] = [None] * len(leaves)
         if made:
-            with self._world():
-                found = list(torch.autograd.grad(made, leaves, slopes, allow_unused=True))
+            found = list(torch.autograd.grad(made, leaves, slopes, allow_unused=True))
         for number, tensor in piece.received.items():
             slope = found.pop(0)
-            self.wires.send(number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)
+            wires.send(False, number, action.chunk, torch.zeros_like(tensor) if slope is None else slope)
         for total in self.of_inputs:
             slope = found.pop(0)
             if slope is not None:
@@ -339,10 +301,6 @@ class BackwardPass:
             before = self.of_weights[number]
             if slope is not None:  # not added in place: autograd may give one tensor to two weights
                 self.of_weights[number] = slope if before is None else before + slope
-
-    def _world(self) -> AbstractContextManager[Any]:
-        """Sums over ranks inside a unit have gradients that are sums over the pipelines."""
-        return nullcontext() if self.request.alone else ranks.summed_by(self.pipe.add, *self.pipe.copy)
 
     def slopes(self) -> list[Tensor | None]:
         """The gradients of the inputs that need one, and of this rank's weights."""
@@ -384,15 +342,17 @@ class BackwardPass:
         return total[self.pipe.rank * self.request.rows :][: self.request.rows].clone()
 
 
-def run_both(ahead: ForwardPass, waiting: BackwardPass | None) -> None:
-    """The forward, and beside it the backward of an earlier micro-batch, if one waits. See [Note: 1f1b]."""
-    pipe = ahead.pipe
-    if waiting is None:
-        with ahead:
-            for action in ahead.orders[pipe.rank]:
-                ahead.step(action)
-        return
-    with waiting, ahead:
-        for forward, action in merged(pipe.rank, pipe.size, ahead.request.chunks, waiting.request.chunks):
-            (ahead if forward else waiting).step(action)
-    waiting.give()
+def run(pipe: Pipe, ahead: ForwardPass | None, waiting: BackwardPass | None) -> None:
+    """A forward, or a backward, or both beside each other: that of an earlier micro-batch. See [Note: 1f1b]."""
+    chunks = [0 if each is None else each.request.chunks for each in (ahead, waiting)]
+    if ahead is not None and waiting is not None:
+        orders = [merged(rank, pipe.size, *chunks) for rank in range(pipe.size)]
+    elif ahead is not None:
+        orders = [[(True, action) for action in order] for order in pipe.orders(chunks[0])]
+    else:
+        orders = [[(False, action) for action in reversed(order)] for order in pipe.orders(chunks[1])]
+    passes = {True: ahead, False: waiting}
+    transfers = {forward: each.plan.transfers for forward, each in passes.items() if each is not None}
+    with nullcontext() if ahead is None else ahead.buffers.kept(), Wires(pipe, orders, transfers) as wires:
+        for forward, action in orders[pipe.rank]:
+            passes[forward].step(action, wires)

@@ -1,5 +1,6 @@
 """A network's own forward, run for the stages of one rank."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -45,8 +46,11 @@ def forwards(rank: int, ranks: int, stages: int, chunks: int) -> list[Action]:
     ]
 
 
-def merged(rank: int, ranks: int, chunks: int, backward_chunks: int) -> list[tuple[bool, Action]]:
-    """The forwards of one call and the backwards of an earlier one, with one stage a rank. True is a forward.
+Step = tuple[bool, Action]  # True is a forward
+
+
+def merged(rank: int, ranks: int, chunks: int, backward_chunks: int) -> list[Step]:
+    """The forwards of one call and the backwards of an earlier one, with one stage a rank.
 
     [Note: 1f1b]
     The first stage can begin with forwards at once, the last one with backwards. So each fills the time in which the
@@ -124,6 +128,49 @@ class Plan:
     draws: int = 0
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
+
+
+class Message(NamedTuple):
+    """A tensor of one chunk on its way from rank to rank: transfer `number`, or in a backward its gradient."""
+
+    forward: bool
+    number: int
+    chunk: int
+    source: int
+    target: int
+
+
+def messages(orders: Sequence[Sequence[Step]], transfers: Mapping[bool, Sequence[Transfer]]) -> list[Message]:
+    """All messages of all ranks, in one order. `orders` are the steps of each rank, `transfers` those of their plans.
+
+    [Note: one order of all messages]
+    NCCL carries the messages of a group one after the other, as a rank has asked for them, and a send ends when it is
+    received. Two ranks that both ask for a receive first would wait for ever. But all know the plan and each other's
+    steps. So each rank plays all of them on paper, in rounds: in a round each rank takes its next step, if the messages
+    for it have come in earlier rounds. What is sent, round by round, is the one order, and each rank asks for its own
+    messages in that order. So no ranks can wait for each other: of the messages that have not come, the first has
+    nothing before it on either of its ranks, and the step that sends it needs only messages from before.
+    """
+    sends: dict[tuple[bool, int], list[Message]] = {}  # by stage, of chunk 0
+    needs: dict[tuple[bool, int], list[Message]] = {}
+    for forward, each in transfers.items():
+        for number, transfer in enumerate(each):
+            source, target = (transfer.source, transfer.target)[:: 1 if forward else -1]
+            if forward or transfer.meta.learns:
+                message = Message(forward, number, 0, source % len(orders), target % len(orders))
+                sends.setdefault((forward, source), []).append(message)
+                needs.setdefault((forward, target), []).append(message)
+
+    def of(step: Step, found: Mapping[tuple[bool, int], list[Message]]) -> list[Message]:
+        forward, action = step
+        return [each._replace(chunk=action.chunk) for each in found.get((forward, action.stage), ())]
+
+    left, sent = [deque(order) for order in orders], dict[Message, None]()
+    while any(left):
+        ready = [order for order in left if order and all(each in sent for each in of(order[0], needs))]
+        assert ready, "the ranks of a pipeline wait for each other"
+        sent |= dict.fromkeys([each for order in ready for each in of(order.popleft(), sends)])
+    return list(sent)
 
 
 class Carrier(Protocol):
@@ -332,7 +379,8 @@ class Program(TorchFunctionMode):
             self.whole_batch = f"'{unit}'"
         self.running = True
         try:
-            with ranks.summed_by(add, *self.copy) if self.several else nullcontext():
+            gradients = ranks.World(*self.copy, self.add)
+            with ranks.summed_by(add, *self.copy, gradients) if self.several else nullcontext():
                 yield
         finally:
             self.running = False

@@ -121,7 +121,7 @@ def order_of_passes(schedule):
 
     def noting(cls, letter):
         step = cls.step
-        return mock.patch.object(cls, "step", lambda self, action: (seen.append(letter), step(self, action)))
+        return mock.patch.object(cls, "step", lambda self, *args: (seen.append(letter), step(self, *args)))
 
     with noting(passes.ForwardPass, "f"), noting(passes.BackwardPass, "b"):
         train(Micro4, policy=f"generator=pipeline+chunks:2+schedule:{schedule},*=ddp", world=2, steps=1)

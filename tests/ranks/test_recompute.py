@@ -109,7 +109,7 @@ def forgetting(what):
         "buffers": lambda: mock.patch.object(ForwardState, "_buffers", staticmethod(lambda modules: [])),
         "noise": lambda: mock.patch("strategies.options.recompute.replace", lambda place: None),
         "flags": lambda: mock.patch.object(ForwardState, "_set", without_flags),
-        "sums": lambda: mock.patch("strategies.options.recompute.replaying", lambda sums: nullcontext()),
+        "sums": lambda: mock.patch("gan.ranks.replaying", lambda sums: nullcontext()),
     }[what]()
 
 

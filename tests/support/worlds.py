@@ -17,6 +17,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from tests.support.rehearsal import ordered
+
 TIMEOUT = 240
 ROOT = str(Path(__file__).parents[2])
 NUMBERS = (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool)
@@ -24,9 +26,9 @@ PRELOAD = ["tests.support.preload"]  # what the fork server imports before it fo
 
 
 class Ranks:
-    """A world of gloo ranks on this machine; `run` calls a module-level function on every one."""
+    """A world of ranks on this machine; `run` calls a module-level function on every one."""
 
-    def __init__(self, size: int, limit: timedelta | None = None) -> None:
+    def __init__(self, size: int, limit: timedelta | None = None, backend: str = "gloo") -> None:
         """`limit`: how long a collective waits for the other ranks."""
         self.size = size
         with socket.socket() as probe:
@@ -38,7 +40,7 @@ class Ranks:
         self.processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port, limit), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, size, port, limit, backend), daemon=True)
             # The fork server imports PRELOAD before it gets our sys.path, and a test may be in another folder.
             with mock.patch.dict(os.environ, PYTHONPATH=ROOT):
                 process.start()
@@ -82,13 +84,15 @@ def _send(pipe: Connection, value: Any) -> None:
     pipe.send_bytes(packed.getbuffer())
 
 
-def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta | None) -> None:
+def _serve(pipe: Connection, rank: int, size: int, port: int, limit: timedelta | None, backend: str) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank), NODE_RANK="0", OMP_NUM_THREADS="1"
     )
     importlib.import_module(PRELOAD[0])  # it is there, unless it has failed: multiprocessing ignores such an error
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=limit)
+    if backend == ordered.NAME:
+        ordered.register()
+    torch.distributed.init_process_group(backend, rank=rank, world_size=size, timeout=limit)
     while True:
         try:
             function, args, kwargs = pickle.loads(pipe.recv_bytes())

@@ -5,6 +5,7 @@ import torch
 
 from gan import ranks
 from gan.errors import UserError
+from tests.support.rehearsal.threads import device_threads
 
 
 def doubled(values: torch.Tensor) -> torch.Tensor:
@@ -36,6 +37,25 @@ def test_a_sum_and_its_gradients_of_every_order_are_sums():
         (bend,) = torch.autograd.grad(slope, x)
     assert (total.item(), slope.item(), bend.item()) == (36, 24, 8)
     assert not ranks.more_than_one()
+
+
+def test_a_gradient_is_added_up_in_the_world_of_its_forward():
+    """Wherever backward runs: for a GPU in a thread of autograd's own. And nothing of it is recorded."""
+    x, sums = torch.tensor([3.0], requires_grad=True), []
+    with ranks.summed_by(doubled, 0, 2):
+        with ranks.recording(sums):
+            kept, total = ranks.here(), ranks.sum(x) ** 2
+        assert kept.add is doubled
+    with device_threads():
+        (slope,) = torch.autograd.grad(total, x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, x)
+    assert (slope.item(), bend.item(), len(sums)) == (24, 8, 1)
+    with ranks.summed_by(doubled, 0, 2):
+        with ranks.alone():
+            total = ranks.mean(x) ** 2
+        assert torch.autograd.grad(total, x)[0].item() == 6
+        with ranks.at(None):
+            assert not ranks.more_than_one() and ranks.here() is None
 
 
 def test_a_derivative_in_a_direction_is_a_sum():

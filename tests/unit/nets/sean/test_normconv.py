@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gan import ranks
 from nets.norm import SyncBatchNorm
 from nets.sean.normconv import Settings, norm_conv, plain_norm_conv
+from tests.support.rehearsal.threads import device_threads
 
 CHANNELS, KINDS = 3, 5
 WAYS = pytest.mark.parametrize("tables", [True, False], ids=["tables", "maps"])
@@ -72,6 +74,27 @@ def test_its_gradient_can_be_differentiated(tables, training):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@WAYS
+def test_gradients_are_added_up_among_the_ranks_of_its_forward(tables):
+    """To the second order, wherever backward runs: for a GPU in a thread of autograd's own."""
+    settings, parts = settings_of(tables), tensors(tables)
+
+    def forward() -> torch.Tensor:
+        with ranks.summed_by(lambda values: values + 1, 0, 2):
+            return norm_conv(settings, *parts).tanh().sum()
+
+    def slopes(out: torch.Tensor, again: bool) -> list[torch.Tensor]:
+        (slope,) = torch.autograd.grad(out, parts[0], create_graph=again)
+        return [slope, *(torch.autograd.grad(slope.square().sum(), parts[:1]) if again else ())]
+
+    for again in (False, True):
+        with ranks.summed_by(lambda values: values + 1, 0, 2):
+            wanted = slopes(forward(), again)
+        with device_threads():
+            found = slopes(forward(), again)
+        assert all(map(torch.equal, found, wanted))
 
 
 @WAYS

@@ -1,9 +1,10 @@
 """Orders in which no two ranks wait for each other."""
 
 import pytest
+import torch
 
 from strategies.cost.amounts import bubble
-from strategies.pipelining.program import Action, forwards, merged
+from strategies.pipelining.program import Action, Meta, Transfer, forwards, merged, messages
 
 
 def play(orders, needs):
@@ -67,3 +68,66 @@ def test_the_control_in_another_order_two_ranks_wait_for_each_other():
     orders = [forwards(0, 2, 4, 4), forwards(1, 2, 4, 4)[::-1]]
     with pytest.raises(AssertionError, match="all wait"):
         play(orders, earlier)
+
+
+# ---- messages, where a rank's are carried one after the other ----
+
+
+def transfers_of(stages):
+    """From each stage to the next, from the first to all others, and one through which no gradient comes back."""
+    learning, fixed = (Meta(torch.Size([2]), (1,), torch.float32, learns) for learns in (True, False))
+    chain = [Transfer(stage, stage + 1, learning) for stage in range(stages - 1)]
+    skips = [Transfer(0, stage, learning) for stage in range(2, stages)]
+    return [*chain, *skips, Transfer(0, stages - 1, fixed)]
+
+
+def carry(orders, transfers, asked):
+    """Let ranks take their steps. A message is carried when it was sent and is the next one on both of its ranks."""
+    own = [
+        [m for m in asked(rank) if rank in (m.source, m.target) and m.source != m.target] for rank in range(len(orders))
+    ]
+    left, came = [list(order) for order in orders], {m for m in messages(orders, transfers) if m.source == m.target}
+    taken = set()
+
+    def ends(message):
+        transfer = transfers[message.forward][message.number]
+        stages = (transfer.source, transfer.target) if message.forward else (transfer.target, transfer.source)
+        return [(message.forward, Action(stage, message.chunk)) for stage in stages]
+
+    needs = {step: {m for m in messages(orders, transfers) if ends(m)[1] == step} for order in orders for step in order}
+    while any(left) or any(own):
+        ready = [order for order in left if order and needs[order[0]] <= came]
+        taken |= {order.pop(0) for order in ready}
+        heads = [order[0] for order in own if order]
+        moving = {m for m in heads if heads.count(m) == 2 and ends(m)[0] in taken}
+        assert ready or moving, f"all wait: {heads}"
+        own = [order[1:] if order and order[0] in moving else order for order in own]
+        came |= moving
+
+
+def passes():
+    """Orders of steps: forwards, backwards, and both at once, of every schedule."""
+    for ranks in (2, 3, 4):
+        for chunks in (1, 2, 3, 8):
+            for each in (1, 2, 3):
+                plain = [forwards(rank, ranks, ranks * each, chunks) for rank in range(ranks)]
+                yield ranks * each, [[(True, action) for action in order] for order in plain]
+                yield ranks * each, [[(False, action) for action in order[::-1]] for order in plain]
+            for before in (1, 3, 8):
+                yield ranks, [merged(rank, ranks, chunks, before) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("stages", "orders"), list(passes()))
+def test_no_ranks_wait_for_each_other_where_messages_keep_their_order(stages, orders):
+    transfers = dict.fromkeys((True, False), transfers_of(stages))
+    found = messages(orders, transfers)
+    assert len(found) == len(set(found))
+    carry(orders, transfers, lambda _: found)
+
+
+def test_the_control_ranks_that_all_receive_first_wait_for_ever():
+    orders = [[(True, action) for action in forwards(rank, 2, 4, 4)] for rank in range(2)]
+    transfers = {True: transfers_of(4)}
+    found = messages(orders, transfers)
+    with pytest.raises(AssertionError, match="all wait"):
+        carry(orders, transfers, lambda rank: sorted(found, key=lambda message: message.source == rank))
