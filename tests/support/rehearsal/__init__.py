@@ -1,0 +1,1 @@
+"""What stands in for devices and systems that are not this one."""
