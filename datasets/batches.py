@@ -114,7 +114,6 @@ class ResumableLoader(DataLoader):
             persistent_workers=workers > 0,
             timeout=processes.PATIENCE if workers else 0,
             worker_init_fn=processes.leave_signals_to_the_trainer,
-            pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
         )
         self._position = 0, 0

@@ -76,7 +76,6 @@ class GlobalStream(DataLoader):
             collate_fn=collate_fn,
             timeout=processes.PATIENCE if workers else 0,
             worker_init_fn=processes.leave_signals_to_the_trainer,
-            pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(seed),  # else it would draw from the global one
         )
 

@@ -28,14 +28,15 @@ def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
             if tensor.itemsize == 1:
                 tensor = tensor.float()  # torch has no minimum of such numbers
             names.append(name)
-            bounds.append(torch.stack(torch.aminmax(tensor)).double())  # a NaN is both
+            ends = torch.stack(torch.aminmax(tensor))  # a NaN is both
+            bounds.append(torch.stack([ends.isnan().any(), ends.isinf().any()]))
     if not names:
         return {}
     found = torch.stack([each.to(bounds[0].device) for each in bounds]).cpu()
     return {
-        name: "NaN" if pair.isnan().any() else "infinity"
-        for name, pair in zip(names, found, strict=True)
-        if not pair.isfinite().all()
+        name: "NaN" if nan else "infinity"
+        for name, (nan, infinite) in zip(names, found.tolist(), strict=True)
+        if nan or infinite
     }
 
 

@@ -285,10 +285,12 @@ def _closed(module: nn.Module) -> Iterator[None]:
 def _drawing(seed: int, device: torch.device) -> Iterator[None]:
     """Inside the `with`, torch, NumPy and Python draw from this seed. Afterwards they draw on as if nothing was."""
     before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    own = [device] if device.type not in ("cpu", "meta") else []
+    with torch.random.fork_rng(own, device_type=device.type if own else "cpu"):
         torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        if own:
+            with torch.accelerator.device_index(device.index):  # else the current device would be seeded
+                torch.get_device_module(device).manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:

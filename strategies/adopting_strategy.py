@@ -20,6 +20,7 @@ from gan.making import aside
 from gan.module import GanModule
 from nets.norm import synchronised
 from strategies import private
+from strategies.accelerator import same_parameters
 from strategies.assignment import assign, in_threads
 from strategies.auto import USABLE, Auto, memory
 from strategies.checkpoint.attributes import Attributes
@@ -84,6 +85,8 @@ class AdoptingStrategy(SavingStrategy):
         if self.world_size == 1:
             private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
+        if isinstance(self.precision_plugin, MixedPrecision):
+            self.precision_plugin.device = self.root_device.type  # Lightning says cuda for what it does not know
         if training:
             self.following.begin(self.root_device)
         if self.root_device.type == "cpu":
@@ -99,7 +102,7 @@ class AdoptingStrategy(SavingStrategy):
             self.batch_norms.enter_context(synchronised())
         with aside(game, resharded):
             self.precision_plugin.convert_module(game)
-        with without_values(game):
+        with without_values(game), same_parameters(self.root_device):
             self.model_to_device()
             if self.world_size > 1:
                 private.broadcast_module(game)
@@ -262,7 +265,7 @@ class AdoptingStrategy(SavingStrategy):
             policy.release()
         self.groups.release()
         self.following.end()
-        with without_values(self.lightning_module):
+        with without_values(self.lightning_module), same_parameters(self.root_device):
             super().teardown()
         if self.keeps_memory:
             heap.give_freed_memory_back()

@@ -81,13 +81,13 @@ def decide(players: Mapping[str, Needs], taken: float, free: float) -> list[Deci
 
 
 def memory(device: torch.device, local: int) -> float:
-    """Free bytes for a rank: on its GPU, with torch's unused cache, or on CPU its part of this machine's memory.
+    """Free bytes for a rank: on its device, with torch's unused cache, or on CPU its part of this machine's memory.
 
     On CPU a limit of the process counts too, such as that of `ulimit -v`.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type not in ("cpu", "mps"):  # Apple's devices compute in the machine's own memory
+        free, _ = torch.accelerator.get_memory_info(device)
+        return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
     with open("/proc/meminfo") as file:
         available = next(line for line in file if line.startswith("MemAvailable"))
     return min(int(available.split()[1]) * 1024 / local, *_left())

@@ -69,7 +69,7 @@ class Following:
         self.begun = True
         Following.running += 1
         if Following.running == 1:
-            Following.library = _library({"CPU", device.type.upper()})
+            Following.library = _library({"CPU", private.dispatch_key(device)})
             Following.before = torch.get_rng_state, torch.set_rng_state, private.draw_as_eager()
             torch.get_rng_state, torch.set_rng_state = _state, _set_state
 

@@ -166,6 +166,11 @@ def fake_world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def dispatch_key(device: torch.device) -> str:
+    """By which torch finds the kernels of a device, such as CUDA."""
+    return torch._C._dispatch_key_for_device(device.type)
+
+
 def in_backward() -> bool:
     """Whether this thread runs a backward."""
     return torch._C._current_graph_task_id() != -1

@@ -10,11 +10,11 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """The states of torch (for the CPU and for this rank's GPU), NumPy and Python."""
+    """The states of torch (for the CPU, and for this rank's accelerator by its type), NumPy and Python."""
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "accelerator": _of_accelerator(),
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
         "python": random.getstate(),
     }
@@ -25,9 +25,21 @@ ALIKE = "numpy", "python"  # those generators that are in the same state on all 
 
 def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda"])
+    before = state["accelerator"] if "accelerator" in state else {"cuda": state["cuda"]}  # as it was saved before
+    for kind in _of_accelerator():
+        if before.get(kind) is not None:
+            torch.get_device_module(kind).set_rng_state(before[kind])
     restore_alike(state)
+
+
+def _of_accelerator() -> dict[str, torch.Tensor]:
+    """The state of this rank's accelerator by its type. Empty until this process uses it: asking would wake it."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    module = None if found is None else torch.get_device_module(found)
+    if module is None or not getattr(module, "is_initialized", lambda: True)():
+        return {}
+    # Some devices let only torch itself call their module's function, where torch has one for all (2.13).
+    return {found.type: getattr(torch.accelerator, "random", module).get_rng_state()}
 
 
 def restore_alike(state: dict[str, Any]) -> None:
@@ -41,13 +53,15 @@ def restore_alike(state: dict[str, Any]) -> None:
 def changed(before: dict[str, Any], *others: str) -> bool:
     """Whether something was drawn from torch's generators, or from these others, since that state."""
     now = capture()
-    return not all(equal(before[name], now[name]) for name in ("torch", "cuda", *others))
+    return not all(equal(before[name], now[name]) for name in ("torch", "accelerator", *others))
 
 
 def equal(one: Any, other: Any) -> bool:
     """Whether two states are the same: nothing was drawn between them."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
         return all(map(equal, one, other))
     return one == other

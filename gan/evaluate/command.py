@@ -146,7 +146,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
     what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
     add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)
-    add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
+    add("--accelerator", type=str, default="auto", help=options.ACCELERATOR)
     request = parser.parse_args(options.arguments(argv))
     request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
     return request
@@ -154,7 +154,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
 def _spawned(rank: int, request: Namespace, computer: Computer, meeting: str) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=computer.processes)
-    if computer.accelerator == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if computer.kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // computer.devices))
     quiet()
     with outputs():

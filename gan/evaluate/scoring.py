@@ -199,4 +199,5 @@ def from_first_rank(value: T) -> T:
 
 
 def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    name = getattr(torch.get_device_module(torch.device(device)), "get_device_name", None)
+    return device if name is None else name(device)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import torch
 from jsonargparse import Namespace
 from lightning import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
@@ -33,6 +34,7 @@ from gan.fit.training import strategy_of, trainer_of
 from gan.runs import RUNS, Run, build, short_name
 from gan.shard_file import Damaged
 from strategies import PhaseStrategy
+from strategies.accelerator import GPUS
 from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
@@ -87,7 +89,7 @@ def _fit(argv: list[str] | None) -> None:
         raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
-        before.check(settings, strategy, computer.devices, computer.accelerator == "cpu")
+        before.check(settings, strategy, computer.devices, computer.kind == "cpu")
         start_ranks(settings, computer, out, typed)
         return
     now = options.run_settings(settings)
@@ -154,6 +156,8 @@ def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[s
             return ""
         return f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
 
+    if computer.kind == "tpu":
+        torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)  # torch-tpu wants it from the parent
     rendezvous = Rendezvous(settings.rendezvous or "", options.nodes(settings.nodes))
     rendezvous.check()
     agent.run(Launch([*launch.command(), *argv], computer.devices, rendezvous, settings.restarts, advice))
@@ -249,9 +253,10 @@ def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
 
 def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
     """Print what will be trained, on what, and where the files go."""
-    processes = f"{computer.processes} {computer.accelerator.upper()} process{'es' if computer.processes > 1 else ''}"
+    word = computer.kind.upper() if computer.kind not in GPUS else "GPU"
+    processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
     if settings.strategy == "dp" and computer.devices > 1:
-        processes = f"{computer.devices} {computer.accelerator.upper()} replicas in one process"
+        processes = f"{computer.devices} {word} replicas in one process"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""

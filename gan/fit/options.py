@@ -22,6 +22,7 @@ from strategies.processes import slurm
 
 DEFAULT_RUN = "sean-faces"
 RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
+ACCELERATOR = "what to compute on: auto, cpu, gpu, cuda, xpu, mps, tpu, or what Lightning has under this name"
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
@@ -165,8 +166,8 @@ def _parser(run: str) -> Parser:
     add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")
     what = "how often lost ranks are started again, from their last checkpoint"
     add("--restarts", type=NonNegativeInt, default=3, help=what)
-    add("--accelerator", type=Literal["auto", "cpu", "gpu"], default="auto", help="what to compute on")
-    what = "what ranks communicate by; default: nccl between GPUs, else gloo"
+    add("--accelerator", type=str, default="auto", help=ACCELERATOR)
+    what = "what ranks communicate by; default: torch's for the device, such as nccl between GPUs, else gloo"
     add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")

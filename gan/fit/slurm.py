@@ -106,7 +106,7 @@ def submit(text: str) -> str:
 def _command(argv: Sequence[str], settings: Namespace, devices: int | None) -> str:
     """What a task does: what was typed, but for what Slurm tells it."""
     words = [sys.executable, "-m", "gan.fit", *_kept(argv)]
-    words += ["--accelerator", "cpu" if settings.accelerator == "cpu" else "gpu"]
+    words += ["--accelerator", "gpu" if settings.accelerator == "auto" else settings.accelerator]
     words += [] if devices is None else ["--devices", str(devices)]
     return shlex.join(words)
 

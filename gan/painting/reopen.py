@@ -19,6 +19,7 @@ from gan.fit.resumed import instead
 from gan.making import reopened
 from gan.runs import Run, build, full_name
 from gan.shard_file import Damaged
+from strategies.accelerator import best, counted
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,14 @@ def open_run(
 
 def _device(device: str) -> torch.device:
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(best())
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise UserError(f"unknown device '{device}'; type auto, cpu or cuda") from error
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device '{device}' is not there: this machine has {torch.cuda.device_count()} GPUs; type cpu")
+        raise UserError(f"unknown device '{device}'; type {', '.join({'auto': 0, 'cpu': 0, best(): 0})}") from error
+    there = torch.accelerator.device_count() if place.type == best() else 0
+    if place.type != "cpu" and (place.index or 0) >= there:
+        raise UserError(f"device '{device}' is not there: this machine has {counted(there, place.type)}; type cpu")
     return place
 
 

@@ -157,5 +157,5 @@ def _parser(action: str | None) -> Parser:
         add("--seed", metavar="N", type=NonNegativeInt, default=0, help=what)
     where = "where to write; default in the run's samples/"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
-    add("--device", type=str, default="auto", help="what to compute on: auto, cpu or cuda")
+    add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
     return parser

@@ -49,8 +49,8 @@ class Balance:
         return call
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def called(self) -> None:
         """A call is over. All ranks say so together."""

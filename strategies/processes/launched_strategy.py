@@ -17,8 +17,10 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.strategies import DDPStrategy
 
+from datasets import GlobalStream, ResumableLoader
 from gan.errors import UserError
 from strategies import private
+from strategies.accelerator import pins
 from strategies.assignment import check_ranks
 from strategies.choice import Choice
 from strategies.loaders import check_loader
@@ -158,7 +160,8 @@ class LaunchedStrategy(DDPStrategy):
         self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)
 
     def _get_process_group_backend(self) -> str:
-        return with_store(super()._get_process_group_backend())
+        own = self._process_group_backend or dist.Backend.default_device_backend_map.get(self.root_device.type)
+        return with_store(own or "gloo")
 
     def take_part(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """What this rank of the whole run does: the function, which trains, or serving those that train."""
@@ -242,6 +245,8 @@ class LaunchedStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""
         check_loader(dataloader, self.world_size, self.lightning_module.trainer.training)
+        if isinstance(dataloader, ResumableLoader | GlobalStream):
+            dataloader.pin_memory = pins(self.root_device)
         return super().process_dataloader(dataloader)
 
     def on_exception(self, exception: BaseException) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.checkpoint import Share
+from strategies.accelerator import pins
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.versions import end_graphs, forget_ended, version_of
 
@@ -126,7 +127,7 @@ class Bucket:
         return self._pinned(shard.to(self.sharing.home, copy=True))
 
     def _pinned(self, shard: Tensor) -> Tensor:
-        return shard.pin_memory() if self.device.type == "cuda" and shard.device.type == "cpu" else shard
+        return shard.pin_memory() if pins(self.device) and shard.device.type == "cpu" else shard
 
     def _begin_shard(self) -> Tensor:
         """Memory for the shard, with this rank's part of the weights that have values."""

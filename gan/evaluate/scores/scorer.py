@@ -1,7 +1,7 @@
 """Which scores there are, which of them can be computed for a run, and how figures come from batches."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ NEEDS = {
     "mel": "sounds, and the true ones",
 }
 
+NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
+
 # The figures that are means of one number a picture.
 MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill", "mel_error")
 
@@ -53,20 +55,23 @@ class Scorer:
     def rows(self, made: Made | Heard) -> Rows:
         """Numbers for each sample of one batch."""
         if isinstance(made, Heard):
-            return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).double().cpu()}
+            return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).cpu().double()}
         rows: Rows = {}
-        if made.paired:
+        seen = made
+        if made.pictures.device.type in NO_FLOAT64:
+            seen = replace(made, **{name: each.cpu() for name, each in vars(made).items() if isinstance(each, Tensor)})
+        if seen.paired:
             if "ssim" in self.scores:
-                rows |= pixels.ssim(made.pictures, made.truth)
+                rows |= pixels.ssim(seen.pictures, seen.truth)
             if "rmse" in self.scores:
-                rows["rmse"] = pixels.rmse(made.pictures, made.truth)
+                rows["rmse"] = pixels.rmse(seen.pictures, seen.truth)
             if "psnr" in self.scores:
-                rows["psnr"] = pixels.psnr(made.pictures, made.truth)
-        if made.known is not None and "transfer" in self.scores:
-            rows["transfer"] = pixels.masked_error(made.pictures, made.truth, made.known)
-        if made.region is not None and "transfer" in self.scores:
-            rows["region_error"] = pixels.region_error(made.pictures, made.truth, made.region)
-            rows["region_spill"] = pixels.region_spill(made.pictures, made.before, made.region)
+                rows["psnr"] = pixels.psnr(seen.pictures, seen.truth)
+        if seen.known is not None and "transfer" in self.scores:
+            rows["transfer"] = pixels.masked_error(seen.pictures, seen.truth, seen.known)
+        if seen.region is not None and "transfer" in self.scores:
+            rows["region_error"] = pixels.region_error(seen.pictures, seen.truth, seen.region)
+            rows["region_spill"] = pixels.region_spill(seen.pictures, seen.before, seen.region)
         if self.extractor is not None:
             rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
             rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))

@@ -1,16 +1,20 @@
 """What the command decides about a run before it trains."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gan.errors import UserError
-from gan.fit import options
+from gan.fit import command, options
 from gan.fit.callbacks import Score
 from gan.fit.command import finish, keeper
+from gan.fit.computer import Computer
 from gan.fit.folder import RunFolder
 from gan.fit.keep import Keep
 from gan.runs import Run
+from strategies import TorchAccelerator
 
 
 def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_path):
@@ -47,3 +51,13 @@ def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
     assert said.strip().endswith("--max-steps 40")
     assert ("the error: 2.0000 at the start, 1.0000 now" in said) == (began is None)
     assert ("the run is at step 20 already, so nothing was trained" in said) == (began == 20)
+
+
+def test_ranks_on_tpus_get_their_variables_before_they_start(monkeypatch):
+    done = []
+    tpu = SimpleNamespace(distributed=SimpleNamespace(set_tpu_launch_env=lambda **given: done.append(given)))
+    monkeypatch.setattr(torch, "tpu", tpu, raising=False)
+    monkeypatch.setattr(command.agent, "run", done.append)
+    computer = Computer(TorchAccelerator(), "tpu", devices=4, nodes=1)
+    command.start_ranks(options.parse(["r3gan-faces"])[0], computer, Path("runs"), [])
+    assert done[0] == {"nproc_per_node": 4} and len(done) == 2

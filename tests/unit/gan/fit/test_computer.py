@@ -4,10 +4,12 @@ import os
 
 import pytest
 import torch
+from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator, MPSAccelerator
 
 from gan.errors import UserError
 from gan.fit import options
 from gan.fit.computer import machine
+from strategies import TorchAccelerator
 
 ELASTIC = dict(TORCHELASTIC_RUN_ID="1", RANK="2", LOCAL_RANK="0", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2", GROUP_RANK="1")
 
@@ -22,6 +24,7 @@ def computer(monkeypatch):
 
     def make(*typed, gpus=0, **variables):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         return machine(options.parse(["r3gan-faces", *typed])[0])
@@ -50,12 +53,40 @@ def test_gpus_are_chosen_by_their_numbers(computer):
         (("--devices", "0,4"), "--devices 0,4: the GPUs here have numbers from 0 to 3"),
         (("--devices", "1,1"), "--devices 1,1 names a GPU twice"),
         (("--devices", "0,2", "--accelerator", "cpu"), "--devices 0,2 chooses GPUs, .* CPU; type --devices 2"),
-        (("--devices", "5"), "--devices 5: there are 4 GPUs here; type --devices 4"),
+        (("--devices", "5"), "--devices 5: this machine has 4 GPUs; type --devices 4"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(typed, words, computer):
     with pytest.raises(UserError, match=words):
         computer(*typed, gpus=4)
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps", "hpu"])
+def test_an_accelerator_has_the_name_of_its_devices(kind, computer, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: kind == "mps")
+    for name in ("auto", kind, *["gpu"] * (kind != "hpu")):
+        found = computer("--accelerator", name)
+        assert (type(found.accelerator), found.device(0)) == (TorchAccelerator, f"{kind}:0")
+    assert computer("--accelerator", "cpu").device(0) == "cpu"
+    with pytest.raises(UserError, match=r"--devices 2: this machine has 1 (GPU|hpu device); type --devices 1$"):
+        computer("--devices", "2")
+    with pytest.raises(UserError, match=f"there is no GPU here; type --accelerator {kind}$"):
+        computer("--accelerator", "cuda")
+
+
+def test_an_accelerator_of_a_persons_own_is_found_by_its_name(computer, monkeypatch):
+    class Own(CPUAccelerator):
+        pass
+
+    AcceleratorRegistry.register("own", Own)
+    try:
+        assert type(computer("--accelerator", "own").accelerator) is Own
+    finally:
+        AcceleratorRegistry.remove("own")
+    with pytest.raises(UserError, match="--accelerator own is not known; type auto, cpu, cuda, gpu"):
+        computer("--accelerator", "own")
 
 
 def test_ranks_that_were_started_are_the_devices(computer):
@@ -65,7 +96,7 @@ def test_ranks_that_were_started_are_the_devices(computer):
         computer("--devices", "4")
     with pytest.raises(UserError, match=r"2 ranks here, and the GPUs that each sees are 1; .*-node 1, or"):
         computer(gpus=1)
-    assert computer("--accelerator", "cpu", gpus=1).accelerator == "cpu"
+    assert computer("--accelerator", "cpu", gpus=1).kind == "cpu"
 
 
 def test_one_task_drives_several_devices_where_the_policy_can(computer):

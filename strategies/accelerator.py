@@ -1,0 +1,87 @@
+"""The accelerator of this machine, for Lightning: whatever kind torch finds, also one that Lightning does not know."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from lightning.pytorch.accelerators import Accelerator
+
+from gan.errors import UserError
+
+GPUS = ("cuda", "xpu", "mps")
+
+
+class TorchAccelerator(Accelerator):
+    """What `torch.accelerator` finds, such as xpu or tpu: for a `Trainer(accelerator=TorchAccelerator(), ...)`.
+
+    Also for Apple's mps: with its own class for that, Lightning refuses every strategy that can have several ranks.
+    """
+
+    def setup_device(self, device: torch.device) -> None:
+        torch.accelerator.set_device_index(device)
+
+    def teardown(self) -> None:
+        pass
+
+    @staticmethod
+    def parse_devices(devices: int | str | list[int]) -> list[int]:
+        """The numbers of the devices. `devices` has them, or is how many; -1 means all."""
+        numbers, count = devices, torch.accelerator.device_count()
+        if isinstance(numbers, str):
+            numbers = [int(number) for number in numbers.split(",")] if "," in numbers else int(numbers)
+        if isinstance(numbers, int):
+            numbers = list(range(count if numbers == -1 else numbers))
+        if max(numbers) >= count:
+            raise UserError(f"devices={devices}: this machine has {counted(count, best())}; type devices={count}")
+        return numbers
+
+    @staticmethod
+    def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+        return [torch.device(best(), number) for number in devices]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return torch.accelerator.device_count()
+
+    @staticmethod
+    def is_available() -> bool:
+        return best() != "cpu"
+
+    @staticmethod
+    def name() -> str:
+        return best()
+
+
+def best() -> str:
+    """The type of the devices that this machine computes on best, such as cuda; cpu if it has no accelerator."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
+
+
+def counted(count: int, of: str) -> str:
+    """So many devices of a type, in words: 2 GPUs."""
+    return f"{count} {noun(of)}{'' if count == 1 else 's'}"
+
+
+def noun(of: str) -> str:
+    """What a device of this type is called."""
+    return "GPU" if of in ("gpu", *GPUS) else f"{of} device"
+
+
+def pins(device: torch.device) -> bool:
+    """Whether copies to this device are faster from pinned memory, and torch can pin it."""
+    return device.type in ("cuda", "xpu")
+
+
+@contextmanager
+def same_parameters(device: torch.device) -> Iterator[None]:
+    """Inside the `with`, a module that is moved to this device, or back, keeps its parameters.
+
+    For a device that is not torch's own, `Module.to` makes new ones, and weights that are tied would come apart.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(before or device.type not in ("cpu", *GPUS))
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)

@@ -1,0 +1,103 @@
+"""What is checked on the rehearsal's devices, in a process that has them: see commands.py."""
+
+import math
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import Adam
+from torch.utils.data import DataLoader
+
+from gan import GanModule, Phase, Player, making
+from strategies import PhaseStrategy, TorchAccelerator, random_state
+from strategies.auto import memory
+from tests.support.hard_games import HARD
+from tests.support.parity import trainer, vectors
+
+FIRST, SECOND = (torch.device("privateuseone", number) for number in range(2))  # their name before they are loaded
+
+
+def refused(function, *words):
+    try:
+        function()
+    except (RuntimeError, TypeError) as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError("the device has let it pass")
+
+
+def memory_that_the_cpu_may_not_touch(_):
+    here, there, on_cpu = torch.ones(2, 3, device=FIRST), torch.ones(2, 3, device=SECOND), torch.ones(2, 3)
+    weight = torch.ones(3, 3, requires_grad=True)
+    for mixed in (lambda: here + on_cpu, lambda: on_cpu.add_(here), lambda: nn.functional.linear(here, weight)):
+        refused(mixed, "same device", "cpu")
+    refused(lambda: here + there, "same device", "rehearsal:1")
+    refused(here.numpy, "rehearsal:0")
+    assert torch.Generator(SECOND).device == SECOND
+    assert torch.equal((here + there.to(FIRST) * torch.tensor(2.0)).cpu(), 3 * on_cpu)
+    view = here[:, 1:].t()
+    view.mul_(5)
+    assert here.tolist() == [[1, 5, 5], [1, 5, 5]] and view._base is here
+
+
+class Tied(GanModule):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+        self.net[2].weight = self.net[0].weight
+
+    def configure_players(self):
+        yield Player("net", self.net, optimizer=partial(Adam, lr=1e-2))
+
+    def configure_phases(self):
+        yield Phase("only", lambda batch: self.net(batch["x"]).square().mean(), learners="net")
+
+
+def trained(make, accelerator):
+    torch.manual_seed(0)
+    game = make()
+    loader = DataLoader([vectors(step) for step in range(5)], batch_size=None)
+    trainer(PhaseStrategy(), 1, 5, accelerator=accelerator).fit(game.double(), loader)
+    return game
+
+
+def trains_as_a_cpu_does(_):
+    for name, make in {**HARD, "tied": Tied}.items():
+        one, other = trained(make, "cpu"), trained(make, TorchAccelerator())
+        weights = dict(one.named_parameters())
+        assert weights.keys() == dict(other.named_parameters()).keys(), name
+        for key, weight in other.named_parameters():
+            torch.testing.assert_close(weight, weights[key], rtol=0, atol=1e-10, msg=f"{name}: {key}")
+    assert other.net[0].weight is other.net[2].weight
+
+
+def making_draws_from_the_device_that_is_named(_):
+    module = torch.get_device_module(FIRST)
+    module.manual_seed_all(1)
+    before = [module.get_rng_state(device) for device in (FIRST, SECOND)]
+    with making._drawing(7, SECOND):
+        drawn = torch.randn(3, device=SECOND)
+    with making._drawing(7, SECOND):
+        assert torch.equal(torch.randn(3, device=SECOND).cpu(), drawn.cpu())
+    assert all(map(torch.equal, before, (module.get_rng_state(device) for device in (FIRST, SECOND))))
+
+
+def random_states_are_those_of_this_ranks_device(_):
+    torch.accelerator.set_device_index(SECOND)
+    torch.manual_seed(2)
+    state = random_state.capture()
+    drawn = torch.randn(3, device=SECOND)
+    assert random_state.changed(state)
+    random_state.restore(state)
+    assert not random_state.changed(state)
+    assert torch.equal(torch.randn(3, device=SECOND).cpu(), drawn.cpu())
+    earlier = {name: value for name, value in state.items() if name != "accelerator"}
+    for other in (torch.zeros(16, dtype=torch.uint8), None):  # a GPU's, as checkpoints had it
+        random_state.restore({**earlier, "cuda": other})
+
+
+def its_memory_is_known(_):
+    assert memory(SECOND, 2) == torch.accelerator.get_memory_info(SECOND)[0] > math.exp(10)

@@ -1,0 +1,83 @@
+"""The commands on devices that are no CPU and no GPU: see tests/support/rehearsal/device.py."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.parity import EXACT
+from tests.support.rehearsal import checks
+from tests.support.rehearsal.commands import run, start
+from tests.support.rehearsal.device import NO_FLOAT64, possible
+
+pytestmark = pytest.mark.skipif(not possible(), reason="this torch has no device in Python that holds its own memory")
+
+SMALL = ("--faces", 12, "--held-out", 4, "--batch-size", 4, "--workers", 0, "--log-every", 1)
+R3GAN = ("r3gan-faces", *SMALL, "--size", 16, "--width", 4, "--latent", 4, "--precision", "64-true")
+SEAN = ("sean-faces", *SMALL, "--size", 32, "--width", 4, "--hidden", 8, "--style", 8)
+OTHERS = {
+    "sean, ddp": (*SEAN, "--strategy", "ddp"),
+    "sean, zero3": (*SEAN, "--strategy", "zero3"),
+    "wgan-gp, zero2": ("wgan-gp-faces", *SMALL, "--size", 16, "--width", 4, "--latent", 4, "--strategy", "zero2"),
+    "r3gan, auto in half precision": (*R3GAN[:-1], "bf16-mixed", "--strategy", "auto"),
+}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.memory_that_the_cpu_may_not_touch,
+        checks.trains_as_a_cpu_does,
+        checks.making_draws_from_the_device_that_is_named,
+        checks.random_states_are_those_of_this_ranks_device,
+        checks.its_memory_is_known,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_the_device(check, tmp_path):
+    run(tmp_path, f"{check.__module__}:{check.__name__}")
+
+
+def test_commands_on_one_device_and_on_two(tmp_path):
+    steps = ("--save-every", 1, "--max-steps")
+    run(tmp_path, "gan.fit", *R3GAN, *steps, 3, "--devices", 1, "--out", "one")
+    said = run(tmp_path, "gan.fit", *R3GAN, *steps, 2, "--strategy", "zero3", "--out", "two", ranks=2)
+    assert "r3gan-faces on 2 REHEARSAL processes, strategy zero3" in said
+    run(tmp_path, "gan.fit", "--resume", "two/001-r3gan-faces", "--strategy", "ddp", *steps, 3, ranks=2)
+    for name in ("one", "two"):
+        run(tmp_path, "gan.export", f"{name}/001-r3gan-faces", "--to", f"{name}/networks")
+    for player in ("generator", "discriminator"):
+        one, two = (load_file(tmp_path / name / "networks" / f"{player}.safetensors") for name in ("one", "two"))
+        for key, weight in one.items():
+            torch.testing.assert_close(two[key], weight, rtol=0, atol=EXACT, msg=f"{player}: {key}")
+    run(tmp_path, "gan.sample", "two/001-r3gan-faces", "show", "--count", 2, "--device", "rehearsal:1")
+    assert "saved in two" in run(tmp_path, "gan.evaluate", "two/001-r3gan-faces", ranks=2)
+
+
+def test_a_device_without_float64_trains_samples_and_scores(tmp_path):
+    """As Apple's."""
+    nothing = {NO_FLOAT64: "1"}
+    run(tmp_path, "gan.fit", *SEAN, "--max-steps", 1, "--devices", 1, **nothing)
+    run(tmp_path, "gan.sample", "auto", **nothing)
+    assert "SSIM" in run(tmp_path, "gan.evaluate", "--devices", 1, **nothing)
+
+
+def test_devices_that_are_not_there_are_refused(tmp_path):
+    for words, said in (
+        ((*R3GAN, "--devices", 3), "--devices 3: this machine has 2 rehearsal devices; type --devices 2"),
+        ((*R3GAN, "--accelerator", "tpu"), "there is no tpu device here; type --accelerator rehearsal"),
+    ):
+        (ended,) = start(tmp_path, "gan.fit", words, 1, {})
+        assert (ended.status, said in ended.said) == (2, True), ended.said
+
+
+def test_a_device_by_the_name_of_googles_is_none_of_lightnings_class(tmp_path):
+    said = run(
+        tmp_path, "gan.fit", *R3GAN, "--max-steps", 1, "--accelerator", "tpu", "--devices", 1, REHEARSAL_NAME="tpu"
+    )
+    assert "r3gan-faces on 1 TPU process" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", OTHERS.values(), ids=list(OTHERS))
+def test_other_games_and_policies_on_two_devices(words, tmp_path):
+    run(tmp_path, "gan.fit", *words, "--max-steps", 2, ranks=2)

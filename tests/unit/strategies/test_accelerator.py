@@ -1,0 +1,94 @@
+"""Whatever device torch finds, as Lightning asks for it."""
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.accelerators import MPSAccelerator
+from lightning.pytorch.plugins import MixedPrecision
+
+from datasets import GlobalLoader, GlobalStream
+from gan.errors import UserError
+from strategies import PhaseStrategy, TorchAccelerator, random_state
+from tests.support.hard_games import Plain
+from tests.support.parity import parts, trainer
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """`found(type, count)`: what torch finds on this machine."""
+
+    def finds(kind, count=1):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        monkeypatch.setattr(MPSAccelerator, "is_available", lambda: kind == "mps")
+
+    return finds
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"), [(2, [0, 1]), ([0, 2], [0, 2]), ("2", [0, 1]), ("0,2", [0, 2]), (-1, [0, 1, 2])]
+)
+def test_devices_are_a_number_or_numbers(asked, numbers, found):
+    found("xpu", 3)
+    assert TorchAccelerator.parse_devices(asked) == numbers
+    assert TorchAccelerator.get_parallel_devices(numbers) == [torch.device("xpu", number) for number in numbers]
+
+
+def test_apples_device_is_one_and_takes_our_strategy(found):
+    found("mps")
+    one = Trainer(strategy=PhaseStrategy(), accelerator=TorchAccelerator(), devices=1, logger=False)
+    assert one.strategy.root_device == torch.device("mps", 0)
+    with pytest.raises(UserError, match=r"devices=2: this machine has 1 GPU; type devices=1$"):
+        Trainer(strategy=PhaseStrategy(), accelerator=TorchAccelerator(), devices=2)
+    with pytest.raises(ValueError, match="not supported on the MPS accelerator"):  # if this passes, Lightning's will do
+        Trainer(strategy=PhaseStrategy(), accelerator="mps")
+
+
+def test_autocast_is_for_the_device_that_computes():
+    game = Plain().float()
+    lightning = trainer(PhaseStrategy(), 1, 1, precision="bf16-mixed")
+    lightning.strategy.precision_plugin = MixedPrecision("bf16-mixed", "cuda")  # what Lightning makes for xpu
+    lightning.fit(game, parts(1, batches=lambda step: {"x": torch.zeros(4, 6)}))
+    assert lightning.strategy.precision_plugin.device == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_batches_are_pinned_where_the_run_computes_on_a_gpu(kind, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    strategy = PhaseStrategy()
+    strategy.parallel_devices = [torch.device(kind)]
+    strategy._lightning_module = Plain()
+    strategy._lightning_module.trainer = trainer(PhaseStrategy(), 1, 1)
+    for loader in (GlobalLoader([1, 2], 2), GlobalStream([1, 2], 2)):
+        assert strategy.process_dataloader(loader).pin_memory == (kind == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("cpu", "gloo"), ("cuda", "nccl"), ("xpu", "xccl"), ("unknown", "gloo")]
+)
+def test_ranks_communicate_by_what_torch_has_for_the_device(kind, expected, monkeypatch):
+    class Device:
+        type = kind
+
+    strategy = PhaseStrategy()
+    monkeypatch.setattr(PhaseStrategy, "root_device", Device)
+    assert strategy._get_process_group_backend() == expected
+
+
+def test_a_gpus_random_state_of_an_earlier_checkpoint_is_restored(found, monkeypatch):
+    state = {**random_state.capture(), "cuda": torch.arange(16, dtype=torch.uint8)}
+    del state["accelerator"]
+    kept = []
+
+    class Module:
+        get_rng_state = staticmethod(lambda: torch.zeros(16, dtype=torch.uint8))
+        set_rng_state = staticmethod(kept.append)
+
+    found("cuda")
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    monkeypatch.setattr(torch.accelerator, "random", Module, raising=False)
+    random_state.restore(state)
+    assert kept == [state["cuda"]]
+    found("xpu")  # the state of another kind of device is none of this one's
+    random_state.restore(state)
+    assert len(kept) == 1
