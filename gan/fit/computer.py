@@ -8,6 +8,7 @@ from jsonargparse import Namespace
 
 from gan.errors import UserError
 from gan.fit import options
+from gan.system import WINDOWS, check_ranks
 from strategies.processes.launched import launched
 
 
@@ -54,12 +55,15 @@ def machine(settings: Namespace) -> Computer:
         _share_cpus(accelerator, place.local_size)
         return Computer(accelerator, place.local_size, place.nodes, chosen)
     if devices == "auto":
-        single = settings.strategy == "single"
+        single = settings.strategy == "single" or (WINDOWS and settings.strategy != "dp")
         devices = 1 if single else gpus if accelerator == "gpu" else min(2, os.cpu_count() or 1)
     if accelerator == "gpu" and devices > gpus:
         raise UserError(f"--devices {devices}: there are {gpus} GPUs here; type --devices {gpus}")
     _share_cpus(accelerator, devices)
-    return Computer(accelerator, devices, options.nodes(settings.nodes)[1], chosen)
+    computer = Computer(accelerator, devices, options.nodes(settings.nodes)[1], chosen)
+    if settings.strategy != "dp":
+        check_ranks(computer.processes, computer.nodes)
+    return computer
 
 
 def _share_cpus(accelerator: str, ranks: int) -> None:

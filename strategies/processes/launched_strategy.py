@@ -18,6 +18,7 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.pytorch.strategies import DDPStrategy
 
 from gan.errors import UserError
+from gan.system import check_ranks as check_system
 from strategies import private
 from strategies.assignment import check_ranks
 from strategies.choice import Choice
@@ -153,6 +154,7 @@ class LaunchedStrategy(DDPStrategy):
             )
         self.placement = placement_of(self.choice, ranks)
         check_ranks(self.choice, ranks, self.placement)
+        check_system(ranks, self.num_nodes)
         if ranks > 1:
             check_device(self._get_process_group_backend(), self.root_device)
         self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)
