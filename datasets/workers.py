@@ -13,6 +13,7 @@ from multiprocessing import active_children
 from torch.utils.data._utils import signal_handling
 
 from gan.errors import UserError, WorkerLost
+from gan.system import signals
 
 PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks wait for each other
 FAREWELL = 1.0  # seconds that they have to end when the program ends
@@ -24,21 +25,23 @@ _STUCK = re.compile(r"DataLoader timed out after (\d+)")
 
 def leave_signals_to_the_trainer(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal. A worker that ends would make the current step fail."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in signals("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK"):
         signal.signal(number, signal.SIG_IGN)
 
 
 def hear_of_dead_workers() -> None:
     """Let torch raise an error when a worker dies. Lightning's fit takes torch's signal handler away at its end."""
-    if getattr(signal.getsignal(signal.SIGCHLD), "__module__", None) != signal_handling.__name__:
-        signal_handling._SIGCHLD_handler_set = False
-        signal_handling._set_SIGCHLD_handler()
+    for number in signals("SIGCHLD"):
+        if getattr(signal.getsignal(number), "__module__", None) != signal_handling.__name__:
+            signal_handling._SIGCHLD_handler_set = False
+            signal_handling._set_SIGCHLD_handler()
 
 
 @atexit.register
 def _end_workers() -> None:
     """End the workers that are left. multiprocessing would wait for ever for one that leaves signals to the trainer."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
+    for number in signals("SIGCHLD"):
+        signal.signal(number, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
     until = time.monotonic() + FAREWELL
     children = [child for child in active_children() if child.daemon]
     for child in children:

@@ -90,7 +90,7 @@ def _digests(path: Path) -> dict[str, Digest] | None:
             raise UserError(f"it has no {VALUES}; is it a run's folder?")
         return None
     try:
-        content = file.read_text()
+        content = file.read_text("utf-8")
         found = {name: Digest(*digest) for name, digest in json.loads(content)["files"].items()}
         if content != digests_text(found):
             raise ValueError

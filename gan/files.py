@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from gan.errors import UserError
+from gan.system import WINDOWS, after_fork
 
 
 @contextmanager
@@ -31,6 +33,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+# Windows takes no file of these names, with any ending.
+RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10))}
+
+
+def name_for(text: str) -> str:
+    """The text as a part of a file's name that every system takes."""
+    name = re.sub(r"[^\w.-]+", "_", text).strip("_") or "picture"
+    return f"_{name}" if name.partition(".")[0].lower() in RESERVED else name
 
 
 def load_plain(path: Path) -> Any:
@@ -78,7 +90,7 @@ def read_text(path: str | Path, most: int) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 _LOCKABLE: set[int] = set()
@@ -89,7 +101,11 @@ def lockable(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     """Give a handle of a file or folder, to lock it with. The lock ends with the block, and with this process.
 
     A process that is forked meanwhile, such as a loader's worker, closes its copy, or the lock would outlive this one.
+    Windows opens no folder. There the handle is none, and to lock it fails as on a file system without locks.
     """
+    if WINDOWS and not flags & os.O_CREAT and path.is_dir():
+        yield -1
+        return
     handle = os.open(path, flags, 0o666)
     _LOCKABLE.add(handle)
     try:
@@ -106,4 +122,4 @@ def _let_go() -> None:
     _LOCKABLE.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+after_fork(_let_go)

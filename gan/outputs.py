@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import io
 import multiprocessing.util
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from gan.errors import reason
+from gan.system import signals
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -48,6 +50,8 @@ class Output:
         """`stream` is None if it was closed from the beginning."""
         self._name, self._said = name, False
         self._stream = Path(os.devnull).open("w") if stream is None else stream  # noqa: SIM115 - as long as the process
+        if isinstance(self._stream, io.TextIOWrapper) and not self._stream.closed:
+            self._stream.reconfigure(errors="backslashreplace")  # Windows' own encodings lack most characters
 
     def write(self, text: str) -> int:
         self._try(self._stream.write, text)
@@ -84,7 +88,8 @@ def end(status: int) -> NoReturn:
     it would wait without limit for daemon processes that do not end, such as a loader's worker that waits for a disk.
     """
     threading._shutdown()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker dies; they may now
+    for number in signals("SIGCHLD"):
+        signal.signal(number, signal.SIG_DFL)  # torch's handler raises when a worker dies; they may now
     atexit.unregister(multiprocessing.util._exit_function)
     atexit._run_exitfuncs()
     _end_processes()

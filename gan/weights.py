@@ -84,7 +84,7 @@ class WeightFiles:
     def _read_index(self, index: Path) -> None:
         with self._failing(index):
             self._note(index)
-            where = json.loads(index.read_text())["weight_map"]
+            where = json.loads(index.read_text("utf-8"))["weight_map"]
             files = {name: index.with_name(file) for name, file in where.items()}
         headers = {file: self._header(file) for file in sorted(set(files.values()))}
         for name, file in files.items():

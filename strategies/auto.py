@@ -4,12 +4,12 @@ What a player needs is what its policies say, `Policy.at_most`: the model of cos
 """
 
 import math
-import resource
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
+from gan.system import LINUX, free_memory, resource
 from strategies.choice import Choice
 from strategies.cost.amounts import Held, readable
 from strategies.policies.policy import Policy
@@ -88,13 +88,13 @@ def memory(device: torch.device, local: int) -> float:
     if device.type not in ("cpu", "mps"):  # Apple's devices compute in the machine's own memory
         free, _ = torch.accelerator.get_memory_info(device)
         return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
-    with open("/proc/meminfo") as file:
-        available = next(line for line in file if line.startswith("MemAvailable"))
-    return min(int(available.split()[1]) * 1024 / local, *_left())
+    return min([free_memory() / local, *_left()])
 
 
 def _left() -> Iterator[float]:
     """What the limits of this process leave."""
+    if not LINUX:  # only Linux says how much of a limit is used
+        return
     with open("/proc/self/status") as file:
         used = dict(line.split(":", 1) for line in file)
     for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
@@ -123,4 +123,5 @@ def told(decisions: Iterable[Decision], free: float) -> str:
         why = f"ddp would need {readable(as_ddp)} a rank; sharded as below it is {readable(all_)}"
     else:
         why = f"it may not fit: {readable(all_)} a rank; use more ranks"
-    return "\n".join([f"auto: {why}, of {readable(budget)} ({readable(free)} free, half left for activations)", *lines])
+    room = f", of {readable(budget)} ({readable(free)} free, half left for activations)" if free < math.inf else ""
+    return "\n".join([f"auto: {why}{room}", *lines])

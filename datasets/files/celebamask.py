@@ -115,7 +115,7 @@ def _mask_stamps(root: Path, numbers: np.ndarray) -> np.ndarray:
                 continue
             if part not in LABELS[1:]:
                 raise UserError(f"{entry.path} is a mask of no known part; known are {', '.join(LABELS[1:])}")
-            state = entry.stat()
+            state = os.stat(entry)
             stamps[rows[int(number)], LABELS.index(part)] = state.st_size, state.st_mtime_ns
     return stamps
 

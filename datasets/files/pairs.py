@@ -62,7 +62,7 @@ class Column:
                 if self.only and name not in self.only:
                     continue
                 try:
-                    name, state = f"{number}/{name}", entry.stat()
+                    name, state = f"{number}/{name}", os.stat(entry)
                 except OSError as error:
                     problems.append(f"{entry.path} cannot be read ({error.strerror}); replace or remove it")
                     continue

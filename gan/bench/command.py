@@ -8,6 +8,7 @@ from gan.bench.grid import command as grid
 from gan.bench.peers import command as peers
 from gan.bench.sean import command as sean
 from gan.errors import UserError, refuse
+from gan.system import LINUX
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
     "sean": sean.main,
@@ -30,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: there is no benchmark '{argv[0]}'; there are\n{_list()}", file=sys.stderr)
         return 2
     try:
+        if not LINUX:
+            raise UserError("gan.bench reads memory and times from /proc, which only Linux has")
         return BENCHMARKS[argv[0]](argv[1:])
     except UserError as error:
         return refuse(error)

@@ -78,7 +78,7 @@ def save(result: dict[str, Any], path: Path) -> None:
     """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them."""
     try:
         with whole_file(path) as part:
-            part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}; the scores are in the table above") from error
 

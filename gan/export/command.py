@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gan.checkpoint import load, whole
 from gan.errors import UserError, printable, refuse
-from gan.files import whole_file
+from gan.files import name_for, whole_file
 from gan.fit import options
 from gan.fit.parser import Parser
 from gan.games.sean import Sean
@@ -36,6 +36,7 @@ class Exported:
     """One player's network with the weights of a checkpoint, under the network's own state-dict keys."""
 
     player: str
+    file: str
     network: nn.Module
     weights: Literal["ema", "raw"]
     state: dict[str, Tensor]
@@ -87,10 +88,10 @@ def export(
     averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
     opened, players = _open(which, out, weights, **overrides)
-    files = {f"{each.player}.safetensors": _safetensors(each, opened) for each in players}
+    files = {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
     if published:
         files |= _published(opened.run.game, players)
-    files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published))
+    files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published), "utf-8")
 
     default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
     folder = opened.folder.path / "export" / default if to is None else to
@@ -126,7 +127,10 @@ def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", 
                 state[key] = tensor.detach()  # left out of checkpoints, as Player(saved=False) asks
         # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
         state = {key: tensor.clone() for key, tensor in whole(state).items()}
-        found.append(Exported(name, player.module, "raw" if average is None else "ema", state))
+        file = name_for(name)
+        while file.lower() in (each.file.lower() for each in found):  # Windows and macOS take G and g for one
+            file += "_"
+        found.append(Exported(name, file, player.module, "raw" if average is None else "ema", state))
     return found
 
 
@@ -190,19 +194,19 @@ def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
         f"safetensors to be loaded and nothing else.",
         "",
         "    from safetensors.torch import load_file",
-        f'    network.load_state_dict(load_file("{first.player}.safetensors"))',
+        f'    network.load_state_dict(load_file("{first.file}.safetensors"))',
         "",
         "`network` is one of the class and the sizes named here; the run's settings.yaml has the settings they",
         "were made with. Its keys are the network's own. What is in a file is also in its metadata:",
         "",
         "    from safetensors import safe_open",
-        f'    safe_open("{first.player}.safetensors", "pt").metadata()',
+        f'    safe_open("{first.file}.safetensors", "pt").metadata()',
         "",
     ]
     for each in players:
         size = f"{len(each.state)} tensors, {sum(tensor.numel() for tensor in each.state.values()):,} numbers"
         kind = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}[each.weights]
-        about.append(f"{each.player}.safetensors: {_class(each.network)}, {size}; {kind}")
+        about.append(f"{each.file}.safetensors: {_class(each.network)}, {size}; {kind}")
     about.append("")
     if any(each.weights == "ema" for each in players):
         about.append(

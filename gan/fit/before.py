@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -11,6 +10,7 @@ from datasets.batches import check_divides
 from gan.errors import UserError
 from gan.fit.options import nodes
 from gan.runs import RUNS
+from gan.system import resource
 from strategies import PhaseStrategy
 from strategies.assignment import check_groups, check_ranks
 from strategies.placing.placement import placement_of
@@ -26,6 +26,8 @@ OF_A_RANK = 16  # more for each rank of the run: connections of each process gro
 
 def allow_files(workers: int, ranks: int) -> None:
     """Let this process, and those that it starts, open the files that a rank needs. Refuse if the shell forbids it."""
+    if resource is None:  # Windows has no such limit
+        return
     least = FILES + OF_A_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = least + OF_A_RANK * ranks
@@ -45,7 +47,7 @@ def named(error: BaseException | None) -> UserError | None:
     if error is None or isinstance(error, UserError):
         return None
     number, text = getattr(error, "errno", None), str(error)
-    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
+    if resource and (number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text):
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         more = max(4096, 4 * allowed)
         return UserError(f"too many open files: this shell allows a process {allowed}; type ulimit -n {more}")

@@ -192,7 +192,7 @@ class WriteSettings(Callback):
         if trainer.is_global_zero:
             for path, text in self.texts.items():
                 with self._spare.trying(path), whole_file(path) as part:
-                    part.write_text(text)
+                    part.write_text(text, encoding="utf-8")
 
 
 class Steps(Callback):

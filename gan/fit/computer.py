@@ -9,6 +9,7 @@ from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 
 from gan.errors import UserError
 from gan.fit import options
+from gan.system import WINDOWS, check_ranks
 from strategies.accelerator import GPUS, TorchAccelerator, best, counted, noun
 from strategies.processes.launched import launched
 
@@ -58,12 +59,15 @@ def machine(settings: Namespace) -> Computer:
         _share_cpus(on_cpu, place.local_size)
         return Computer(accelerator, kind, place.local_size, place.nodes, chosen)
     if devices == "auto":
-        single = settings.strategy == "single"
+        single = settings.strategy == "single" or (WINDOWS and settings.strategy != "dp")
         devices = 1 if single else min(2, os.cpu_count() or 1) if on_cpu else there
     if not on_cpu and devices > there:
         raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
     _share_cpus(on_cpu, devices)
-    return Computer(accelerator, kind, devices, options.nodes(settings.nodes)[1], chosen)
+    computer = Computer(accelerator, kind, devices, options.nodes(settings.nodes)[1], chosen)
+    if settings.strategy != "dp":
+        check_ranks(computer.processes, computer.nodes)
+    return computer
 
 
 def _accelerator(name: str) -> Accelerator:

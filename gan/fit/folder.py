@@ -1,6 +1,5 @@
 """The folder of a run, `runs/<number>-<name>/`: making it, finding it, and the files in it."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from gan.errors import UserError
 from gan.files import lockable
 from gan.fit import settings_file
 from gan.runs import short_name
+from gan.system import lock
 
 CHECKPOINT = ".ckpt"
 
@@ -104,7 +104,7 @@ class RunFolder:
         """Write the first files of a folder that nobody else knows yet. If that fails, the folder is removed."""
         try:
             for path, text in texts.items():
-                path.write_text(text)
+                path.write_text(text, encoding="utf-8")
         except OSError as error:
             self.discard()
             raise UserError(f"cannot write to '{self.path}': {error.strerror}; choose a folder with --out") from error
@@ -220,9 +220,10 @@ def _lock(handle: int, folder: RunFolder) -> None:
     until, said = time.monotonic() + PATIENCE, False
     while True:
         try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock(handle)
         except BlockingIOError:
-            who = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
+            os.lseek(handle, 0, os.SEEK_SET)
+            who = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
             if not said:
                 said = True
                 print(f"{who} is training '{folder.path}'; waiting {PATIENCE:g} s for its end ...", flush=True)
@@ -238,4 +239,5 @@ def _lock(handle: int, folder: RunFolder) -> None:
 def _note(handle: int, text: str) -> None:
     with suppress(OSError):  # the disk may be full
         os.ftruncate(handle, 0)
-        os.pwrite(handle, text.encode(), 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, text.encode())

@@ -33,7 +33,7 @@ class Best:
         self.scores: dict[int, float] = {}
         self._spare = Spare()
         try:
-            saved = json.loads(folder.best.read_text())
+            saved = json.loads(folder.best.read_text("utf-8"))
             if saved["score"] == score:
                 self.scores = {int(step): float(value) for step, value in saved["steps"].items()}
         except FileNotFoundError:
@@ -46,7 +46,7 @@ class Best:
         self.scores[step] = value
         self.scores = {step: value for step, value in self.scores.items() if step in steps and math.isfinite(value)}
         with self._spare.trying(self.folder.best), whole_file(self.folder.best) as part:
-            part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n")
+            part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n", "utf-8")
 
     def forget(self, step: int) -> None:
         """The checkpoint of this step is written again."""

@@ -91,7 +91,7 @@ def note(folder: RunFolder, checkpoint: Path) -> None:
             name for name in record["checkpoints"] if name != checkpoint.name and (folder.checkpoints / name).exists()
         )
         with whole_file(folder.launch) as part:
-            part.write_text(text(record["launchers"], *others, checkpoint.name))
+            part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
 
 
 def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
@@ -159,7 +159,7 @@ def check(place: Launched | None) -> None:
         return
     noted, failed = there / "failures.json", {}
     if noted.exists():
-        failed = json.loads(noted.read_text())
+        failed = json.loads(noted.read_text("utf-8"))
         # When a host comes or goes, the ranks start again too, and the number of the attempt stays.
         failed.setdefault(str(place.restarts), max(Progress.read(place.local_size)))
     last = [step for attempt, step in failed.items() if attempt != "0"][-agent.SAME_STEP :]
@@ -169,5 +169,5 @@ def check(place: Launched | None) -> None:
             f"the last {agent.SAME_STEP} attempts have failed {where}, so the ranks are not started again; see above "
             f"what each of them said"
         )
-    noted.write_text(json.dumps(failed))
+    noted.write_text(json.dumps(failed), encoding="utf-8")
     Progress.clear(place.local_size)

@@ -108,11 +108,11 @@ class Record(Logger):
         there, self._written = 0 if names else self._written, 0
         with self._spare.trying(self.folder.metrics):
             if there:
-                with self.folder.metrics.open("a", newline="") as file:
+                with self.folder.metrics.open("a", encoding="utf-8", newline="") as file:
                     file.write(self._text(there))
             else:
                 with whole_file(self.folder.metrics) as part:
-                    part.write_text(self._text(0), newline="")
+                    part.write_text(self._text(0), encoding="utf-8", newline="")
             self._written = len(self.rows)
 
     def _text(self, first: int) -> str:
@@ -136,7 +136,7 @@ def read(path: Path) -> dict[int, dict[str, float]]:
     if not path.is_file():
         return {}
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             names, *rows = [*filter(None, csv.reader(line for line in file if line.endswith("\n")))] or [["step"]]
         named = (dict(zip(names, values, strict=True)) for values in rows)
         return {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}

@@ -12,7 +12,6 @@ from gan.errors import UserError
 from gan.fit.options import nodes, underscores
 from gan.runs import short_name
 from strategies.processes import slurm
-from strategies.processes.stopping import WARNING
 
 AHEAD = 120  # seconds from the warning to the time limit: a step and a checkpoint. Slurm may warn a minute earlier
 CPUS = 4  # of each task, if the run does not want more workers
@@ -76,7 +75,7 @@ def script(argv: Sequence[str], settings: Namespace, one_task: bool) -> str:
         gpus="" if on_cpu else GPUS.format(devices),
         cpus=max(CPUS, settings.get("workers", 0) + 1),
         here=shlex.quote(str(Path.cwd())),
-        warning=WARNING.name.removeprefix("SIG"),
+        warning="USR1",  # WARNING of stopping.py, which Windows does not have
         ahead=AHEAD,
         threads=THREADS if on_cpu else "",
         command=_command(argv, settings, devices if one_task else None),

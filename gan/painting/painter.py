@@ -1,5 +1,6 @@
 """Use a trained SEAN: read styles from pictures, and paint label maps in them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from gan.files import regular
 from gan.painting import grids, painter
 from gan.painting.reopen import SavedRun
 from gan.painting.styles import Styles
+
+# Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
+PAIR = re.compile(r"(?![A-Za-z]:[\\/][^:]*$)(.+?):((?:[A-Za-z]:[\\/])?[^:]*)")
 
 Size = tuple[int, int]
 
@@ -144,7 +148,7 @@ class Painter:
 
     def picture(self, which: str) -> Picture:
         """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png."""
-        kind, colon, number = which.rpartition(":")
+        kind, _, number = which.rpartition(":")
         if number.isdecimal() and kind in ("", "train"):
             data, what = (self.train, "training") if kind else (self.val, "held-out")
             if int(number) >= len(data):
@@ -152,9 +156,9 @@ class Painter:
             item = to_tensors(data[int(number)])
             return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
-        if colon:
-            image, label = painter.read_pair(Path(kind), Path(number), *rules)
-            return Picture(Path(kind).stem, label, image)
+        if pair := PAIR.fullmatch(which):
+            image, label = painter.read_pair(Path(pair[1]), Path(pair[2]), *rules)
+            return Picture(Path(pair[1]).stem, label, image)
         if Path(which).suffix.lower() == ".png":
             return Picture(Path(which).stem, painter.read_labels(Path(which), *rules))
         raise UserError(

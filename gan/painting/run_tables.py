@@ -86,7 +86,7 @@ def curves(opened: SavedRun) -> Charts:
         drawings = {}
         for group, panel in panels.items():
             metrics.draw_panels({group: panel}, path)
-            drawings[group] = path.read_text()
+            drawings[group] = path.read_text("utf-8")
     return Charts(drawings, "Pale: as logged. Full: the running mean over a twentieth of the curve.")
 
 

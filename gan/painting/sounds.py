@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gan.files import whole_file
+from gan.files import name_for, whole_file
 from gan.sound import Sound
 from nets.mel import Mel
 
@@ -43,7 +43,7 @@ def save(sound: Sound, path: Path) -> None:
 
 def save_columns(columns: Mapping[str, Any], picture: Path) -> list[Path]:
     """Write each column of a grid that is a sound, beside the grid's picture; returns the files."""
-    heard = {picture.with_name(f"{picture.stem}-{title}.wav"): column for title, column in columns.items()}
+    heard = {picture.with_name(f"{picture.stem}-{name_for(title)}.wav"): column for title, column in columns.items()}
     heard = {path: column for path, column in heard.items() if isinstance(column, Sound)}
     for path, column in heard.items():
         save(column, path)

@@ -117,7 +117,7 @@ def read(text: str) -> OwnRun:
         while (folder / "__init__.py").is_file():
             folder, names = folder.parent, [folder.name, *names]
         return OwnRun(folder, ".".join(names), function, path)
-    if os.sep in place:
+    if "/" in place or os.sep in place:
         return OwnRun(path.parent, path.name, function)
     top, here = place.partition(".")[0], Path.cwd()
     found_here = (here / top).is_dir() or (here / f"{top}.py").is_file()

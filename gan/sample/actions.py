@@ -3,7 +3,6 @@
 The help of the command shows each docstring.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from gan.errors import UserError, printable
+from gan.files import name_for
 from gan.painting import grids, sounds
 from gan.painting.held_out import NOTHING_HELD_OUT, first_samples, samples
 from gan.painting.painter import Painter, Picture
@@ -45,7 +45,7 @@ def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path
     if not settings.singles:
         return paths
     for name, sample in sheet.singles.items():
-        single = path.with_suffix("") / f"{_slug(name)}.png"
+        single = path.with_suffix("") / f"{name_for(name)}.png"
         save_png(grids.picture(sample), single)
         if isinstance(sample, Sound):
             sounds.save(sample, single.with_suffix(".wav"))
@@ -69,11 +69,7 @@ def save_png(image: Image.Image, path: Path) -> None:
 
 def file_name(action: str, words: Sequence[str] | None) -> str:
     """A file's name from the action and what it was asked to draw."""
-    return "-".join([action, *(_slug(Path(word).stem) for word in words or ())])[:120]
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text).strip("_") or "picture"
+    return "-".join([action, *(name_for(Path(word).stem) for word in words or ())])[:120]
 
 
 def unused(title: str, columns: Columns) -> str:

@@ -13,7 +13,6 @@ every `.part` is a leftover of a killed process, and is removed. On a file syste
 same name is removed.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ from pathlib import Path
 from gan.checkpoint_files import DIGESTS, PART, VALUES, replaced
 from gan.errors import UserError
 from gan.files import lockable
+from gan.system import WINDOWS
+from gan.system import lock as lock_handle
 
 
 def part_of(path: Path) -> Path:
@@ -38,7 +39,7 @@ def new_part(path: Path) -> Iterator[None]:
     with lockable(part.parent) as lock:
         _remove_leftovers(path, lock)
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            lock_handle(lock, shared=True)
         try:
             part.mkdir()
         except FileExistsError:
@@ -54,7 +55,7 @@ def new_part(path: Path) -> Iterator[None]:
 
 def _remove_leftovers(path: Path, lock: int) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_handle(lock)
         leftovers = list(path.parent.glob(f"*{path.suffix}{PART}"))
     except BlockingIOError:  # a living process is writing in this folder
         return
@@ -116,6 +117,8 @@ def _discard(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
+    if WINDOWS:  # it opens no folder, and writes down names by itself
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

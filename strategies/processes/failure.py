@@ -63,7 +63,7 @@ def report(error: BaseException) -> None:
     text = str(error).rpartition("UserError: ")[2].strip() if user else f"{type(error).__name__}: {line}".rstrip(": ")
     extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
     part = Path(f"{path}.{threading.get_ident()}")  # another thread may end this process meanwhile
-    part.write_text(json.dumps({"kind": kind, "message": {"message": printable(text), "extraInfo": extra}}))
+    part.write_text(json.dumps({"kind": kind, "message": {"message": printable(text), "extraInfo": extra}}), "utf-8")
     part.replace(path)
 
 

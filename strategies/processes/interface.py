@@ -7,7 +7,6 @@ chooses well by itself.
 """
 
 import contextlib
-import fcntl
 import os
 import socket
 import struct
@@ -17,6 +16,7 @@ from ipaddress import ip_address
 import torch.distributed as dist
 
 from gan.errors import UserError
+from gan.system import fcntl
 
 GLOO = "GLOO_SOCKET_IFNAME"
 THIS_HOST = "127.0.0.1"
@@ -83,6 +83,8 @@ def own_address(towards: str) -> str:
 
 def _interface(address: str) -> str | None:
     """The name of the interface that has this IPv4 address."""
+    if address == THIS_HOST:
+        return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)  # macOS has lo0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # this one has no address

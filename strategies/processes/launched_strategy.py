@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from datasets import GlobalStream, ResumableLoader
 from gan.errors import UserError
+from gan.system import check_ranks as check_system
 from strategies import private
 from strategies.accelerator import pins
 from strategies.assignment import check_ranks
@@ -155,6 +156,7 @@ class LaunchedStrategy(DDPStrategy):
             )
         self.placement = placement_of(self.choice, ranks)
         check_ranks(self.choice, ranks, self.placement)
+        check_system(ranks, self.num_nodes)
         if ranks > 1:
             check_device(self._get_process_group_backend(), self.root_device)
         self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from gan.system import signals
 from strategies.private import default_store
 
-# Like SIGTERM, these ask a run to end. A closed terminal sends SIGHUP; clusters send the others before a time limit.
-OTHERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Like SIGTERM, these ask a run to end. A closed terminal sends SIGHUP; clusters send the next two before a time limit.
+# Windows has only the last one, Ctrl-Break.
+OTHERS = signals("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 SIGNALS = (signal.SIGTERM, *OTHERS)
-WARNING = signal.SIGUSR1  # after it a job of Slurm goes back into the queue; Lightning knows it by the same signal
+WARNING = getattr(signal, "SIGUSR1", None)  # Slurm's: the job goes back into the queue; Lightning knows it by it too
 
 
 class Signals:

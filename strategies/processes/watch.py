@@ -4,7 +4,6 @@ A wish to end is looked at between two steps (see stopping.py). But if the ranks
 wait in a collective until the time limit, which is half an hour by default. There, Python cannot even see the signal.
 """
 
-import os
 import select
 import signal
 import socket
@@ -15,6 +14,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 
+from gan.system import after_fork
 from strategies.processes.places import ADVICE, Places, call_of_ranks
 from strategies.processes.stopping import Signals
 
@@ -121,5 +121,4 @@ def _forget() -> None:
             each._let_go()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+after_fork(_forget)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from gan.errors import RankLost, UserError
 from gan.files import whole_file
+from gan.system import WINDOWS
 from strategies.processes.lost_ranks import STATUS
 from strategies.processes.places import Apart
 
@@ -80,6 +81,8 @@ def call(
     The function and its arguments are pickled. A server that has imported the modules of `preload` forks each process,
     because importing in each would take most of the time.
     """
+    if WINDOWS:
+        raise UserError("this command starts ranks in a way that Windows does not have; take Linux in it (WSL 2)")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__, *preload])
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +102,7 @@ def call(
 def here(text: str) -> None:
     """Say where this rank is, for the error if the world hangs."""
     if _place is not None:
-        _place.write_text(text)
+        _place.write_text(text, encoding="utf-8")
 
 
 def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]:
@@ -131,7 +134,7 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]
         raise WorldFailed(min(failures, key=lambda failure: (failure.follows, failure.at)))
     if len(reports) < len(processes):
         said = {rank: folder / f"rank-{rank}.place" for rank in range(len(processes))}
-        raise WorldHangs(limit, {rank: path.read_text() for rank, path in said.items() if path.exists()})
+        raise WorldHangs(limit, {rank: path.read_text("utf-8") for rank, path in said.items() if path.exists()})
     return [reports[rank] for rank in range(len(processes))]
 
 

@@ -201,6 +201,13 @@ def test_odd_networks_are_exported_bit_for_bit(tmp_path):
         assert "0.parametrizations.weight.original" in found.parametrized
 
 
+def test_each_player_has_a_file_of_its_own_that_every_system_takes():
+    game, saved, _ = odd()
+    game.players = {name: Player(name, game.body["net"]) for name in ("G", "g", "a/b", "aux")}
+    saved["players"] = {name: {"ema": None} for name in game.players}
+    assert [each.file for each in networks(game, saved, "ema")] == ["G", "g_", "a_b", "_aux"]
+
+
 def test_what_is_no_tensor_is_refused():
     game, saved, _ = odd()
 

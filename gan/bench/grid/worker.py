@@ -1,7 +1,6 @@
 """One cell of the grid, on one rank of a world: trains some steps, and measures them."""
 
 import ctypes
-import resource
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from gan.fit.command import quiet
 from gan.module import GanModule
 from gan.phase import Phase
 from gan.runs import build
+from gan.system import resource
 from strategies import PhaseStrategy
 from strategies.policies.pipeline import Pipeline
 

@@ -1,7 +1,6 @@
 """Trainings of SEAN whose steps wait until they are asked for: the published way in a plain loop, and ours."""
 
 import logging
-import resource
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from gan.bench.sean import reference
 from gan.bench.sean.generator import Kept
 from gan.games.sean import Sean
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator
+from gan.system import resource
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator

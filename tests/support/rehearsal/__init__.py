@@ -1,1 +1,1 @@
-"""What stands in for devices and systems that are not this one."""
+"""What stands in for devices, groups and systems that are not these ones; each file says what."""

@@ -19,7 +19,9 @@ from datasets import workers as processes
 from datasets.augment import Prepared
 from datasets.workers import explained
 from gan.errors import UserError, WorkerLost
+from gan.system import signals
 from tests.support.numbers import Numbers
+from tests.support.posix import only_on_linux
 
 ROOM = "the loader's workers have no shared memory left, .*; type --workers 0, or give it more: docker run --shm-size"
 
@@ -55,18 +57,20 @@ def die(number):
     return lambda: os.kill(os.getpid(), number)
 
 
+@only_on_linux
 @pytest.mark.parametrize(
-    ("number", "kind", "message"),
+    ("name", "kind", "message"),
     [
         (
-            signal.SIGKILL,
+            "SIGKILL",
             WorkerLost,
             r"process \d+ was ended by signal: Killed \(out of memory, .*\); try fewer --workers$",
         ),
-        (signal.SIGBUS, UserError, ROOM),
+        ("SIGBUS", UserError, ROOM),
     ],
 )
-def test_a_worker_that_dies_is_an_error_of_one_line(number, kind, message):
+def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
+    (number,) = signals(name)
     """Also after a fit of Lightning, which puts back the signal handlers that it has found."""
     list(GlobalLoader(Numbers(4), 2, workers=1))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -118,7 +122,7 @@ def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["1m", "64k"])
-@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a small /dev/shm")
+@pytest.mark.skipif(getattr(os, "getuid", lambda: 1)() != 0, reason="only root makes a small /dev/shm")
 def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
     (tmp_path / "my_run.py").write_text(
         "import torch\n"

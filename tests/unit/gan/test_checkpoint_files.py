@@ -387,7 +387,7 @@ def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("which", [0, -1])
-@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
+@pytest.mark.parametrize("make", [lambda file: os.mkfifo(file), lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
 def test_what_is_no_file_in_it_is_refused_and_not_waited_for(make, which, path):
     file = sorted(path.iterdir())[which]
     file.unlink()

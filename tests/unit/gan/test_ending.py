@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gan.outputs
+from tests.support.posix import only_on_linux
 
 # The file alone, for the package takes seconds to import.
 ALONE = f"exec(open({str(Path(gan.outputs.__file__))!r}).read())"
@@ -70,6 +71,7 @@ ready.wait()
 """
 
 
+@only_on_linux
 def test_a_daemon_process_that_does_not_end_is_named_and_killed():
     """Such as a loader's worker, which leaves SIGTERM to the trainer and waits for a disk."""
     program = f"{ALONE}\n{DEAF}\nprint(deaf.pid)\nend(3)"
@@ -79,12 +81,14 @@ def test_a_daemon_process_that_does_not_end_is_named_and_killed():
         os.kill(int(done.stdout), 0)
 
 
+@only_on_linux
 def test_a_process_that_is_no_daemon_is_waited_for():
     program = f"{ALONE}\n{DEAF.replace('daemon=True', 'daemon=False').replace('60', '1.5')}\nend(3)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (3, "")
 
 
+@only_on_linux
 def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
     """It waits for a disk, inside the kernel."""
     kept = "multiprocessing.Process.kill = lambda self: None"

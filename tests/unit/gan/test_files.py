@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gan.errors import UserError
-from gan.files import load_plain, read_text, regular, whole_file
+from gan.files import load_plain, name_for, read_text, regular, whole_file
 
 
 @pytest.mark.parametrize(
@@ -110,3 +110,11 @@ def test_what_is_no_file_says_so(tmp_path):
         for read in (regular, lambda path: read_text(path, 9)):
             with pytest.raises(OSError, match=f"it is {kind}, and no file"):
                 read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("G", "G"), ("train:3", "train_3"), ("a/b?", "a_b"), ("???", "picture"), ("aux", "_aux"), ("Con.x", "_Con.x")],
+)
+def test_a_files_name_is_one_that_every_system_takes(text, name):
+    assert name_for(text) == name

@@ -17,6 +17,7 @@ from datasets.files import cache
 from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
 from gan.errors import UserError
 from tests.support.layouts import colours, labels, pairs, put
+from tests.support.posix import not_on_windows
 
 KEYS = ["a", "b", "ü", "d"]
 
@@ -144,6 +145,7 @@ def did(folder):
     return sorted(int(path.name.split("-")[0]) for path in folder.iterdir() if "-" in path.name)
 
 
+@not_on_windows
 def test_processes_that_start_together_share_the_work(tmp_path):
     for process in [_start(tmp_path, number) for number in range(3)]:
         process.join()
@@ -321,7 +323,7 @@ def test_links_may_lead_out_but_not_round(tmp_path):
         list(all_files(tmp_path / "set"))
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
 def test_a_cache_that_is_no_file_is_made_again(make, tmp_path):
     file = tmp_path / "checked.npz"
     make(file)

@@ -14,6 +14,7 @@ from datasets import FolderPairs
 from datasets.files.pairs import Column, Pairs, edge_map, read_picture
 from gan.errors import UserError, refuse
 from tests.support.layouts import colours, folder, labels, put
+from tests.support.posix import where_case_counts
 
 # Reading.
 
@@ -203,6 +204,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
             FolderPairs(tmp_path, 4, 8)
 
 
+@where_case_counts
 def test_capital_letters_in_names_count(tmp_path):
     one_pair(tmp_path, colours())
     (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "A.png")

@@ -15,6 +15,7 @@ from gan.bench.grid.worker import Clock, Found, cut_phases
 from gan.errors import UserError
 from strategies.pipelining.cutting import cut, units_of
 from strategies.processes.world import Failure, WorldFailed, WorldHangs
+from tests.support.posix import only_on_linux
 
 MIXED = "generator=pipeline,*=ddp"
 
@@ -109,6 +110,7 @@ def test_one_process_plays_the_parts_as_micro_batches():
 # ---- a rank ----
 
 
+@only_on_linux
 def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_them():
     trainer = SimpleNamespace(strategy=SimpleNamespace(policies={"net": nn.Linear(1, 1)}))
     clock = Clock(warm=2, steps=3)

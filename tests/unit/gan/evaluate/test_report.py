@@ -6,6 +6,7 @@ import pytest
 
 from gan.errors import UserError
 from gan.evaluate.command import save
+from tests.support.posix import not_on_windows
 
 
 def test_what_json_has_no_number_for_is_text(tmp_path):
@@ -13,6 +14,7 @@ def test_what_json_has_no_number_for_is_text(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": {"b": "inf", "1": [2.5, None]}}
 
 
+@not_on_windows
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()

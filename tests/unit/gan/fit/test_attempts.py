@@ -8,6 +8,7 @@ from gan.errors import UserError
 from gan.fit import launch
 from strategies.processes.agent import NEVER, Progress
 from strategies.processes.launched import Launched
+from tests.support.posix import not_on_windows
 
 
 def place(by="torchrun"):
@@ -36,6 +37,7 @@ def attempt(tmp_path, monkeypatch):
     return run
 
 
+@not_on_windows
 def test_the_third_failure_at_one_step_is_the_last_one_however_often_torchrun_tries(attempt):
     for number in range(3):
         attempt(number, 5, 4)  # the other rank was a step behind
@@ -51,11 +53,13 @@ def test_failures_before_the_first_step_count_as_well(attempt):
         attempt(3)
 
 
+@not_on_windows
 def test_the_control_failures_at_other_steps_do_not(attempt):
     for number in range(8):
         attempt(number, 5 + number // 2, NEVER)
 
 
+@not_on_windows
 def test_hosts_that_come_and_go_are_no_failures(attempt):
     for _ in range(5):
         attempt(0, 5, 5)

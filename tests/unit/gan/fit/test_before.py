@@ -1,13 +1,14 @@
 """What is refused before any process is started."""
 
 import os
-import resource
 
 import pytest
 
 from gan.errors import UserError
 from gan.fit import before, options
+from gan.system import resource
 from strategies import PhaseStrategy
+from tests.support.posix import not_on_windows
 
 
 @pytest.fixture
@@ -66,6 +67,7 @@ def test_an_own_run_may_mean_something_else_by_its_batch(check, tmp_path, monkey
     check("own.py:own")
 
 
+@not_on_windows
 def test_files_are_counted_for_the_workers(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
     before.check_files(options.parse(["wgan-gp-faces", "--workers", "3"])[0], 8)

@@ -14,6 +14,7 @@ from gan.fit.metrics import Record
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer, vectors
+from tests.support.posix import not_on_windows
 
 
 def test_the_bar_names_each_phase_and_leaves_gradient_norms_out():
@@ -114,6 +115,7 @@ def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_p
     assert folder.curves.is_file() == (spoil == "samples")
 
 
+@not_on_windows
 def test_settings_that_cannot_be_written_are_said_and_the_older_ones_stay(tmp_path, capsys):
     settings, game = tmp_path / "settings.yaml", tmp_path / "game.txt"
     game.mkdir()

@@ -10,6 +10,7 @@ from gan.errors import UserError
 from gan.fit import options
 from gan.fit.computer import machine
 from strategies import TorchAccelerator
+from tests.support.posix import not_on_windows
 
 ELASTIC = dict(TORCHELASTIC_RUN_ID="1", RANK="2", LOCAL_RANK="0", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2", GROUP_RANK="1")
 
@@ -32,11 +33,13 @@ def computer(monkeypatch):
     return make
 
 
+@not_on_windows
 def test_all_gpus_or_two_processes_are_the_default(computer):
     assert (computer(gpus=3).devices, computer().devices) == (3, min(2, os.cpu_count()))
     assert computer("--strategy", "single", gpus=3).devices == 1
 
 
+@not_on_windows
 def test_gpus_are_chosen_by_their_numbers(computer):
     two = computer("--devices", "0,2", gpus=4)
     assert (two.devices, two.chosen, two.processes) == (2, (0, 2), 2)

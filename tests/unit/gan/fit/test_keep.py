@@ -21,6 +21,7 @@ from strategies.processes import launched_strategy
 from strategies.processes.stopping import SIGNALS, Stopped
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
+from tests.support.posix import not_on_windows
 from tests.support.saved import names, read_checkpoint, write_checkpoint
 
 
@@ -45,6 +46,7 @@ def kept(tmp_path, steps, at, every=3, resume=None, in_background=True):
     return made, found
 
 
+@not_on_windows
 def test_the_newest_two_checkpoints_are_kept_and_the_last_step_is_saved(tmp_path):
     (tmp_path / "checkpoints" / "step-000099.ckpt.part").mkdir(parents=True)  # as a killed process leaves it
     assert kept(tmp_path, 8, {})[1] == ["step-000006.ckpt", "step-000008.ckpt"]

@@ -1,7 +1,6 @@
 """Only one process trains a run."""
 
 import errno
-import fcntl
 import multiprocessing
 import os
 import socket
@@ -12,8 +11,9 @@ import pytest
 from gan.errors import UserError
 from gan.fit import folder
 from gan.fit.folder import RunFolder
+from gan.system import fcntl
 
-fork = multiprocessing.get_context("fork")
+fork = None if fcntl is None else multiprocessing.get_context("fork")
 
 
 def trains(run, here):
@@ -44,6 +44,15 @@ def test_a_run_that_another_process_trains_is_refused_by_name_until_that_is_kill
     with folder.training(RunFolder(tmp_path)):
         assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
     assert (tmp_path / "run.lock").read_text() == ""
+
+
+def test_so_is_one_that_this_process_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "PATIENCE", 0.2)
+    run = RunFolder(tmp_path)
+    with folder.training(run), pytest.raises(UserError, match=f"process {os.getpid()} on .* is training"):
+        folder.training(run).__enter__()
+    with folder.training(run):
+        pass
 
 
 def test_one_that_is_just_ending_is_waited_for(holder, tmp_path):
@@ -84,6 +93,6 @@ def test_a_file_system_without_locks_is_none_to_wait_for(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "run.lock").mkdir()
-    words = r"^cannot write to '.*': Is a directory; resume a copy of the folder"
+    words = r"^cannot write to '.*': (Is a directory|Permission denied); resume a copy of the folder"
     with pytest.raises(UserError, match=words), folder.training(RunFolder(tmp_path)):
         pass

@@ -13,6 +13,7 @@ from gan.fit import folder, options
 from gan.fit.callbacks import WriteSettings
 from gan.runs import RUNS, full_name
 from gan.verify import options as verifying
+from tests.support.posix import not_on_windows
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +83,7 @@ def test_auto_looks_for_the_run_that_was_named(here):
     assert options.parse(["--resume", "auto", "--run", "sean-faces"])[1] is None
 
 
+@not_on_windows
 def test_a_reader_of_settings_that_are_written_again_reads_them_whole(here):
     """The other ranks of a resumed run read them."""
     run = saved(here, "--run", "r3gan-faces", "--latent", "7")

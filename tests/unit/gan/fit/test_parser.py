@@ -10,6 +10,7 @@ from gan.fit import command as fit
 from gan.fit import folder, options
 from gan.sample import command as sample
 from gan.verify import command as verify
+from tests.support.posix import only_on_linux
 
 COMMANDS = {"fit": fit, "sample": sample, "evaluate": evaluate, "export": export, "bench": bench, "verify": verify}
 
@@ -41,9 +42,18 @@ def here(tmp_path, monkeypatch):
         ("evaluate", ["--seg", "net.pth"], "unknown option --seg; did you mean --segmenter?"),
         ("evaluate", ["--ignore-label", "3"], "unknown option --ignore-label; did you mean --ignore-labels?"),
         ("export", ["--publish"], "unknown option --publish; did you mean --published?"),
-        ("bench", ["peers", "--rank", "2"], "unknown option --rank; did you mean --ranks?"),
-        ("bench", ["loading", "--picture", "2"], "unknown option --picture; did you mean --pictures?"),
-        ("bench", ["sean", "--mask", "faces"], "unknown option --mask; did you mean --masks?"),
+        pytest.param(
+            "bench", ["peers", "--rank", "2"], "unknown option --rank; did you mean --ranks?", marks=only_on_linux
+        ),
+        pytest.param(
+            "bench",
+            ["loading", "--picture", "2"],
+            "unknown option --picture; did you mean --pictures?",
+            marks=only_on_linux,
+        ),
+        pytest.param(
+            "bench", ["sean", "--mask", "faces"], "unknown option --mask; did you mean --masks?", marks=only_on_linux
+        ),
     ],
 )
 def test_an_abbreviation_is_refused_with_what_may_have_been_meant(command, arguments, meant, here, capsys):
@@ -70,7 +80,7 @@ def test_an_abbreviation_is_refused_with_what_may_have_been_meant(command, argum
         ("evaluate", [""], "RUN is empty"),
         ("evaluate", ["auto", "--inception", ""], "--inception is empty; type a file of weights"),
         ("export", ["auto", "--to", ""], "--to is empty; type a folder to write to"),
-        ("bench", ["peers", "--only", ""], "--only is empty; type a value"),
+        pytest.param("bench", ["peers", "--only", ""], "--only is empty; type a value", marks=only_on_linux),
     ],
 )
 def test_an_empty_path_is_refused_with_what_to_type(command, arguments, message, here, capsys):

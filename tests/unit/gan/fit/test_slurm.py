@@ -7,6 +7,7 @@ import pytest
 
 from gan.errors import UserError
 from gan.fit import command, options, slurm
+from tests.support.posix import not_on_windows
 
 SIX = ("--run", "r3gan-faces", "--devices", "6")
 
@@ -103,6 +104,7 @@ def test_what_cannot_be_is_refused(typed, environment, words, capsys, monkeypatc
     assert words in capsys.readouterr().err
 
 
+@not_on_windows
 def test_submitting_gives_the_script_to_sbatch_and_says_the_job(capsys, here, monkeypatch):
     sbatch = here / "sbatch"
     sbatch.write_text(f"#!/bin/sh\n/bin/cat > {here}/got\necho '34;cluster'\n")

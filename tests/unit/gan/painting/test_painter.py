@@ -11,7 +11,7 @@ from datasets import Faces
 from gan.errors import UserError
 from gan.games.spade import edges_of
 from gan.painting import grids
-from gan.painting.painter import Painter
+from gan.painting.painter import PAIR, Painter
 from gan.painting.reopen import open_run
 from gan.painting.styles import Styles
 from tests.support import layouts, opening
@@ -183,3 +183,20 @@ def test_a_game_without_styles_is_refused_in_words(tmp_path):
     run = opening.train(tmp_path / "runs", "pix2pix-faces", size=32, width=4, faces=4, held_out=4, max_steps=1)
     with pytest.raises(UserError, match=r"is a run of pix2pix-faces, whose game Pix2pix has no styles; type .* show"):
         Painter(open_run(str(run)))
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("me.jpg:l.png", ("me.jpg", "l.png")),
+        ("/a/me.jpg:/b/l.png", ("/a/me.jpg", "/b/l.png")),
+        ("a:b.jpg:l.png", ("a:b.jpg", "l.png")),
+        (r"C:\me.jpg:D:\l.png", (r"C:\me.jpg", r"D:\l.png")),
+        (r"me.jpg:D:\l.png", ("me.jpg", r"D:\l.png")),
+        ("C:/l.png", None),
+        ("l.png", None),
+    ],
+)
+def test_a_drive_is_no_picture(typed, files):
+    found = PAIR.fullmatch(typed)
+    assert (found and found.groups()) == files

@@ -51,7 +51,7 @@ def test_a_report_that_is_cut_off_is_not_there_for_the_agent(tmp_path, monkeypat
     """A process may be ended while it writes; torch's agent fails on half a file."""
     monkeypatch.setenv(FILE, str(tmp_path / "error.json"))
 
-    def cut_off(path, text):
+    def cut_off(path, text, encoding):
         path.touch()
         raise InterruptedError
 

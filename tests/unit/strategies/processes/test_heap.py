@@ -12,6 +12,7 @@ from strategies import PhaseStrategy
 from strategies.processes import heap
 from tests.support.duel import Duel
 from tests.support.parity import parts, trainer
+from tests.support.posix import only_on_linux
 
 LARGE = 256 * 2**20
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
@@ -47,6 +48,7 @@ def played(**variables: str) -> dict[str, Any]:
     return json.loads(subprocess.run(words, env=own, check=True, capture_output=True, text=True).stdout)
 
 
+@only_on_linux
 def test_what_is_freed_is_kept_until_it_is_given_back():
     found = played()
     assert found["kept"]
@@ -56,6 +58,7 @@ def test_what_is_freed_is_kept_until_it_is_given_back():
     assert found["given back"] < 0.1 * LARGE
 
 
+@only_on_linux
 @pytest.mark.parametrize(
     ("name", "value"),
     [("MALLOC_TRIM_THRESHOLD_", "1000"), ("MALLOC_ARENA_MAX", "1"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=9")],
@@ -66,6 +69,7 @@ def test_what_somebody_has_set_stays(name, value):
     assert found["after two"] < 0.1 * LARGE
 
 
+@only_on_linux
 def test_other_tunables_are_no_choice_of_memory():
     assert played(GLIBC_TUNABLES="glibc.pthread.rseq=0")["kept"]
 

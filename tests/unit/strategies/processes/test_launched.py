@@ -15,6 +15,7 @@ from strategies import PhaseStrategy
 from strategies.processes.launched import Given, Launched, environment, launched
 from strategies.processes.launcher import Scripts
 from tests.support.parity import trainer
+from tests.support.posix import only_on_linux
 
 ELASTIC = dict(TORCHELASTIC_RUN_ID="none", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
 ELASTIC |= dict(GROUP_RANK="1", ROLE_RANK="3", MASTER_ADDR="one", MASTER_PORT="29500")
@@ -151,6 +152,7 @@ def test_an_environment_of_a_persons_own_stays(started):
     assert PhaseStrategy("ddp", cluster_environment=own).cluster_environment is own
 
 
+@only_on_linux
 def test_it_needs_no_variables_but_its_own(started):
     """Kubeflow sets no LOCAL_RANK, and has one rank on each host."""
     started({name: value for name, value in BY_HAND.items() if not name.startswith("LOCAL")})
@@ -193,6 +195,7 @@ def test_ranks_by_hand_are_asked_where_they_meet_when_they_need_it(started):
         _ = Given(launched()).main_address
 
 
+@only_on_linux
 def test_a_trainer_for_other_ranks_than_were_started_is_refused(started):
     started(BY_HAND)
     words = r"RANK and WORLD_SIZE announce 2 ranks here, 4 on all hosts, and the Trainer is for 1 on each of 1; type "
@@ -202,6 +205,7 @@ def test_a_trainer_for_other_ranks_than_were_started_is_refused(started):
     assert (made.global_rank, made.local_rank, made.node_rank, made.world_size) == (3, 1, 1, 4)
 
 
+@only_on_linux
 def test_nobody_spawns_more_ranks_where_some_were_started(started):
     started(BY_HAND)
     assert isinstance(trainer(PhaseStrategy(start_method="spawn"), 2, 1, num_nodes=2).strategy.launcher, Scripts)

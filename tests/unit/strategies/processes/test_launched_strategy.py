@@ -9,12 +9,14 @@ from strategies import PhaseStrategy
 from strategies.processes import interface, launched_strategy
 from strategies.processes.interface import GLOO
 from tests.support.parity import trainer
+from tests.support.posix import only_on_linux
 
 
 class Tied(Exception):
     pass
 
 
+@only_on_linux
 @pytest.mark.parametrize(("nodes", "talk"), [(1, ("lo", "127.0.0.1")), (2, ("far0", "10.0.0.7"))])
 def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk, monkeypatch):
     monkeypatch.setenv(GLOO, "")

@@ -1,0 +1,42 @@
+"""What a person types on a system: a run that is trained, stopped, resumed, looked at, scored and exported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.rehearsal import stops
+
+RUN = f"{Path(stops.__file__)}:stops"
+TRAIN = (RUN, "--devices", "1", "--accelerator", "cpu", "--save-every", "2", "--sample-every", "4")
+
+
+def main() -> None:
+    """The first command is a process of its own, and the others take this one: to import takes most of their time."""
+    stopped = [sys.executable, "-m", "gan.fit", *TRAIN, *sys.argv[1:]]
+    assert subprocess.run(stopped, env={**os.environ, stops.VARIABLE: "3"}).returncode == 0
+    from gan.evaluate import command as evaluate
+    from gan.export import command as export
+    from gan.fit import command as fit
+    from gan.outputs import outputs
+    from gan.plan import command as plan
+    from gan.sample import command as sample
+    from gan.system import WINDOWS
+
+    with outputs():
+        for command, words in (
+            (fit, ["--resume", "auto", "--workers", "0", "--strategy", "auto"]),
+            (sample, ["auto", "show", "--singles"]),
+            (evaluate, ["--scores", "features"]),
+            (export, []),
+            (plan, [RUN, "--strategy", "ddp", "--devices", "1"]),
+            (fit, ["--list-runs"]),
+            (fit, [*TRAIN, "--dry-run", "--out", "dry"]),
+        ):
+            assert command.main(words) == 0, words
+        if WINDOWS:
+            assert fit.main([RUN, "--devices", "2", "--accelerator", "cpu"]) == 2
+
+
+if __name__ == "__main__":
+    main()

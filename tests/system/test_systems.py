@@ -1,0 +1,124 @@
+"""One device on Windows and macOS, rehearsed on Linux (tests/support/rehearsal/systems.py says what that can show)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gan.fit import command as fit
+from tests.support.rehearsal import session, systems
+from tests.system.test_fit import final, same
+
+
+class Session:
+    """Commands that a person types on that system, one after another. The two systems are at work at the same time."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        folder.mkdir()
+        self.log = (folder / "said.txt").open("wb")
+        variables = systems.environment(name)
+        command = [sys.executable, "-m", session.__name__, "--workers", "1" if name == "windows" else "0"]
+        self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=self.log, stderr=self.log)
+
+    def said(self) -> str:
+        """All that the commands have printed, when they have ended."""
+        try:
+            status = self.process.wait(600)
+        finally:
+            self.process.kill()
+            self.log.close()
+        text = (self.folder / "said.txt").read_bytes().decode("cp1252" if self.name == "windows" else "utf-8")
+        assert status == 0, text
+        return text
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("systems")
+    started = {name: Session(name, folder / name) for name in systems.SYSTEMS}
+    yield started
+    for each in started.values():
+        each.process.kill()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The same run on this system, without a stop."""
+    out = tmp_path_factory.mktemp("unbroken")
+    assert fit.main([*session.TRAIN, "--out", str(out)]) == 0
+    return out / "001-stops"
+
+
+@pytest.mark.parametrize("name", systems.SYSTEMS)
+def test_a_run_is_trained_stopped_resumed_sampled_scored_and_exported(name, sessions, unbroken):
+    said, run = sessions[name].said(), sessions[name].folder / "runs" / "001-stops"
+    assert "stopped at step 3, all saved; go on with\n" in said.replace("\r", "")
+    same(final(unbroken), final(run))  # to the bit
+    assert {path.name for path in (run / "export" / "step-000006").iterdir()} == {
+        "generator.safetensors",
+        "discriminator.safetensors",
+        "README.txt",
+    }
+    assert (run / "samples" / "show.png").is_file()
+    assert json.loads((run / "evaluation-step-000006.json").read_text("utf-8"))["step"] == 6
+    assert "Fréchet distance" in said
+    assert ("error: 2 devices are trained by processes that need Linux or macOS; type --devices 1" in said) == (
+        name == "windows"
+    )
+
+
+# ---- what the rehearsal takes away ----
+
+TRIED = """
+import mmap
+import os
+import sys
+from pathlib import Path
+
+def says(deed):
+    try:
+        return str(deed())
+    except Exception as error:
+        return type(error).__name__
+
+def held(deed):
+    Path("held").mkdir(exist_ok=True)
+    file = Path("held/file")
+    file.write_text("x")
+    with file.open() as one:
+        mapped = mmap.mmap(one.fileno(), 1, prot=mmap.PROT_READ)
+    try:
+        return says(lambda: deed(file))
+    finally:
+        mapped.close()
+
+Path("Name").touch()
+print(sys.platform)
+print(says(lambda: exec("import fcntl")))
+print(says(lambda: hasattr(os, "fork")))
+print(says(lambda: hasattr(os, "sched_getaffinity")))
+print(says(lambda: Path("/proc/meminfo").exists()))
+print(says(lambda: os.close(os.open(".", os.O_RDONLY))))
+print(says(lambda: Path("name").touch()))
+print(says(lambda: Path("a:b").touch()))
+print(says(lambda: Path("aux.txt").touch()))
+print(held(lambda file: file.unlink()))
+print(held(lambda file: file.parent.rename("other")))
+print(held(lambda file: file.write_text("x\\n") and file.read_bytes()))
+print(says(lambda: Path("text").write_text("\u2192")))
+"""
+TAKEN = {
+    "windows": "win32 ModuleNotFoundError False False False PermissionError FileExistsError OSError FileNotFoundError "
+    "PermissionError PermissionError b'x\\r\\n' UnicodeEncodeError",
+    "macos": "darwin None True False False None FileExistsError None None None other b'x\\n' 1",
+}
+
+
+@pytest.mark.parametrize("name", systems.SYSTEMS)
+def test_the_control_what_a_system_lacks_is_taken_away(name, tmp_path):
+    command = [sys.executable, "-c", TRIED]
+    done = subprocess.run(command, cwd=tmp_path, env=systems.environment(name), capture_output=True, text=True)
+    assert done.stdout.split() == TAKEN[name].split(), done.stderr
