@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from datasets import GlobalStream, ResumableLoader
 from gan.errors import UserError
@@ -32,6 +32,14 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
         raise UserError(
             f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
             f"train_dataloader() of the game or its data module, where the ranks are known"
+        )
+    streams = isinstance(getattr(loader, "dataset", None), IterableDataset) and not isinstance(loader, GlobalStream)
+    if training and ranks > 1 and streams:
+        rank_zero_warn(
+            f"each of the {ranks} ranks reads the stream {type(loader.dataset).__name__} by itself, so training "
+            f"differs from one device's, and a sample is trained on {ranks} times if all read the same ones; return "
+            f"GlobalStream(stream, batch_size=...) from train_dataloader(), with `from datasets import GlobalStream`; "
+            f"batch_size counts all ranks' samples"
         )
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)

@@ -13,6 +13,7 @@ What differs only later, such as a mask that is full in the first batch, is foun
 (`PhaseStrategy(check="often")`).
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def check_step(
             if shake:
                 shake_weights(context.policies.values(), shake)
             try:
-                trying(trial, samples)
+                trying(trial, copy.deepcopy(samples))  # a loss may write into its batch
             except Exception as error:
                 tried_on = f"step {context.step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried_on}; PhaseStrategy(check=False) leaves that out")

@@ -23,11 +23,12 @@ from gan.module import GanModule
 from gan.shard_file import Damaged
 from strategies.reachable import CACHE, Reachable, Scope, content_of, copied
 
-TORCHS = vars(nn.Module()).keys()  # attributes of modules that torch saves or makes again
+TORCHS = vars(nn.Module()).keys() - {"training"}  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
 DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
 FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
+LEARNING = "requires_grad"  # the name of what parameters require, beside those of objects
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -50,10 +51,12 @@ class Attributes:
         found = {n: o for n, o in self.all.items() if id(o.owner if isinstance(o, Scope) else o) not in torchs}
         self.objects = {n: o for n, o in found.items() if content_of(o) is not None and not isinstance(o, CACHE)}
         self.before = {name: _noted(value) for name, value in self.objects.items()}
+        self.game, self.learned = game, _learning(game)
 
     def state(self) -> dict[str, Any]:
         """What has changed since training began. What cannot be saved is named once."""
-        found: dict[str, Any] = {}
+        turned = {name: now for name, now in _learning(self.game).items() if now != self.learned[name]}
+        found: dict[str, Any] = {LEARNING: turned} if turned else {}
         unsaved = self.iterators[:]
         self.new = {}
         for name, value in self.objects.items():
@@ -80,13 +83,17 @@ class Attributes:
             return {}
         if not isinstance(value, Scope):
             return {"": content_of(value).read(value)}
-        left = TORCHS if isinstance(value.owner, nn.Module) else ()
+        left = TORCHS if isinstance(value.owner, nn.Module) else set()
+        left = left if self.game.training else left | {"training"}  # a validation puts all modules into eval()
         changed = {n: each for n, each in now.items() if n not in before or not alike(before[n], each)}
         return {n: each for n, each in changed.items() if n not in left and not isinstance(each, CODE)}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Fill in what `state` returned."""
         self.made = {}
+        with torch._C.DisableTorchFunctionSubclass():  # a sharded weight would ask each time whether this is allowed
+            for name, weight in self.game.named_parameters():
+                weight.requires_grad_(saved.get(LEARNING, {}).get(name, weight.requires_grad))
         try:
             for name, trees in saved.items():
                 if name in self.objects:
@@ -148,6 +155,11 @@ class Attributes:
             return defaultdict(FACTORIES.get(tree["factory"]), pairs) if kind == "defaultdict" else DICTS[kind](pairs)
         made = COLLECTIONS[kind](map(self._decoded, value))
         return deque(made, tree["maxlen"]) if kind == "deque" else made
+
+
+def _learning(game: GanModule) -> dict[str, bool]:
+    """Which parameters require gradients: an author may freeze and thaw them between steps."""
+    return {name: weight.requires_grad for name, weight in game.named_parameters()}
 
 
 class _Unsaved(Exception):

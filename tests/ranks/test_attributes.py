@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from lightning import Callback
+from torch import nn
 from torch.utils.data import DataLoader
 
 from gan.checkpoint import load
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching
-from tests.support.parity import EXACT, Whole, distance, often, snapshot, trainer
+from tests.support.parity import EXACT, Whole, distance, equals, often, snapshot, trainer
 
 VARIABLE = ContextVar("variable", default=0.0)
 
@@ -107,6 +108,31 @@ def test_the_control_that_fills_nothing_in_goes_on_otherwise(tmp_path):
     with mock.patch.object(Attributes, "load"):
         resumed = fit(Remembering, "single", 1, 6, resume=tmp_path / "one.ckpt")
     assert distance(resumed, fit(Remembering, "single", 1, 6)) > 1e-3
+
+
+class Turned(One):
+    """It freezes a layer, and puts a dropout into eval(), between steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def on_train_batch_end(self, *_):
+        if self.step == 2:
+            self.net[0].requires_grad_(False)
+            self.drop.eval()
+
+    def play(self, batch):
+        return (self.net(self.drop(batch["x"])) - 1).square().mean()
+
+
+@pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero1", "fsdp"], ["zero3"]))
+def test_what_was_frozen_or_put_into_eval_stays_so_after_a_resume(policy, ranks, tmp_path):
+    straight = fit(Turned, "single", 1, 6)
+    fit(Turned, "single", 1, 3, tmp_path / "three.ckpt")
+    assert distance(fit(Turned, "single", 1, 6, resume=tmp_path / "three.ckpt"), straight) == 0
+    found = ranks(2).run(fit, Turned, policy, 2, 6, None, tmp_path / "three.ckpt")
+    equals(found, straight)
 
 
 class OwnAverage(One):

@@ -309,6 +309,18 @@ def ended(check, policy, world):
         return train(Stateful, policy=policy, world=world, steps=3, check=check)
 
 
+class WritesItsBatch(One):
+    def play(self, batch):
+        batch["x"].mul_(2)
+        return (self.net(batch["x"]) - 1).square().mean()
+
+
+def test_a_loss_that_writes_into_its_batch_is_tried_on_a_copy(ranks):
+    found = [ranks(2).run(train, WritesItsBatch, world=2, steps=3, check=check) for check in (True, False)]
+    assert distance(found[0][0], found[1][0]) == 0
+    equals(found[0], train(WritesItsBatch, steps=3))
+
+
 @pytest.mark.parametrize("policy", ["ddp", "zero3"])
 def test_training_is_the_same_with_and_without_the_check_to_the_bit(policy, ranks):
     assert distance(ranks(2).run(ended, True, policy, 2)[0], ranks(2).run(ended, False, policy, 2)[0]) == 0

@@ -148,6 +148,22 @@ def test_samples_that_are_dealt_out_one_by_one_are_named(make, ranks):
     ranks(2).run(warned, make)
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        return map(Own().__getitem__, range(SAMPLES))
+
+
+def warned_of_a_stream():
+    first = torch.distributed.get_rank() == 0
+    words = "each of the 2 ranks reads the stream Endless by itself, so training differs .* return GlobalStream"
+    with pytest.warns(UserWarning, match=words) if first else contextlib.nullcontext():
+        fit(lambda: DataLoader(Endless(), BATCH // 2), 2, epochs=1)
+
+
+def test_a_stream_that_each_rank_reads_by_itself_is_named(ranks):
+    ranks(2).run(warned_of_a_stream)
+
+
 def made_too_early():
     loader = GlobalLoader(Own(), BATCH)
     loader.sampler.num_replicas = 1
