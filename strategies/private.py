@@ -4,6 +4,7 @@ They were checked with Lightning 2.6.0 to 2.6.6 and torch 2.11 to 2.15. If a new
 tests/unit/strategies/test_private.py says which.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -179,6 +180,15 @@ def in_backward() -> bool:
 def set_first(first: bool) -> None:
     """Say whether this process is the one that prints and logs. Lightning asks two variables."""
     rank_zero_only.rank = utils_rank_zero_only.rank = 0 if first else 1
+
+
+LINES = logging.getLogger("lightning.pytorch.lines")  # commands hide Lightning's other lines
+
+
+@rank_zero_only
+def say(line: str) -> None:
+    """Show a line about this training on the first rank, as Lightning shows its own."""
+    LINES.info(line)
 
 
 def keeps_graph() -> bool:

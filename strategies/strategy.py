@@ -14,7 +14,6 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from gan.errors import UserError
@@ -155,7 +154,7 @@ class PhaseStrategy(AdoptingStrategy):
         self.losses.update(found)
         self.ending.played += 1
         if phase.name not in self.trials.played and self.ranks.number == 0 and (draws := self.draws.said(phase)):
-            rank_zero_info(draws)
+            private.say(draws)
         self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
         if self.check_replicas:
             self._compare_replicas(phase)

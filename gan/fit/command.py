@@ -33,7 +33,7 @@ from gan.fit.resumed import Resumed, instead, newest_whole, to_resume
 from gan.fit.training import strategy_of, trainer_of
 from gan.runs import RUNS, Run, build, short_name
 from gan.shard_file import Damaged
-from strategies import PhaseStrategy
+from strategies import PhaseStrategy, private
 from strategies.accelerator import GPUS
 from strategies.processes import agent, slurm
 from strategies.processes.agent import Launch
@@ -318,6 +318,7 @@ def quiet() -> None:
     """Hide Lightning's hints for beginners, which do not apply here."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    private.LINES.setLevel(logging.INFO)
     escape_warnings()
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")

@@ -8,7 +8,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gan import noise, ranks
 from gan.errors import UserError
 from gan.phase import Player
+from strategies import private
 from strategies.options.blocks import Block, LayerGroups, find_blocks
 from strategies.sharding.versions import version_of
 
@@ -67,7 +67,7 @@ class Recompute:
             else:
                 names.append(name)
                 self._give_forward(block, self._forward(name))
-        rank_zero_info(f"player '{player.name}' recomputes {', '.join(names) or 'its network as a whole'}")
+        private.say(f"player '{player.name}' recomputes {', '.join(names) or 'its network as a whole'}")
 
     def _give_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         before = vars(module).get("forward")

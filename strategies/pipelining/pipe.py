@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from nets.norm import rows_together
+from strategies import private
 from strategies.pipelining.cutting import share_out
 from strategies.pipelining.program import Action, Carrier, Plan, Program, forwards
 
@@ -60,7 +60,7 @@ class Balance:
             dist.all_gather_object(everyone, self.seconds, group=self.group)
             advice = advise(self.player, self.unit_stage, {n: s for each in everyone for n, s in each.items()})
             if advice:
-                rank_zero_info(advice)
+                private.say(advice)
 
 
 def advise(player: str, unit_stage: Mapping[str, int], seconds: Mapping[str, float]) -> str | None:

@@ -7,7 +7,6 @@ from types import MethodType
 from typing import Any
 
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -231,7 +230,7 @@ class Pipeline(Policy):
             own = [unit for unit, its in zip(units, of_units, strict=True) if its == stage]
             names = own[0].name if len(own) == 1 else f"{own[0].name} to {own[-1].name}"
             parts.append(f"{names} ({100 * sum(unit.elements for unit in own) / total:.0f} % of the weights)")
-        rank_zero_info(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
+        private.say(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
 
     def make_reduction(self) -> Reduction:
         if not isinstance(self.storage, StageStorage):

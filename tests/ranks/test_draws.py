@@ -189,7 +189,7 @@ def two(step):
 
 def said(*args, **kwargs):
     """The lines about draws, with the weights."""
-    with mock.patch("strategies.strategy.rank_zero_info") as info:
+    with mock.patch("strategies.private.say") as info:
         found = train(*args, **kwargs)
     return [call.args[0] for call in info.call_args_list], found
 
