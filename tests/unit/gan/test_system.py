@@ -9,9 +9,12 @@ import pytest
 from gan import system
 from gan.errors import UserError
 from gan.system import check_ranks, free_memory, lock, signals
+from tests.support.posix import only_on_linux
 
 
 def test_several_ranks_are_refused_where_they_cannot_be_connected(monkeypatch):
+    monkeypatch.setattr(system, "LINUX", True)
+    monkeypatch.setattr(system, "WINDOWS", False)
     check_ranks(8, hosts=2)
     monkeypatch.setattr(system, "LINUX", False)
     check_ranks(8)
@@ -27,6 +30,7 @@ def test_signals_that_the_system_lacks_are_left_out():
     assert signals("SIGINT", "SIGNOT") == (signal.SIGINT,)
 
 
+@only_on_linux
 def test_memory_that_the_system_does_not_say_is_no_limit(monkeypatch):
     assert 0 < free_memory() < float("inf")
     monkeypatch.setattr(system, "LINUX", False)
