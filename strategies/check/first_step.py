@@ -142,7 +142,8 @@ def check_step(
             f"Python under strategy dp"
         )
     learners = [policy for policy in context.policies.values() if policy.requiring_grad]
-    rounding = max(ROUNDING.get(w.dtype, COARSE) for policy in learners for w in policy.requiring_grad.values())
+    dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
+    rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
     comparison = Comparison(gather(together.losses), gather(alone.losses), together, alone, rounding, unlike)
     lines = comparison.lines({})
     if any(gather(bool(lines))):
@@ -307,8 +308,9 @@ def _said(lines: Mapping[str, str], context: PhaseContext, draws: bool) -> str:
     advice = [*dict.fromkeys(lines.values()), *[DRAWS] * draws]
     if any(unsynchronised(policy.player.module) for policy in context.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
+    before = " Weights, and checkpoints, may differ since the trial before this one." if context.step else ""
     return (
         f"{context.size} ranks would not train as one device does. In a trial of step {context.step}, on a few samples "
-        f"of each rank, these differ:{listed}\n{' '.join(advice)} To train all the same, type "
+        f"of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )

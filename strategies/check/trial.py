@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 
@@ -81,6 +82,7 @@ class Tried:
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
     drawn: ByPhase = field(default_factory=dict)  # by networks
+    dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
 
     @property
@@ -163,6 +165,7 @@ class Trial:
                 self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, learner.finish(self.scale))
                 learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
+        self.tried.dtypes |= {loss.dtype for loss in losses.values()}
         self.tried.drawn |= draws.seen
         # Ranks have NumPy's and Python's generators alike, but the threads of dp share them.
         if random_state.changed(before, *random_state.ALIKE * (threads.here() is not None)):

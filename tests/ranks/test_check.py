@@ -309,6 +309,23 @@ def ended(check, policy, world):
         return train(Stateful, policy=policy, world=world, steps=3, check=check)
 
 
+class CastsByHand(One):
+    def play(self, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return nn.functional.softplus(-self.net(batch["x"].float())).mean()
+
+
+class CastsASum(CastsByHand):
+    def play(self, batch):
+        return super().play(batch) * len(batch["x"])
+
+
+def test_a_loss_in_bfloat16_is_compared_as_coarsely_as_that_rounds(ranks):
+    how = dict(world=2, steps=1, check=True, batches=single, precision="32-true")
+    assert ranks(2).run(refused, CastsByHand, **how) == [None, None]
+    assert "phase 'play': loss 'loss' is " in ranks(2).run(refused, CastsASum, **how)[0]
+
+
 class WritesItsBatch(One):
     def play(self, batch):
         batch["x"].mul_(2)
