@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -53,26 +54,61 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
     with gradients(phase, batch, context, scale) as losses:
-        # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
-        for learner in context.ranks.once(learners, f"the update of phase '{phase.name}'"):
-            norms = learner.finish(scale)
-            if "on_before_optimizer_step" in context.hooks.wanted:
-                with learner.whole_gradients():
-                    context.hooks.call("on_before_optimizer_step", learner.optimizer)
-                norms = learner.norms()
-            norm = torch.linalg.vector_norm(norms)
-            finite = all(map(_is_finite, norms.tolist()))
+        for together in context.ranks.once([learners], f"the update of phase '{phase.name}'"):
+            # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
+            every = finish(phase, together, context.policies, scale)
             context.equal_rows.check(phase.name, context.step)
-            if finite:
-                learner.update(norm)
-            if learner.loss_scale is not None:
-                learner.loss_scale.update(finite)
-            context.guard.saw(phase, learner, finite, losses, context.step)
-            context.hooks.call("on_before_zero_grad", learner.optimizer)
-            learner.drop_gradients()
-            found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
+
+            # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
+            for learner, (norms, values) in zip(together, every, strict=True):
+                if "on_before_optimizer_step" in context.hooks.wanted:
+                    with learner.whole_gradients():
+                        context.hooks.call("on_before_optimizer_step", learner.optimizer)
+                    norms = learner.norms()
+                    values = norms.tolist()
+                norm = torch.linalg.vector_norm(norms)
+                finite = all(map(_is_finite, values))
+                if finite:
+                    learner.update(norm)
+                if learner.loss_scale is not None:
+                    learner.loss_scale.update(finite)
+                context.guard.saw(phase, learner, finite, losses, context.step)
+                context.hooks.call("on_before_zero_grad", learner.optimizer)
+                learner.drop_gradients()
+                found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
+
+
+def finish(
+    phase: Phase, learners: Sequence[Policy], policies: Mapping[str, Policy], scale: float
+) -> list[tuple[Tensor, list[float]]]:
+    """Complete the learners' gradients. Returns the norms of each learner's, and their values.
+
+    [Note: one wait a phase]
+    Whether a learner is updated is decided here, by the CPU, which waits for the gradients of all learners once. What
+    it must know beside the norms is read together with them. It cannot decide one step later, as fused optimizers of
+    torch do that skip an update on the device: an author's optimizer, schedule, average or `after` may be any code,
+    and what that has done by then could not be taken back.
+    """
+    alike = _gathered_alike(policies)
+    norms = [learner.finish(scale) for learner in learners]
+    reached = [learner.reduction.reached_ahead(phase.name) for learner in learners]
+    values = iter(_read([*norms, *chain(*reached), *alike]))
+    every = [(each, next(values)) for each in norms]
+    reached_values = [[next(values) for _ in each] for each in reached]
+    _refuse_other_order(phase, policies, values)
+    for learner, (_, own), by_any in zip(learners, every, reached_values, strict=True):
+        learner.reduction.drop_unreached(phase.name, own, *by_any)
+    return every
+
+
+def _read(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """The values of several tensors, for which the CPU waits once."""
+    if len(tensors) == 1:
+        return [tensors[0].tolist()]
+    values = iter(torch.cat(list(tensors)).tolist())
+    return [list(islice(values, len(tensor))) for tensor in tensors]
 
 
 @contextmanager
@@ -116,7 +152,6 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
             if total.requires_grad:
                 total.backward()
             context.hooks.call("on_after_backward")
-        check_that_ranks_agree(phase, policies)
         yield ranks.mean(means)
 
 
@@ -155,14 +190,24 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 
 def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
+    _refuse_other_order(phase, policies, map(Tensor.tolist, _gathered_alike(policies)))
+
+
+def _gathered_alike(policies: Mapping[str, Policy]) -> list[Tensor]:
+    """Whether all ranks gathered buckets in the same order; nothing where they cannot differ."""
     codes = {name: code for name, policy in policies.items() if (code := policy.check_code()) is not None}
     if not codes:
-        return
+        return []
     code = zlib.crc32(repr(codes).encode())
-    largest = torch.tensor([code, -code], device=next(iter(policies.values())).world.device)
+    largest = torch.tensor([code, -code]).to(next(iter(policies.values())).world.device, non_blocking=True)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    if largest[0] != -largest[1]:
-        raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
+    return [largest[:1] == -largest[1:]]
+
+
+def _refuse_other_order(phase: Phase, policies: Mapping[str, Policy], alike: Iterable[list[float]]) -> None:
+    if not all(value for (value,) in alike):
+        names = [policy.name for policy in policies.values() if policy.check_code() is not None]
+        raise UserError(other_order(phase.name, *names))
 
 
 def _is_finite(number: float) -> bool:

@@ -1,6 +1,6 @@
 """How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,6 +42,13 @@ class Reduction:
         gradients = [weight.grad for weight in self.storage.weights.values() if weight.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.device)
 
+    def reached_ahead(self, phase: str) -> list[Tensor]:
+        """After `finish`: what `drop_unreached` may need to know, to be read together with the norms."""
+        return []
+
+    def drop_unreached(self, phase: str, norms: Sequence[float], *reached: Sequence[float]) -> None:
+        """Drop the gradients of weights that no rank's loss reached. Norms, and what is known ahead, have been read."""
+
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
         self.storage.drop_gradients()
@@ -50,14 +57,56 @@ class Reduction:
         """Remove every hook from the weights."""
 
 
-def unreached(names: Sequence[str], norms: Tensor, reached: Iterable[str], group: dist.ProcessGroup) -> set[str]:
-    """The weights that no rank's loss reached. See [Note: weights that the loss did not reach] in ddp.py."""
-    zero = [name for name, norm in zip(names, norms.tolist(), strict=True) if norm == 0]
-    if not zero:
-        return set()
-    was = torch.tensor([name in reached for name in zero], device=norms.device).byte()
-    dist.all_reduce(was, dist.ReduceOp.MAX, group=group)
-    return {name for name, any_ in zip(zero, was.tolist(), strict=True) if not any_}
+class SharedReduction(Reduction):
+    """A reduction over the ranks of a group, which leaves zeros where a loss has reached a weight on no rank.
+
+    [Note: weights that the loss did not reach]
+    Plain torch leaves the gradient of such a weight None, and its optimizer skips it. With zeros Adam would still move
+    the weight. So ranks tell each other which weights they have reached, by one byte a weight, but only if some
+    gradient is exactly zero: all ranks see the same norms. A weight without influence stays so for many steps. So if
+    there was a zero when the phase was last played, ranks do not read the norms first: what they tell each other is
+    read together with the norms, and the CPU waits once for the device.
+    """
+
+    def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup) -> None:
+        super().__init__(storage, device)
+        self.group = group
+        self.reached: set[str] = set()  # the weights that this rank's loss has reached
+        self.with_zeros: set[str] = set()  # the phases in which a gradient was exactly zero, when last played
+        self._unreached: set[str] = set()  # by any rank's loss, in this phase
+
+    @property
+    def stepped(self) -> Sequence[nn.Parameter]:
+        return [weight for name, weight in self.storage.weights.items() if name not in self._unreached]
+
+    def reached_ahead(self, phase: str) -> list[Tensor]:
+        return [self._reached_by_any()] if phase in self.with_zeros else []
+
+    def _reached_by_any(self) -> Tensor:
+        own = torch.tensor([name in self.reached for name in self.storage.weights]).byte()
+        reached = own.to(self.device, non_blocking=True)
+        dist.all_reduce(reached, dist.ReduceOp.MAX, group=self.group)
+        return reached
+
+    def drop_unreached(self, phase: str, norms: Sequence[float], *reached: Sequence[float]) -> None:
+        self._unreached = set()
+        if 0 not in norms:
+            self.with_zeros.discard(phase)
+            return
+        self.with_zeros.add(phase)
+        (by_any,) = reached or [self._reached_by_any().tolist()]
+        self._unreached = {name for name, by in zip(self.storage.weights, by_any, strict=True) if not by}
+        for name in self._unreached:
+            for weights in (self.storage.weights, self.storage.owned):
+                if name in weights:
+                    weights[name].grad = None
+
+    def drop(self) -> None:
+        super().drop()
+        self.reached.clear()
+
+    def release(self) -> None:
+        self.group = None  # a reference would keep its threads
 
 
 # A rank's optimizer works on pieces of the weights, so a norm over their gradients is another one on each rank. A hook
