@@ -4,7 +4,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
-from gan import noise
+from gan import later, noise
 from gan.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.draws import Draws
@@ -53,7 +52,7 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
     found: dict[str, Tensor] = {}
 
-    with gradients(phase, batch, context, scale) as losses:
+    with later.together(), gradients(phase, batch, context, scale) as losses:
         for together in context.ranks.once([learners], f"the update of phase '{phase.name}'"):
             # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
             every = finish(phase, together, context.policies, scale)
@@ -87,28 +86,21 @@ def finish(
 
     [Note: one wait a phase]
     Whether a learner is updated is decided here, by the CPU, which waits for the gradients of all learners once. What
-    it must know beside the norms is read together with them. It cannot decide one step later, as fused optimizers of
-    torch do that skip an update on the device: an author's optimizer, schedule, average or `after` may be any code,
-    and what that has done by then could not be taken back.
+    it must know beside the norms is read together with them: see gan/later.py. It cannot decide one step later, as with
+    those optimizers of torch that skip an update on the device: an author's optimizer, schedule or `after` may be any
+    code, and what it has done by then could not be taken back.
     """
-    alike = _gathered_alike(policies)
-    norms = [learner.finish(scale) for learner in learners]
-    reached = [learner.reduction.reached_ahead(phase.name) for learner in learners]
-    values = iter(_read([*norms, *chain(*reached), *alike]))
-    every = [(each, next(values)) for each in norms]
-    reached_values = [[next(values) for _ in each] for each in reached]
-    _refuse_other_order(phase, policies, values)
-    for learner, (_, own), by_any in zip(learners, every, reached_values, strict=True):
-        learner.reduction.drop_unreached(phase.name, own, *by_any)
-    return every
-
-
-def _read(tensors: Sequence[Tensor]) -> list[list[float]]:
-    """The values of several tensors, for which the CPU waits once."""
-    if len(tensors) == 1:
-        return [tensors[0].tolist()]
-    values = iter(torch.cat(list(tensors)).tolist())
-    return [list(islice(values, len(tensor))) for tensor in tensors]
+    check_that_ranks_agree(phase, policies)
+    found: list[tuple[Tensor, list[float]]] = []
+    for learner in learners:
+        norms, values = learner.finish(scale), []
+        later.read(norms, values.extend)
+        learner.reduction.ask_reached(phase.name)
+        found.append((norms, values))
+    later.now()
+    for learner, (_, values) in zip(learners, found, strict=True):
+        learner.reduction.saw(phase.name, values)
+    return found
 
 
 @contextmanager
@@ -190,24 +182,18 @@ def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:
 
 def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None:
     """Raise if ranks gathered buckets in different orders, because then they have gathered wrong values."""
-    _refuse_other_order(phase, policies, map(Tensor.tolist, _gathered_alike(policies)))
-
-
-def _gathered_alike(policies: Mapping[str, Policy]) -> list[Tensor]:
-    """Whether all ranks gathered buckets in the same order; nothing where they cannot differ."""
     codes = {name: code for name, policy in policies.items() if (code := policy.check_code()) is not None}
     if not codes:
-        return []
+        return
     code = zlib.crc32(repr(codes).encode())
     largest = torch.tensor([code, -code]).to(next(iter(policies.values())).world.device, non_blocking=True)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return [largest[:1] == -largest[1:]]
 
+    def told(alike: list[float]) -> None:
+        if not all(alike):
+            raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
 
-def _refuse_other_order(phase: Phase, policies: Mapping[str, Policy], alike: Iterable[list[float]]) -> None:
-    if not all(value for (value,) in alike):
-        names = [policy.name for policy in policies.values() if policy.check_code() is not None]
-        raise UserError(other_order(phase.name, *names))
+    later.read(largest[:1] == -largest[1:], told)
 
 
 def _is_finite(number: float) -> bool:

@@ -96,11 +96,8 @@ class DdpReduction(SharedReduction):
         return loss
 
     def release(self) -> None:
-        """Remove our hooks. The reducer and the group are dropped: a reference would keep hooks and threads."""
+        """The reducer is dropped: a reference would keep hooks and threads."""
         super().release()
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = []
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
 

@@ -110,12 +110,6 @@ class ReduceScatter(SharedReduction):
     def norms(self) -> Tensor:
         return norms_of_pieces(self.storage, self.storage.group, self.device)
 
-    def release(self) -> None:
-        super().release()
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = []
-
 
 def norms_of_pieces(storage: Storage, group: dist.ProcessGroup, device: torch.device) -> Tensor:
     """The norm of each whole weight's gradient, by one all-reduce of 8 bytes a weight."""

@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from gan import later
 from strategies.sharding.storage import Storage
 
 
@@ -17,11 +19,12 @@ class Reduction:
 
     def __init__(self, storage: Storage, device: torch.device) -> None:
         self.storage, self.device = storage, device
+        self.unreached: set[str] = set()  # by the loss of any rank; plain torch has no gradient for them anyway
 
     @property
     def stepped(self) -> Sequence[nn.Parameter]:
-        """After `finish`: the weights that have a gradient on some rank, so that the optimizer moves them."""
-        return [weight for weight in self.storage.weights.values() if weight.grad is not None]
+        """The weights that have a gradient on some rank, so that the optimizer moves them."""
+        return [weight for name, weight in self.storage.weights.items() if name not in self.unreached]
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Prepare for the backward of this loss. `last`: it is the backward of the phase's last micro-batch."""
@@ -42,12 +45,11 @@ class Reduction:
         gradients = [weight.grad for weight in self.storage.weights.values() if weight.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.device)
 
-    def reached_ahead(self, phase: str) -> list[Tensor]:
-        """After `finish`: what `drop_unreached` may need to know, to be read together with the norms."""
-        return []
+    def ask_reached(self, phase: str) -> None:
+        """After `finish`: if a gradient may be zero, find out later whether a loss has reached its weight."""
 
-    def drop_unreached(self, phase: str, norms: Sequence[float], *reached: Sequence[float]) -> None:
-        """Drop the gradients of weights that no rank's loss reached. Norms, and what is known ahead, have been read."""
+    def saw(self, phase: str, norms: Sequence[float]) -> None:
+        """The norms have been read: if a gradient is zero, find out now, unless it has been asked."""
 
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
@@ -71,32 +73,29 @@ class SharedReduction(Reduction):
     def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup) -> None:
         super().__init__(storage, device)
         self.group = group
+        self.hooks: list[RemovableHandle] = []
         self.reached: set[str] = set()  # the weights that this rank's loss has reached
         self.with_zeros: set[str] = set()  # the phases in which a gradient was exactly zero, when last played
-        self._unreached: set[str] = set()  # by any rank's loss, in this phase
 
-    @property
-    def stepped(self) -> Sequence[nn.Parameter]:
-        return [weight for name, weight in self.storage.weights.items() if name not in self._unreached]
+    def ask_reached(self, phase: str) -> None:
+        self.unreached = set()
+        if phase in self.with_zeros:
+            own = torch.tensor([name in self.reached for name in self.storage.weights]).byte()
+            reached = own.to(self.device, non_blocking=True)
+            dist.all_reduce(reached, dist.ReduceOp.MAX, group=self.group)
+            later.read(reached, self._drop_unreached)
 
-    def reached_ahead(self, phase: str) -> list[Tensor]:
-        return [self._reached_by_any()] if phase in self.with_zeros else []
-
-    def _reached_by_any(self) -> Tensor:
-        own = torch.tensor([name in self.reached for name in self.storage.weights]).byte()
-        reached = own.to(self.device, non_blocking=True)
-        dist.all_reduce(reached, dist.ReduceOp.MAX, group=self.group)
-        return reached
-
-    def drop_unreached(self, phase: str, norms: Sequence[float], *reached: Sequence[float]) -> None:
-        self._unreached = set()
+    def saw(self, phase: str, norms: Sequence[float]) -> None:
         if 0 not in norms:
             self.with_zeros.discard(phase)
-            return
-        self.with_zeros.add(phase)
-        (by_any,) = reached or [self._reached_by_any().tolist()]
-        self._unreached = {name for name, by in zip(self.storage.weights, by_any, strict=True) if not by}
-        for name in self._unreached:
+        elif phase not in self.with_zeros:
+            self.with_zeros.add(phase)
+            self.ask_reached(phase)
+            later.now()
+
+    def _drop_unreached(self, by_any: Sequence[float]) -> None:
+        self.unreached = {name for name, reached in zip(self.storage.weights, by_any, strict=True) if not reached}
+        for name in self.unreached:
             for weights in (self.storage.weights, self.storage.owned):
                 if name in weights:
                     weights[name].grad = None
@@ -106,7 +105,9 @@ class SharedReduction(Reduction):
         self.reached.clear()
 
     def release(self) -> None:
-        self.group = None  # a reference would keep its threads
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.group = [], None  # a reference to the group would keep its threads
 
 
 # A rank's optimizer works on pieces of the weights, so a norm over their gradients is another one on each rank. A hook

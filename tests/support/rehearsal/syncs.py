@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -200,16 +200,13 @@ class _Operations(TorchDispatchMode, _Places):
         name = func._schema.name.partition("::")[2]
         full = f"{name}.{func._overloadname}"
         here = [tensor for tensor in given if not self.on_host(tensor)]
-        if here and name in READS:
-            self.syncs.add(name)
-        elif here and (name in SHAPED_BY_VALUES or full in SHAPED_BY_VALUES) and kwargs.get("output_size") is None:
+        shaped = {name, full} & SHAPED_BY_VALUES and kwargs.get("output_size") is None
+        if here and (name in READS or shaped):
             self.syncs.add(name)
         elif here and name in ("index", "index_put", "index_put_", "_index_put_impl_"):
             self._index(name, args)
-        elif self.syncs.call in COPIES and name in ("copy_", "_foreach_copy_") and here and len(here) < len(given):
-            waits = not (kwargs.get("non_blocking") or args[2:3] == (True,))
-            if waits:
-                self.syncs.add(name)
+        elif self.syncs.call in COPIES and name in COPIES and 0 < len(here) < len(given) and _waits(args[2:], kwargs):
+            self.syncs.add(name)
         found = func(*args, **kwargs)
         if func._schema.name.startswith("aten::"):
             self._put_result(name, func, found, kwargs, given, here)
@@ -230,7 +227,7 @@ class _Operations(TorchDispatchMode, _Places):
                 self.put(found, on_host=True)  # numbers from Python
             return  # the memory stays where it is
         device = kwargs.get("device")
-        if device == DEVICE or self.syncs.call != name and not given:  # C++ makes what it needs on the device
+        if device == DEVICE or (self.syncs.call != name and not given):  # C++ makes what it needs on the device
             self.put(found, on_host=False)
         else:
             self.put(found, on_host=device is not None or not here)
@@ -257,8 +254,7 @@ class _Calls(TorchFunctionMode, _Places):
         if name in ("tensor", "as_tensor", "asarray") and kwargs.get("device") is not None:
             return self._made(func, args, kwargs)
         if name in PYTHON_READS and isinstance(args[0], Tensor) and not self._host(args[0]):
-            if args[0].device.type == "cpu":
-                self.syncs.add(name)
+            self.syncs.add(name)
         if name in ("to", "cpu", "cuda", "type") and isinstance(args[0], Tensor):
             return self._moved(func, name, args, kwargs)
         return func(*args, **kwargs)
@@ -288,7 +284,7 @@ class _Calls(TorchFunctionMode, _Places):
             if any(isinstance(each, Tensor) for each in plain):
                 plain = [plain[0].dtype, *plain[1:]]
             return tensor if name == "cpu" or not (plain or others) else tensor.to(*plain, **others)
-        if not (kwargs.get("non_blocking") or any(each is True for each in args[1:])):
+        if _waits(args[1:], kwargs):
             self.syncs.add(name)
         with torch._C.DisableTorchFunction():
             dtype = next((each for each in (*args[1:], kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
@@ -296,6 +292,11 @@ class _Calls(TorchFunctionMode, _Places):
             found = tensor.to(dtype or (others or [tensor.dtype])[0], copy=True)
         self.put(found, on_host=to_host)
         return found
+
+
+def _waits(args: Any, kwargs: Any) -> bool:
+    """Whether a copy is not `non_blocking`."""
+    return not kwargs.get("non_blocking") and not any(each is True for each in args)
 
 
 def _target(args: Iterable[Any], kwargs: Any, on_host: Any) -> torch.device | None:
