@@ -41,10 +41,13 @@ def now() -> None:
     asked = _asked.get()
     if not asked:
         return
-    device = asked[-1][0].device
-    parts = [(each if each.is_floating_point() else each.float()).to(device, non_blocking=True) for each, _ in asked]
-    values = iter((torch.cat(parts) if len(parts) > 1 else parts[0]).tolist())
-    told = [(each, list(islice(values, len(part)))) for part, (_, each) in zip(parts, asked, strict=True)]
+    tensors, told = zip(*asked, strict=True)
     asked.clear()  # what is told may ask again
-    for each, own in told:
-        each(own)
+    if len(told) == 1:
+        told[0](tensors[0].tolist())
+        return
+    device = tensors[-1].device
+    parts = [(each if each.is_floating_point() else each.float()).to(device, non_blocking=True) for each in tensors]
+    values = iter(torch.cat(parts).tolist())
+    for part, tell in [(list(islice(values, len(each))), tell) for each, tell in zip(parts, told, strict=True)]:
+        tell(part)
