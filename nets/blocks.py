@@ -1,10 +1,12 @@
 """Small parts that several networks are made of."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gan import noise
+from gan import later, noise
 from gan.errors import UserError
 from nets.spectral import spectral_norm
 
@@ -14,16 +16,21 @@ SLOPE = 0.2
 def onehot(label: Tensor, labels: int, like: Tensor) -> Tensor:
     """A label map [B,H,W] as `labels` planes of 0 and 1 [B,labels,H,W], with the dtype of `like`.
 
-    A label out of range is refused here, because inside a GPU kernel it would be a failed assert without a message.
+    A label out of range is refused, in a phase before its update. Inside a GPU kernel it would be a failed assert
+    without a message.
     """
-    low, high = torch.stack(label.aminmax()).tolist()
+    later.read(torch.stack(label.aminmax()), partial(_refuse_others, labels))
+    planes = torch.arange(labels, device=label.device).view(1, -1, 1, 1)
+    return (label.unsqueeze(1) == planes).to(like.dtype)
+
+
+def _refuse_others(labels: int, bounds: list[float]) -> None:
+    low, high = map(int, bounds)
     if low < 0 or high >= labels:
         advice = f"build it with labels={high + 1}" if low >= 0 else "give pixels without a label a number of their own"
         raise UserError(
             f"a label map holds label {low if low < 0 else high} and the network knows 0 to {labels - 1}; {advice}"
         )
-    planes = torch.arange(labels, device=label.device).view(1, -1, 1, 1)
-    return (label.unsqueeze(1) == planes).to(like.dtype)
 
 
 def resize_nearest(planes: Tensor, size: tuple[int, int]) -> Tensor:

@@ -70,7 +70,7 @@ class Ranks:
         """The first rank's answer, on all ranks. No other rank calls the function."""
         if self.size == 1:
             return bool(question())
-        answer = torch.tensor(self.number == 0 and bool(question()), device=device).byte()
+        answer = torch.tensor(self.number == 0 and bool(question())).byte().to(device, non_blocking=True)
         dist.broadcast(answer, 0)
         return bool(answer)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
-from gan import noise
+from gan import later, noise
 from gan.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.draws import Draws
@@ -52,27 +52,55 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
     found: dict[str, Tensor] = {}
 
-    with gradients(phase, batch, context, scale) as losses:
-        # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
-        for learner in context.ranks.once(learners, f"the update of phase '{phase.name}'"):
-            norms = learner.finish(scale)
-            if "on_before_optimizer_step" in context.hooks.wanted:
-                with learner.whole_gradients():
-                    context.hooks.call("on_before_optimizer_step", learner.optimizer)
-                norms = learner.norms()
-            norm = torch.linalg.vector_norm(norms)
-            finite = all(map(_is_finite, norms.tolist()))
+    with later.together(), gradients(phase, batch, context, scale) as losses:
+        for together in context.ranks.once([learners], f"the update of phase '{phase.name}'"):
+            # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
+            every = finish(phase, together, context.policies, scale)
             context.equal_rows.check(phase.name, context.step)
-            if finite:
-                learner.update(norm)
-            if learner.loss_scale is not None:
-                learner.loss_scale.update(finite)
-            context.guard.saw(phase, learner, finite, losses, context.step)
-            context.hooks.call("on_before_zero_grad", learner.optimizer)
-            learner.drop_gradients()
-            found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
+
+            # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
+            for learner, (norms, values) in zip(together, every, strict=True):
+                if "on_before_optimizer_step" in context.hooks.wanted:
+                    with learner.whole_gradients():
+                        context.hooks.call("on_before_optimizer_step", learner.optimizer)
+                    norms = learner.norms()
+                    values = norms.tolist()
+                norm = torch.linalg.vector_norm(norms)
+                finite = all(map(_is_finite, values))
+                if finite:
+                    learner.update(norm)
+                if learner.loss_scale is not None:
+                    learner.loss_scale.update(finite)
+                context.guard.saw(phase, learner, finite, losses, context.step)
+                context.hooks.call("on_before_zero_grad", learner.optimizer)
+                learner.drop_gradients()
+                found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
+
+
+def finish(
+    phase: Phase, learners: Sequence[Policy], policies: Mapping[str, Policy], scale: float
+) -> list[tuple[Tensor, list[float]]]:
+    """Complete the learners' gradients. Returns the norms of each learner's, and their values.
+
+    [Note: one wait a phase]
+    Whether a learner is updated is decided here, by the CPU, which waits for the gradients of all learners once. What
+    it must know beside the norms is read together with them: see gan/later.py. It cannot decide one step later, as with
+    those optimizers of torch that skip an update on the device: an author's optimizer, schedule or `after` may be any
+    code, and what it has done by then could not be taken back.
+    """
+    check_that_ranks_agree(phase, policies)
+    found: list[tuple[Tensor, list[float]]] = []
+    for learner in learners:
+        norms, values = learner.finish(scale), []
+        later.read(norms, values.extend)
+        learner.reduction.ask_reached(phase.name)
+        found.append((norms, values))
+    later.now()
+    for learner, (_, values) in zip(learners, found, strict=True):
+        learner.reduction.saw(phase.name, values)
+    return found
 
 
 @contextmanager
@@ -116,7 +144,6 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
             if total.requires_grad:
                 total.backward()
             context.hooks.call("on_after_backward")
-        check_that_ranks_agree(phase, policies)
         yield ranks.mean(means)
 
 
@@ -159,10 +186,14 @@ def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None
     if not codes:
         return
     code = zlib.crc32(repr(codes).encode())
-    largest = torch.tensor([code, -code], device=next(iter(policies.values())).world.device)
+    largest = torch.tensor([code, -code]).to(next(iter(policies.values())).world.device, non_blocking=True)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    if largest[0] != -largest[1]:
-        raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
+
+    def told(alike: list[float]) -> None:
+        if not all(alike):
+            raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
+
+    later.read(largest[:1] == -largest[1:], told)
 
 
 def _is_finite(number: float) -> bool:

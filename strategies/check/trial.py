@@ -18,7 +18,7 @@ from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.reachable import Reachable, content_of, copied, differs
-from strategies.turn import PhaseContext, gradients
+from strategies.turn import PhaseContext, finish, gradients
 
 
 class Kept:
@@ -161,9 +161,11 @@ class Trial:
                 held.enter_context(ranks.alone())
             losses = held.enter_context(gradients(phase, batch, context, self.scale))
             learners = [context.policies[name] for name in phase.learners]
-            for learner in context.ranks.once(learners, f"the trial of phase '{phase.name}'"):
-                self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, learner.finish(self.scale))
-                learner.drop_gradients()
+            for together in context.ranks.once([learners], f"the trial of phase '{phase.name}'"):
+                every = finish(phase, together, context.policies, self.scale)
+                for learner, (norms, _) in zip(together, every, strict=True):
+                    self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
+                    learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         self.tried.dtypes |= {loss.dtype for loss in losses.values()}
         self.tried.drawn |= draws.seen

@@ -129,18 +129,19 @@ class Request:
             if isinstance(leaf, Tensor) and n not in self.batched:  # all ranks must have the same
                 digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         first = -1 if self.place is None else self.place.first
-        own = torch.tensor([int.from_bytes(digest.digest(), "little"), first], device=self.pipe.device)
+        numbers = torch.tensor([int.from_bytes(digest.digest(), "little"), first])
+        own = numbers.to(self.pipe.device, non_blocking=True)
         everyone = own.new_empty(self.pipe.size * len(own))
         dist.all_gather_into_tensor(everyone, own, group=self.pipe.group)
-        codes, firsts = everyone.view(self.pipe.size, len(own)).unbind(1)
-        if len(set(codes.tolist())) > 1:
+        codes, firsts = everyone.view(self.pipe.size, len(own)).T.tolist()
+        if len(set(codes)) > 1:
             shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
             raise self._refusal(
                 f"is called by the ranks of its pipeline with other shapes, modes or numbers, or with another tensor "
                 f"that has no row a sample, and all must call it alike. This rank's tensors have the shapes {shapes}, "
                 f"and the rows of the first are the samples"
             )
-        return firsts.tolist()[: self.owners]
+        return firsts[: self.owners]
 
     def _chunks(self) -> int:
         rows, typed = self.rows * self.owners, self.pipe.chunks

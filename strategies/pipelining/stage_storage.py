@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from gan.checkpoint import Share
 from strategies.sharding import bucket
-from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
-from strategies.sharding.reduction import Reduction
+from strategies.sharding.reduce_scatter import norms_of_pieces
+from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.whole_weights import OneOwner
 
@@ -90,7 +90,7 @@ def _give_memory(weights: Iterable[nn.Parameter]) -> None:
         show(weight, torch.empty(weight.numel(), dtype=weight.dtype, device=weight.device))
 
 
-class StageReduction(Reduction):
+class StageReduction(SharedReduction):
     """A stage's gradients are those of all samples of its pipeline; they are added up over the pipelines, if several.
 
     `copies` is the group of the ranks that have the same stages. `group` has all ranks.
@@ -101,18 +101,13 @@ class StageReduction(Reduction):
     def __init__(
         self, storage: StageStorage, device: torch.device, group: dist.ProcessGroup, copies: dist.ProcessGroup | None
     ) -> None:
-        super().__init__(storage, device)
-        self.group, self.copies = group, copies
-        self._stepped: Sequence[nn.Parameter] = ()
-
-    @property
-    def stepped(self) -> Sequence[nn.Parameter]:
-        return self._stepped
+        super().__init__(storage, device, group)
+        self.copies = copies
 
     def finish(self, scale: float) -> Tensor:
-        """One all-reduce of the gradients over the copies, one for the norms; and see `unreached`."""
+        """One all-reduce of the gradients over the copies, and one for the norms."""
         own = self.storage.owned
-        reached = {name for name, weight in own.items() if weight.grad is not None}
+        self.reached = {name for name, weight in own.items() if weight.grad is not None}
         for weight in own.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
@@ -124,15 +119,14 @@ class StageReduction(Reduction):
                 gradient.copy_(values.view_as(gradient))
         if gradients:
             torch._foreach_mul_(gradients, 1 / (scale * dist.get_world_size(self.group)))
-        norms = self.norms()
-        self._stepped = drop_unreached(self.storage, norms, reached, self.group)
-        return norms
+        return self.norms()
 
     def norms(self) -> Tensor:
         return norms_of_pieces(self.storage, self.storage.group, self.device)
 
     def release(self) -> None:
-        self.group = self.copies = None
+        super().release()
+        self.copies = None
 
 
 def _of_one_bucket(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

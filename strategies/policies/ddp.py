@@ -14,7 +14,7 @@ from strategies.cost.amounts import Group, Held
 from strategies.cost.paper import Paper, Replicated, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
-from strategies.sharding.reduction import Reduction, unreached
+from strategies.sharding.reduction import Reduction, SharedReduction
 from strategies.sharding.storage import Storage
 
 
@@ -22,8 +22,8 @@ class Ddp(Policy):
     """Gradients are averaged by torch's own DDP reducer while backward still runs.
 
     Communication, in order: nothing in forward; in a phase's last backward one all-reduce for each bucket; after it,
-    only if some gradient is exactly zero, one byte for each such weight (see [Note: weights that the loss did not
-    reach]); nothing in the update.
+    only if some gradient is exactly zero, one byte for each weight (see [Note: weights that the loss did not reach] in
+    sharding/reduction.py); nothing in the update.
     """
 
     name = "ddp"
@@ -47,21 +47,17 @@ class Ddp(Policy):
         return DdpReduction(self.storage, self.world.device, self.player.module, self.group)
 
 
-class DdpReduction(Reduction):
+class DdpReduction(SharedReduction):
     """The reducer of torch's DDP. A DDP module is built around the network only for its reducer. It is never called.
 
-    [Note: weights that the loss did not reach]
-    A reducer waits for every weight. A weight that the loss reaches on no rank, or on some ranks only, would hang
-    it or leave its bucket unreduced. So `_Reach` joins every weight to the loss by an edge without a gradient: the
-    reducer's hooks fire, and nothing is computed. Plain torch leaves the gradient of such a weight None, and its
-    optimizer skips it. The reducer leaves zeros, with which Adam would still move the weight. So after the backward
-    a collective finds out whether *any* rank reached the weight. It is only about gradients that are exactly zero:
-    all ranks see the same ones, because they hold the same reduced gradients.
+    [Note: the reducer waits for every weight]
+    A weight that the loss reaches on no rank, or on some ranks only, would hang it or leave its bucket unreduced. So
+    `_Reach` joins every weight to the loss by an edge without a gradient: the reducer's hooks fire, and nothing is
+    computed.
     """
 
     def __init__(self, storage: Storage, device: torch.device, network: nn.Module, group: dist.ProcessGroup) -> None:
-        super().__init__(storage, device)
-        self.group = group
+        super().__init__(storage, device, group)
         with warnings.catch_warnings():
             # Newer torch renames broadcast_buffers; torch 2.11 does not know the new name.
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
@@ -75,7 +71,6 @@ class DdpReduction(Reduction):
                 # By default the first bucket is small, so that it travels early. On a CPU no core is free for it.
                 bucket_cap_mb=bucket.SIZE / 2**20 if device.type == "cpu" else None,
             )
-        self.reached: set[str] = set()
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._note_reached, name))
             for name, weight in storage.weights.items()
@@ -100,27 +95,15 @@ class DdpReduction(Reduction):
         prepare_for_backward(self.reducer, loss)
         return loss
 
-    def finish(self, scale: float) -> Tensor:
-        norms = super().finish(scale)
-        for name in unreached(list(self.storage.weights), norms, self.reached, self.group):
-            self.storage.weights[name].grad = None
-        return norms
-
-    def drop(self) -> None:
-        super().drop()
-        self.reached.clear()
-
     def release(self) -> None:
-        """Remove our hooks. The reducer and the group are dropped: a reference would keep hooks and threads."""
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks, self.group = [], None
+        """The reducer is dropped: a reference would keep hooks and threads."""
+        super().release()
         if self.reducer is not None:
             self.reducer.process_group = self.reducer = None
 
 
 class _Reach(torch.autograd.Function):
-    """The loss unchanged, joined to every weight. See [Note: weights that the loss did not reach]."""
+    """The loss unchanged, joined to every weight. See [Note: the reducer waits for every weight]."""
 
     @staticmethod
     def forward(ctx, loss: Tensor, *weights: Tensor) -> Tensor:  # noqa: ANN001

@@ -30,7 +30,7 @@ class DeepSpeed2(Policy):
     """An engine of ZeRO stage 2 reduces the player's gradients, owns its optimizer state and gathers its weights.
 
     Communication, in order: nothing in forward and backward; after the last backward the engine reduces its gradients,
-    a bucket of `reduce_bucket_size` at a time; one number a weight for the norms, and one byte for each weight whose
+    a bucket of `reduce_bucket_size` at a time; one number a weight for the norms, and one byte for each weight if some
     gradient is exactly zero, as in ddp; in the update the engine gathers the weights. `averaged` gathers twice.
 
     Held on each rank: weights whole, and a copy of this rank's shard of them, which its optimizer works on; gradients

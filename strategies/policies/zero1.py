@@ -20,7 +20,7 @@ class Zero1(Sharded):
     """Like ddp, but each rank steps its own equal share of the elements.
 
     Communication, in order: nothing in forward; in a phase's last backward one all-reduce for each of DDP's buckets;
-    after it one byte for each weight whose gradient is exactly zero, as in ddp; in the update one all-gather of the
+    after it one byte for each weight if some gradient is exactly zero, as in ddp; in the update one all-gather of the
     weights, in place. `averaged` gathers twice: the averages, and then the weights again.
 
     Held on each rank: weights and gradients whole; optimizer state and average / ranks.

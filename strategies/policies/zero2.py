@@ -9,7 +9,7 @@ class Zero2(Sharded):
     """Each rank keeps and steps its own equal share of the gradients.
 
     Communication, in order: nothing in forward; in a phase's last backward one reduce-scatter for each bucket, as soon
-    as it has all of its gradients; after it one number a weight for the norms, and one byte for each weight whose
+    as it has all of its gradients; after it one number a weight for the norms, and one byte for each weight if some
     gradient is exactly zero, as in ddp; in the update one all-gather of the weights, in place. `averaged` gathers
     twice: the averages, and then the weights again.
 

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from gan.checkpoint import Share
 from gan.errors import UserError
 from strategies import private
-from strategies.sharding.reduce_scatter import drop_unreached, norms_of_pieces
-from strategies.sharding.reduction import Reduction
+from strategies.sharding.reduce_scatter import norms_of_pieces
+from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.resharded_parameter import hide, show
 from strategies.sharding.storage import Storage
 from strategies.sharding.versions import version_of
@@ -340,31 +340,17 @@ class Engine(Storage):
             piece.grad = found[number, 0][offset : offset + count] if whole is None else whole[:count]
 
 
-class EngineReduction(Reduction):
+class EngineReduction(SharedReduction):
     """The engine reduces after the last backward. Norms, and weights that were not reached, are as in zero2."""
 
-    def __init__(self, storage: Engine, device: torch.device, group: dist.ProcessGroup) -> None:
-        super().__init__(storage, device)
-        self.group = group
-        self._stepped: Sequence[nn.Parameter] = ()
-
-    @property
-    def stepped(self) -> Sequence[nn.Parameter]:
-        return self._stepped
-
-    def release(self) -> None:
-        self.group = None
-
     def finish(self, scale: float) -> Tensor:
-        reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}
+        self.reached = {name for name, weight in self.storage.weights.items() if weight.grad is not None}
         self.storage.drop_reduced()
         self.storage.reduce()
         gradients = [piece.grad for piece in self.storage.owned.values()]
         if scale != 1 and gradients:
             torch._foreach_mul_(gradients, 1 / scale)
-        norms = self.norms()
-        self._stepped = drop_unreached(self.storage, norms, reached, self.group)
-        return norms
+        return self.norms()
 
     def norms(self) -> Tensor:
         return norms_of_pieces(self.storage, self.group, self.device)

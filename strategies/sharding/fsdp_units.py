@@ -318,8 +318,12 @@ class UnitReduction:
 
     def give(self, scale: float) -> None:
         """Give each piece its part of the mean, divided by the scale."""
+        self.unit.group._wait_for_post_backward()  # FSDP2 reduces on streams of its own, for which ours waits
         for name in self.unit.learning:
             weight = self.unit.everything[name]
+            if weight.grad_offload_event is not None:  # on its way to the CPU
+                weight.grad_offload_event.synchronize()
+                weight.grad_offload_event = None
             own = weight.sharded_param.grad.to_local().view(-1)
             weight.piece.grad = own if scale == 1 else own.mul_(1 / scale)
             weight.sharded_param.grad = None

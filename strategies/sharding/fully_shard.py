@@ -256,12 +256,6 @@ class FullyShardReduction(ReduceScatter):
         self.in_turn = sorted(reversed(latest), key=latest.__getitem__)
         return super().arm(loss, last)
 
-    def finish(self, scale: float) -> Tensor:
-        self._start_all()
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)  # FSDP2 reduces, and offloads, on streams of its own
-        return super().finish(scale)
-
 
 def mesh_of(group: dist.ProcessGroup, device: torch.device) -> DeviceMesh:
     """A row of the ranks of a group, as FSDP2 asks for it."""

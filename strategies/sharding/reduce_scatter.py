@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.errors import UserError
-from strategies.sharding.reduction import Reduction, unreached
+from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.storage import Storage
 
 
@@ -39,7 +39,7 @@ class ShardedStorage(Protocol):
     group: Any  # the ranks that together own the weights once
 
 
-class ReduceScatter(Reduction):
+class ReduceScatter(SharedReduction):
     """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
     As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order
@@ -51,11 +51,9 @@ class ReduceScatter(Reduction):
 
     def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup, what: str) -> None:
         """`what` names player and policy in an error; `group` has all ranks."""
-        super().__init__(storage, device)
-        self.buckets, self.group, self.what = storage.learning, group, what
+        super().__init__(storage, device, group)
+        self.buckets, self.what = storage.learning, what
         self.in_turn = list(reversed(range(len(self.buckets))))  # the numbers of the buckets, in the order of reduction
-        self.reached: set[str] = set()
-        self._stepped: Sequence[nn.Parameter] = ()
         self._missing: list[set[str]] = []  # for each bucket, the weights that have no gradient yet
         self._pending: list[Reduced] = []
         self._reducing = False
@@ -64,10 +62,6 @@ class ReduceScatter(Reduction):
             for number, bucket in enumerate(self.buckets)
             for name, weight in bucket.weights.items()
         ]
-
-    @property
-    def stepped(self) -> Sequence[nn.Parameter]:
-        return self._stepped
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Only the last backward communicates."""
@@ -111,41 +105,18 @@ class ReduceScatter(Reduction):
         for reduction in self._pending:
             reduction.give(scale)
         self._pending = []
-        norms = self.norms()
-        self._stepped = drop_unreached(self.storage, norms, self.reached, self.group)
-        return norms
+        return self.norms()
 
     def norms(self) -> Tensor:
         return norms_of_pieces(self.storage, self.storage.group, self.device)
 
-    def drop(self) -> None:
-        super().drop()
-        self.reached.clear()
-
-    def release(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks, self.group = [], None
-
 
 def norms_of_pieces(storage: Storage, group: dist.ProcessGroup, device: torch.device) -> Tensor:
     """The norm of each whole weight's gradient, by one all-reduce of 8 bytes a weight."""
-    numbers = {name: number for number, name in enumerate(storage.weights)}
-    squares = torch.zeros(len(numbers), dtype=torch.float64, device=device)
     there = {name: piece.grad for name, piece in storage.owned.items() if piece.grad is not None}
-    if there:
-        own = torch.stack([norm.double() for norm in torch._foreach_norm(list(there.values()))])
-        squares[[numbers[name] for name in there]] = own.square().to(device)
+    own = dict(zip(there, torch._foreach_norm(list(there.values())) if there else (), strict=True))
+    zero = torch.zeros((), dtype=torch.float64, device=next(iter(there.values())).device if there else device)
+    norms = torch.stack([own[name].double() if name in own else zero for name in storage.weights])
+    squares = norms.square().to(device, non_blocking=True)
     dist.all_reduce(squares, group=group)
     return squares.sqrt().to(next(iter(storage.weights.values())).dtype)
-
-
-def drop_unreached(
-    storage: Storage, norms: Tensor, reached: set[str], group: dist.ProcessGroup
-) -> Sequence[nn.Parameter]:
-    """Drop the zero gradients of weights that no rank's loss reached. Returns the weights that were reached."""
-    names = unreached(list(storage.weights), norms, reached, group)
-    for name in names & storage.owned.keys():
-        storage.owned[name].grad = None
-    weights: Mapping[str, nn.Parameter] = storage.weights
-    return [weight for name, weight in weights.items() if name not in names]

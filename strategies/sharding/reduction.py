@@ -1,6 +1,6 @@
 """How a learner's gradients are averaged over the ranks. This class is for one device, with nothing to average."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from gan import later
 from strategies.sharding.storage import Storage
 
 
@@ -17,11 +19,12 @@ class Reduction:
 
     def __init__(self, storage: Storage, device: torch.device) -> None:
         self.storage, self.device = storage, device
+        self.unreached: set[str] = set()  # by the loss of any rank; plain torch has no gradient for them anyway
 
     @property
     def stepped(self) -> Sequence[nn.Parameter]:
-        """After `finish`: the weights that have a gradient on some rank, so that the optimizer moves them."""
-        return [weight for weight in self.storage.weights.values() if weight.grad is not None]
+        """The weights that have a gradient on some rank, so that the optimizer moves them."""
+        return [weight for name, weight in self.storage.weights.items() if name not in self.unreached]
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Prepare for the backward of this loss. `last`: it is the backward of the phase's last micro-batch."""
@@ -42,6 +45,12 @@ class Reduction:
         gradients = [weight.grad for weight in self.storage.weights.values() if weight.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.device)
 
+    def ask_reached(self, phase: str) -> None:
+        """After `finish`: if a gradient may be zero, find out later whether a loss has reached its weight."""
+
+    def saw(self, phase: str, norms: Sequence[float]) -> None:
+        """The norms have been read: if a gradient is zero, find out now, unless it has been asked."""
+
     def drop(self) -> None:
         """No gradient stays from one phase to the next."""
         self.storage.drop_gradients()
@@ -50,14 +59,55 @@ class Reduction:
         """Remove every hook from the weights."""
 
 
-def unreached(names: Sequence[str], norms: Tensor, reached: Iterable[str], group: dist.ProcessGroup) -> set[str]:
-    """The weights that no rank's loss reached. See [Note: weights that the loss did not reach] in ddp.py."""
-    zero = [name for name, norm in zip(names, norms.tolist(), strict=True) if norm == 0]
-    if not zero:
-        return set()
-    was = torch.tensor([name in reached for name in zero], device=norms.device).byte()
-    dist.all_reduce(was, dist.ReduceOp.MAX, group=group)
-    return {name for name, any_ in zip(zero, was.tolist(), strict=True) if not any_}
+class SharedReduction(Reduction):
+    """A reduction over the ranks of a group, which leaves zeros where a loss has reached a weight on no rank.
+
+    [Note: weights that the loss did not reach]
+    Plain torch leaves the gradient of such a weight None, and its optimizer skips it. With zeros Adam would still move
+    the weight. So ranks tell each other which weights they have reached, by one byte a weight, but only if some
+    gradient is exactly zero: all ranks see the same norms. A weight without influence stays so for many steps. So if
+    there was a zero when the phase was last played, ranks do not read the norms first: what they tell each other is
+    read together with the norms, and the CPU waits once for the device.
+    """
+
+    def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup) -> None:
+        super().__init__(storage, device)
+        self.group = group
+        self.hooks: list[RemovableHandle] = []
+        self.reached: set[str] = set()  # the weights that this rank's loss has reached
+        self.with_zeros: set[str] = set()  # the phases in which a gradient was exactly zero, when last played
+
+    def ask_reached(self, phase: str) -> None:
+        self.unreached = set()
+        if phase in self.with_zeros:
+            own = torch.tensor([name in self.reached for name in self.storage.weights]).byte()
+            reached = own.to(self.device, non_blocking=True)
+            dist.all_reduce(reached, dist.ReduceOp.MAX, group=self.group)
+            later.read(reached, self._drop_unreached)
+
+    def saw(self, phase: str, norms: Sequence[float]) -> None:
+        if 0 not in norms:
+            self.with_zeros.discard(phase)
+        elif phase not in self.with_zeros:
+            self.with_zeros.add(phase)
+            self.ask_reached(phase)
+            later.now()
+
+    def _drop_unreached(self, by_any: Sequence[float]) -> None:
+        self.unreached = {name for name, reached in zip(self.storage.weights, by_any, strict=True) if not reached}
+        for name in self.unreached:
+            for weights in (self.storage.weights, self.storage.owned):
+                if name in weights:
+                    weights[name].grad = None
+
+    def drop(self) -> None:
+        super().drop()
+        self.reached.clear()
+
+    def release(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.group = [], None  # a reference to the group would keep its threads
 
 
 # A rank's optimizer works on pieces of the weights, so a norm over their gradients is another one on each rank. A hook

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gan import noise
+from gan import later, noise
 from gan.errors import UserError
 from nets.blocks import Dropout, NormedConvTranspose2d, conv, onehot, resize_nearest
 
@@ -27,6 +27,13 @@ def test_onehot_is_one_where_the_label_is():
 def test_a_label_out_of_range_is_refused_in_words(wrong, message):
     with pytest.raises(UserError, match=message):
         onehot(torch.tensor([[[0, wrong]]]), 4, torch.zeros(()))
+
+
+def test_in_a_phase_a_label_out_of_range_is_refused_when_it_waits_for_the_device():
+    with pytest.raises(UserError, match="holds label 4"), later.together():
+        onehot(torch.tensor([[[4]]]), 4, torch.zeros(()))
+        passed = True
+    assert passed
 
 
 def test_resized_planes_are_one_hot_still():

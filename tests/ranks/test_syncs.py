@@ -1,0 +1,164 @@
+"""A training step waits for the device once a phase: see tests/support/rehearsal/syncs.py."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gan import GanModule, Phase, Player
+from nets.blocks import onehot
+from strategies import PhaseStrategy
+from tests.support.hard_games import Plain, mlp
+from tests.support.parity import Whole, in_buckets, often, trainer
+from tests.support.rehearsal.syncs import BETWEEN, counted
+
+SMALL = 64  # bytes of a bucket: every weight has one of its own
+PHASES = ["discriminator", "generator", "both"]
+
+
+class Watched(Plain):
+    """Clips, averages, a schedule, noise; a phase of two learners; and a layer that no loss reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.discriminator = nn.ModuleDict({"read": mlp(6, 1), "spare": nn.Linear(3, 3)})
+
+    def configure_players(self) -> Iterator[Player]:
+        generator, discriminator = super().configure_players()
+        yield generator
+        yield replace(discriminator, ema=0.9, after=lambda network: network["read"][0].bias.clamp_(-1, 1))
+
+    def configure_phases(self) -> Iterator[Phase]:
+        yield Phase("discriminator", self.judge, "discriminator")
+        yield Phase("generator", self.fool, "generator")
+        yield Phase("both", self.both, ("generator", "discriminator"))
+
+    def judge(self, batch: dict[str, Tensor]) -> Tensor:
+        read = self.discriminator["read"]
+        return (read(self.fake(batch["x"]).detach()).tanh() - read(batch["x"]).tanh()).mean()
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        return -self.discriminator["read"](self.fake(batch["x"])).mean()
+
+    def both(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.discriminator["read"](self.fake(batch["x"])).square().mean()
+
+
+def count(game: Callable[[], GanModule], policy: str, world: int) -> dict[str, list[str]]:
+    """For each phase, the host syncs of the play that had most."""
+    several = world > 1 and policy != "dp"
+    loader = Whole(8, dist.get_rank() if several else 0, world if several else 1)
+    with counted() as syncs:
+        trainer(PhaseStrategy(policy, check=False), world, 6).fit(game(), loader)
+    return syncs.most(after=3)
+
+
+def played(ranks: Any, game: Callable[[], GanModule], policy: str) -> dict[str, list[str]]:
+    if policy in ("single", "dp"):
+        return in_buckets(SMALL, count, game, policy, 1 if policy == "single" else 2)
+    return ranks(2).run(in_buckets, SMALL, count, game, policy, 2)[0]
+
+
+ONCE = ["single", "ddp", "zero1", "zero2", "zero3", "fsdp", "dp"]
+
+
+@pytest.mark.parametrize("policy", often(ONCE, these=("single", "ddp", "zero3", "fsdp", "dp")))
+def test_a_phase_waits_once_for_all_learners_and_a_step_never_between_phases(ranks: Any, policy: str) -> None:
+    found = played(ranks, Watched, policy)
+    assert found.keys() == {*PHASES, BETWEEN}
+    for name in PHASES:
+        assert len(found[name]) == 1 and "gan/later.py" in found[name][0], found
+    assert found[BETWEEN] == []
+
+
+def test_a_pipeline_waits_once_more_in_each_call(ranks: Any) -> None:
+    """Ranks compare their calls before they send anything."""
+    found = played(ranks, Watched, "generator=pipeline,*=ddp")
+    assert [len(found[name]) for name in PHASES] == [2, 2, 2] and found[BETWEEN] == [], found
+
+
+@pytest.mark.slow
+def test_offload_waits_for_its_copies_too(ranks: Any) -> None:
+    """The CPU steps in its own memory, so it waits for each bucket of weights and gradients that is moved."""
+    found = played(ranks, Watched, "zero3+offload")
+    for name in PHASES:
+        assert len([each for each in found[name] if "later.py" in each]) == 1
+        assert all(each.startswith(("tolist", "to ", "copy_")) for each in found[name]), found
+
+
+class Labels(Watched):
+    """A label map is checked on the device."""
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        planes = onehot((batch["x"][:, :4] > 0).long().view(-1, 2, 2), 2, batch["x"])
+        return super().fool(batch) * planes.mean()
+
+
+def test_a_label_map_costs_no_wait_of_its_own(ranks: Any) -> None:
+    found = played(ranks, Labels, "single")
+    assert [len(found[name]) for name in PHASES] == [1, 1, 1], found
+
+
+# ---- controls ----
+
+
+class Doing(Watched):
+    """Does something beside in one of its losses."""
+
+    def __init__(self, what: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.what = what
+
+    def fool(self, batch: dict[str, Tensor]) -> Tensor:
+        loss = super().fool(batch)
+        self.what(loss.detach(), batch["x"])
+        return loss
+
+
+WAITS = {
+    "item": lambda loss, x: loss.item(),
+    "bool": lambda loss, x: bool(loss > 0),
+    "tolist": lambda loss, x: x.tolist(),
+    "numpy": lambda loss, x: x.numpy(),
+    "cpu": lambda loss, x: x.cpu(),
+    "to": lambda loss, x: x.to("cpu"),
+    "equal": lambda loss, x: torch.equal(x, x + 1),
+    "nonzero": lambda loss, x: x.nonzero(),
+    "mask": lambda loss, x: x[x > 0],
+    "written mask": lambda loss, x: x.clone().__setitem__(torch.ones_like(x).bool(), x.flatten()),
+    "unique": lambda loss, x: x.long().unique(),
+    "repeat": lambda loss, x: x.repeat_interleave(torch.ones(len(x), device=x.device).long(), 0),
+    "numbers": lambda loss, x: torch.tensor([1.0, 2.0], device=x.device),
+    "list": lambda loss, x: x[[0, 1]],
+    "pageable": lambda loss, x: torch.zeros(3).to(x.device),
+    "written": lambda loss, x: torch.zeros_like(x).copy_(torch.zeros(x.shape)),
+}
+WAITS_NOT = {
+    "async": lambda loss, x: (x.to("cpu", non_blocking=True), torch.zeros(3).to(x.device, non_blocking=True)),
+    "of the host": lambda loss, x: (torch.zeros(()).item(), torch.tensor([1, 2]).tolist(), torch.arange(3).nonzero()),
+    "made there": lambda loss, x: (
+        torch.zeros(3, device=x.device),
+        torch.full((2,), 7.0, device=x.device),
+        x.new_ones(2),
+    ),
+    "filled": lambda loss, x: x.clone().masked_fill_(x > 0, 1.0),
+    "moved there": lambda loss, x: x.to(x.device, torch.float32),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_the_control_what_waits_is_counted_where_it_is(ranks: Any, what: str) -> None:
+    found = played(ranks, partial(Doing, WAITS[what]), "single")["generator"]
+    assert len([each for each in found if "tests/ranks/test_syncs.py" in each]) == 1
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("what", WAITS_NOT)
+def test_what_does_not_wait_is_not_counted(ranks: Any, what: str) -> None:
+    assert len(played(ranks, partial(Doing, WAITS_NOT[what]), "single")["generator"]) == 1
