@@ -4,19 +4,15 @@ import os
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator
+
+from strategies import TorchAccelerator
+from strategies.accelerator import best
 
 ON_GPUS = os.environ.get("TESTS_ON", "cpu") != "cpu"
 
 
-class Shared(Accelerator):
+class Shared(TorchAccelerator):
     """The ranks share the accelerators, if there are fewer: by gloo, for NCCL refuses two ranks on one GPU."""
-
-    def setup_device(self, device: torch.device) -> None:
-        torch.accelerator.set_device_index(device.index)
-
-    def teardown(self) -> None:
-        pass
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
@@ -24,23 +20,7 @@ class Shared(Accelerator):
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
-        kind, there = torch.accelerator.current_accelerator().type, torch.accelerator.device_count()
-        return [torch.device(kind, number % there) for number in range(devices)]
-
-    @staticmethod
-    def auto_device_count() -> int:
-        return torch.accelerator.device_count()
-
-    @staticmethod
-    def is_available() -> bool:
-        return torch.accelerator.is_available()
-
-    @staticmethod
-    def name() -> str:
-        return "shared"
-
-    def get_device_stats(self, device: torch.device) -> dict[str, Any]:
-        return {}
+        return [torch.device(best(), number % torch.accelerator.device_count()) for number in range(devices)]
 
 
 def accelerator() -> Any:

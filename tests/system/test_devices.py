@@ -30,6 +30,7 @@ OTHERS = {
         checks.making_draws_from_the_device_that_is_named,
         checks.random_states_are_those_of_this_ranks_device,
         checks.its_memory_is_known,
+        checks.what_make_gpu_runs,
     ],
     ids=lambda check: check.__name__,
 )

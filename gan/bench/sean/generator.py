@@ -22,6 +22,7 @@ from nets.published import export_generator
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
+from strategies.accelerator import best
 from strategies.processes.heap import give_freed_memory_back, keep_freed_memory
 
 
@@ -63,7 +64,7 @@ class Way:
 
 def measure(settings: argparse.Namespace) -> None:
     """Run the published generator in every way on every kind of mask, and print a table."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(best())
     if device.type == "cpu":
         keep_freed_memory()
 
@@ -167,6 +168,6 @@ def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeat
 
 
 def _now(like: Tensor) -> float:
-    if like.device.type == "cuda":
-        torch.cuda.synchronize()
+    if like.device.type != "cpu":
+        torch.accelerator.synchronize(like.device)
     return time.perf_counter()

@@ -26,6 +26,7 @@ from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
 from nets.sean import SeanGenerator, StyleEncoder
 from strategies import PhaseStrategy
+from strategies.accelerator import best
 
 RATES = {"generator": 1e-4, "discriminator": 4e-4}
 BETAS = (0.0, 0.9)
@@ -34,7 +35,7 @@ MATCHING = 10.0
 
 def published(line: Connection, count: int, sizes: dict[str, int]) -> None:
     """Train in the published way for `count` steps: each waits until something comes, and sends its figures."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(best())
     game = _game(Sean, sizes).to(device)
     painting = export_generator(game.encoder, game.generator)
     judging = export_discriminator(game.discriminator)

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from unittest import mock
 
 import torch
 from torch import nn
@@ -9,10 +10,12 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player, making
+from gan.bench import speed
 from strategies import PhaseStrategy, TorchAccelerator, random_state
 from strategies.auto import memory
+from tests.support import trained_on
 from tests.support.hard_games import HARD
-from tests.support.parity import trainer, vectors
+from tests.support.parity import EXACT, distance, train, trainer, vectors
 
 FIRST, SECOND = (torch.device("privateuseone", number) for number in range(2))  # their name before they are loaded
 
@@ -101,3 +104,12 @@ def random_states_are_those_of_this_ranks_device(_):
 
 def its_memory_is_known(_):
     assert memory(SECOND, 2) == torch.accelerator.get_memory_info(SECOND)[0] > math.exp(10)
+
+
+def what_make_gpu_runs(_):
+    """A cell of the matrix, and a speed."""
+    with mock.patch.object(trained_on, "ON_GPUS", True):
+        there = train(HARD["Plain"], policy="single", steps=3)
+    assert distance(there, train(HARD["Plain"], policy="single", steps=3)) < EXACT
+    settings = {"batch_size": 4, "faces": 8, "held_out": 2, "size": 16, "width": 2}
+    assert speed.measure("r3gan-faces", settings, speed.Way("32-true"), 1).flops > 0
