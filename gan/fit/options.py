@@ -22,7 +22,7 @@ from strategies.processes import slurm
 
 DEFAULT_RUN = "sean-faces"
 RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
-ACCELERATOR = "what to compute on: auto, cpu, gpu, cuda, xpu, mps, tpu, or what Lightning has under this name"
+ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning's names"
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
@@ -167,7 +167,7 @@ def _parser(run: str) -> Parser:
     what = "how often lost ranks are started again, from their last checkpoint"
     add("--restarts", type=NonNegativeInt, default=3, help=what)
     add("--accelerator", type=str, default="auto", help=ACCELERATOR)
-    what = "what ranks communicate by; default: torch's for the device, such as nccl between GPUs, else gloo"
+    what = "what ranks communicate by; default: nccl between GPUs, else mostly gloo"
     add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")

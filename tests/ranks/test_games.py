@@ -225,7 +225,7 @@ FEATURES = [16, 8192, 8192]
         ("dmd2", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
         ("dmd2_lora", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
         # Slopes depend on no bias behind the last activation, of which pictures have three. A discriminator is linear
-        # in pieces but for its deviation, behind which it has three biases.
+        # in pieces but for its deviation, behind which it has three biases. So each weight of the player costs a byte.
         (
             "stylegan",
             {
@@ -234,12 +234,12 @@ FEATURES = [16, 8192, 8192]
                 "discriminator": ["discriminator"],
                 "r1": ["discriminator"],
             },
-            {"generator": FEATURES, "path": [3], "discriminator": 2 * FEATURES, "r1": [3, *FEATURES, 8192, 8192]},
+            {"generator": FEATURES, "path": [37], "discriminator": 2 * FEATURES, "r1": [18, *FEATURES, 8192, 8192]},
         ),
     ],
 )
 def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
-    """Once each, and a byte for each weight out of its reach."""
+    """Once each, and a byte for each weight where one is out of reach."""
     found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 14, pictures)[0], sizes_of(GAMES[name])
     last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
     for phase, names in learners.items():
