@@ -32,7 +32,7 @@ CALLBACKS = {
 class GameFirst(Callback):
     """Calls the game's own on_train_batch_end before callbacks', and not after them: so they save the whole step."""
 
-    put_back: Callable[..., object] = bool  # does nothing before the first step has ended
+    put_back: Callable[..., None] | None = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         pl_module.on_train_batch_end(*args)
@@ -46,7 +46,8 @@ class GameFirst(Callback):
         own[name] = self.put_back = put_back  # Lightning's own call of the hook puts it back
 
     def on_exception(self, *_: Any) -> None:
-        self.put_back()
+        if self.put_back is not None:
+            self.put_back()
 
 
 class Hooks:

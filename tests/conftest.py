@@ -1,8 +1,6 @@
 """Fixtures that all tests share."""
 
-import inspect
 import os
-import re
 import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,16 +31,7 @@ for name, action in (("SIGHUP", signal.SIG_DFL), ("SIGINT", signal.default_int_h
 FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last ones they would keep one worker idle
 
 
-# What Windows lacks. A test that names any of it, or is of several ranks, is skipped there.
-POSIX = re.compile(
-    r"mkfifo|AF_UNIX|symlink_to|/dev/|fork|killpg|setsid|\bfcntl\b|resource\.|preexec|SIG[A-Z]+[12]?\b|DEAF"
-)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if WINDOWS and (POSIX.search(inspect.getsource(item.function)) or {"ranks", "holder"} & {*item.fixturenames}):
-            item.add_marker(pytest.mark.skip(reason="Windows has nothing of what this tests"))
     items.sort(key=lambda item: item.path.name not in FIRST)
 
 
@@ -53,6 +42,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
     """`ranks(n)`: a world of n gloo ranks that lives as long as the test session."""
+    if WINDOWS:
+        pytest.skip("Windows has no ranks")
     worlds: dict[int, Ranks] = {}
 
     def world(size: int) -> Ranks:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
+from gan.bench import ONLY_TRAINING
 from gan.errors import UserError
 from gan.fit.parser import PlainParser
 from gan.runs import build
@@ -88,12 +89,8 @@ def train(start_method: str, steps: str) -> None:
         accelerator="cpu",
         devices=RANKS,
         max_steps=WARM + int(steps),
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[Clock()],
+        **ONLY_TRAINING,
     ).fit(run.game, run.data)
 
 

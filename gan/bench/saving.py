@@ -21,6 +21,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
+from gan.bench import ONLY_TRAINING
 from gan.fit.parser import PlainParser
 from strategies import PhaseStrategy
 from strategies.processes import world
@@ -119,11 +120,8 @@ def measure(
         devices=ranks,
         max_steps=count,
         callbacks=[windows],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         use_distributed_sampler=False,
+        **ONLY_TRAINING,
     )
     batch = torch.randn(4, WIDTH)
     trainer.fit(Wide(megabytes), DataLoader([batch] * count, batch_size=None))

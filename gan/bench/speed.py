@@ -23,10 +23,9 @@ import torch
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning import Callback, LightningModule, Trainer, seed_everything
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from gan.bench.sean.steps import convolution_rate, now, peak_memory, place
+from gan.bench import ONLY_TRAINING
+from gan.bench.device import Multiplications, convolution_rate, now, peak_memory, place
 from gan.errors import UserError
 from gan.files import whole_file
 from gan.fit import run_options
@@ -77,21 +76,6 @@ class Speed:
         return self.flops / self.rate / self.seconds
 
 
-class Multiplications(TorchDispatchMode):
-    """Counts as torch's FlopCounterMode does. That one has hooks of modules, which fail in a gradient of a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        counted = flop_registry.get(function._overloadpacket)
-        if counted is not None:
-            self.count += counted(*args, **(kwargs or {}), out_val=result)
-        return result
-
-
 class Rounds(Callback):
     """Counts multiplications in the first round of steps, and times the third."""
 
@@ -129,12 +113,7 @@ def measure(run: str, settings: Mapping[str, Any], way: Way, steps: int) -> Spee
         devices=1,
         max_steps=3 * steps,
         callbacks=[rounds],
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ONLY_TRAINING,
     )
     trainer.fit(made.game, made.data)
     device = made.game.device

@@ -88,7 +88,9 @@ def _device(device: str) -> torch.device:
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise UserError(f"unknown device '{device}'; type {', '.join({'auto': 0, 'cpu': 0, best(): 0})}") from error
+        raise UserError(
+            f"unknown device '{device}'; type {', '.join(dict.fromkeys(['auto', 'cpu', best()]))}"
+        ) from error
     there = torch.accelerator.device_count() if place.type == best() else 0
     if place.type != "cpu" and (place.index or 0) >= there:
         raise UserError(f"device '{device}' is not there: this machine has {counted(there, place.type)}; type cpu")

@@ -13,6 +13,7 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
+from gan.bench import ONLY_TRAINING
 from gan.bench.peers.game import Payload
 from gan.fit.command import quiet
 from gan.module import GanModule
@@ -79,12 +80,7 @@ def play(request: Request) -> Found:
         max_steps=request.warm + request.steps,
         sync_batchnorm=True,
         callbacks=[clock],
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ONLY_TRAINING,
     ).fit(run.game, run.data)
     return replace(clock.found, peak=max(0, clock.found.peak - before))
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gan import GanModule, Phase, Player
+from gan.bench import ONLY_TRAINING
 from gan.bench.peers.game import HandLoop, Task, weights
 from strategies import PhaseStrategy
 
@@ -156,10 +157,7 @@ def _trainer(task: Task, strategy: Any) -> Trainer:
         precision="64-true" if task.dtype == torch.float64 else "32-true",
         max_epochs=1,
         use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ONLY_TRAINING,
     )
 
 

@@ -6,7 +6,6 @@ freed memory is kept: see strategies/processes/heap.py.
 
 import argparse
 import gc
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from datasets.drawn.faces import Faces
+from gan.bench.device import now, place
 from gan.bench.sean import reference
 from nets.blocks import onehot
 from nets.published import export_generator
@@ -71,8 +71,9 @@ def measure(settings: argparse.Namespace) -> None:
     torch.manual_seed(0)
     generator = SeanGenerator(settings.labels, settings.style, settings.width, settings.hidden).to(device)
     weights = sum(parameter.numel() for parameter in generator.parameters())
-    place = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    print(f"generator of {weights / 1e6:.1f} M parameters, {settings.size} px, forward and backward, on {place}")
+    print(
+        f"generator of {weights / 1e6:.1f} M parameters, {settings.size} px, forward and backward, on {place(device)}"
+    )
     print(
         f"{'':10}{'batch':>6}  {'':24}{'seconds':>9}{'times as fast':>15}{'kept MB':>10}{'share':>8}{'difference':>12}"
     )
@@ -149,7 +150,7 @@ def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeat
         for way in compared:
             gc.collect()
             torch.manual_seed(1)
-            began = _now(planes)
+            began = now(planes.device)
             count = Kept(way.weights) if turn == 0 else nullcontext()
             with count, torch.autocast(planes.device.type, way.dtype, enabled=way.dtype is not None):
                 picture = way.paint(planes, codes)
@@ -157,7 +158,7 @@ def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeat
             if turn == 0:
                 kept[way.title], pictures[way.title] = count.bytes, picture.detach().float()
             else:
-                seconds[way.title] = min(seconds[way.title], _now(planes) - began)
+                seconds[way.title] = min(seconds[way.title], now(planes.device) - began)
             del picture
     first = compared[0].title
     for way in compared:
@@ -165,9 +166,3 @@ def report(kind: str, planes: Tensor, codes: Tensor, compared: list[Way], repeat
         apart = (pictures[way.title] - pictures[first]).abs().max().item()
         relation = f"{faster:15.2f}{kept[way.title] / 2**20:10.0f}{share:8.2f}{apart:12.1e}"
         print(f"{kind:10}{len(planes):6}  {way.title:24}{seconds[way.title]:9.2f}{relation}", flush=True)
-
-
-def _now(like: Tensor) -> float:
-    if like.device.type != "cpu":
-        torch.accelerator.synchronize(like.device)
-    return time.perf_counter()

@@ -1,7 +1,6 @@
 """Trainings of SEAN whose steps wait until they are asked for: the published way in a plain loop, and ours."""
 
 import logging
-import time
 import warnings
 from collections.abc import Callable
 from itertools import repeat
@@ -11,16 +10,15 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Adam
-from torch.utils.flop_counter import FlopCounterMode
 
 from datasets.drawn.faces import Faces
+from gan.bench import ONLY_TRAINING
+from gan.bench.device import Multiplications, convolution_rate, now, peak_memory, place
 from gan.bench.sean import reference
 from gan.bench.sean.generator import Kept
 from gan.games.sean import Sean
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator
-from gan.system import resource
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
@@ -99,11 +97,8 @@ def ours(line: Connection, count: int, sizes: dict[str, int]) -> None:
         devices=1,
         strategy=PhaseStrategy(),
         max_steps=count,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[Turns(line)],
+        **ONLY_TRAINING,
     )
     trainer.fit(_game(Timed, sizes), repeat(_batch(sizes)))
     line.send({"peak": peak_memory(trainer.lightning_module.device)})
@@ -142,7 +137,7 @@ class Turns(Callback):
     """
 
     def __init__(self, line: Connection) -> None:
-        self.line, self.counter = line, FlopCounterMode(display=False)
+        self.line, self.counter = line, Multiplications()
         self.rate, self.flops = 0.0, 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -156,7 +151,7 @@ class Turns(Callback):
         """Send the seconds of both turns."""
         if not self.flops:
             self.counter.__exit__(None, None, None)
-            self.flops = self.counter.get_total_flops()
+            self.flops = self.counter.count
         first, second = pl_module.began
         self.line.send(
             {
@@ -168,18 +163,6 @@ class Turns(Callback):
                 "place": place(pl_module.device),
             }
         )
-
-
-def convolution_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Multiplications and additions a second in a convolution whose size suits the machine; the best of ten."""
-    x = torch.randn(4, 512, 64, 64, device=device, dtype=dtype)
-    weight = torch.randn(256, 512, 3, 3, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(10):
-        began = now(device)
-        out = F.conv2d(x, weight, padding=1)
-        best = min(best, now(device) - began)
-    return 2 * out.numel() * weight[0].numel() / best
 
 
 def _game(kind: type[Sean], sizes: dict[str, int]) -> Sean:
@@ -198,22 +181,3 @@ def _batch(sizes: dict[str, int]) -> dict[str, Tensor]:
     samples = [faces[number] for number in range(sizes["batch"])]
     image, label = (torch.stack([sample[key].as_subclass(Tensor) for sample in samples]) for key in ("image", "label"))
     return {"image": image.float() / 127.5 - 1, "label": label.long()}
-
-
-def now(device: torch.device) -> float:
-    """The time, after the device has done what it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
-
-
-def place(device: torch.device) -> str:
-    """The device in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-
-
-def peak_memory(device: torch.device) -> int:
-    """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -21,7 +21,7 @@ from datasets.workers import explained
 from gan.errors import UserError, WorkerLost
 from gan.system import signals
 from tests.support.numbers import Numbers
-from tests.support.posix import only_on_linux
+from tests.support.posix import not_on_windows, only_on_linux
 
 ROOM = "the loader's workers have no shared memory left, .*; type --workers 0, or give it more: docker run --shm-size"
 
@@ -79,6 +79,7 @@ def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
     assert type(error.value) is kind and "\n" not in str(error.value)
 
 
+@not_on_windows
 @pytest.mark.parametrize(
     "make", [GlobalLoader, lambda data, size, workers: GlobalStream(_stream(data), size, workers=workers)]
 )
@@ -120,6 +121,7 @@ def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
     gc.collect()
 
 
+@not_on_windows
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["1m", "64k"])
 @pytest.mark.skipif(getattr(os, "getuid", lambda: 1)() != 0, reason="only root makes a small /dev/shm")
@@ -144,6 +146,7 @@ def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
     assert "Traceback" not in done.stderr.partition("Exception ignored in")[0]  # of torch's iterator, half made
 
 
+@not_on_windows
 def test_a_program_ends_though_a_worker_leaves_signals_to_the_trainer(monkeypatch):
     """multiprocessing asks it by SIGTERM to end, and waits for it."""
     monkeypatch.setattr(processes, "FAREWELL", 0.1)

@@ -17,6 +17,7 @@ from gan.errors import UserError
 from gan.shard_file import CHECKSUMS, STARTS, Damaged
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
+from tests.support.posix import not_on_windows
 from tests.support.saved import number_of, numbered, seal
 
 
@@ -386,6 +387,7 @@ def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
         load(tmp_path / "old.ckpt")
 
 
+@not_on_windows
 @pytest.mark.parametrize("which", [0, -1])
 @pytest.mark.parametrize("make", [lambda file: os.mkfifo(file), lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
 def test_what_is_no_file_in_it_is_refused_and_not_waited_for(make, which, path):

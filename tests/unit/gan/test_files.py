@@ -10,6 +10,7 @@ import torch
 
 from gan.errors import UserError
 from gan.files import load_plain, name_for, read_text, regular, whole_file
+from tests.support.posix import not_on_windows
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_a_file_that_is_not_plain_is_named_without_advice_to_run_it(content, mes
     assert load_plain(tmp_path / "x.pt") == {"a": torch.ones(1)}
 
 
+@not_on_windows
 def test_only_a_regular_file_is_read_and_only_a_small_one(tmp_path):
     file = tmp_path / "a"
     file.write_text("é" * 4)
@@ -100,6 +102,7 @@ def test_only_a_regular_file_is_read_and_only_a_small_one(tmp_path):
     assert regular(tmp_path / "link") == regular(file)
 
 
+@not_on_windows
 def test_what_is_no_file_says_so(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")

@@ -6,6 +6,7 @@ import os
 import sys
 
 from gan.outputs import Output, outputs
+from tests.support.posix import not_on_windows
 
 
 class Broken:
@@ -58,6 +59,7 @@ def closed(path):
     os._exit(0)
 
 
+@not_on_windows
 def test_what_is_printed_gets_into_no_file_where_output_was_closed(tmp_path):
     """The system gives the number of standard output to the next file that is opened."""
     process = multiprocessing.get_context("fork").Process(target=closed, args=(tmp_path / "file",))

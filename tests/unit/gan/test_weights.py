@@ -14,6 +14,7 @@ from gan.checkpoint import Share
 from gan.errors import UserError
 from gan.weights import WeightFiles
 from tests.support.meta_games import weights_of, write_file, write_index
+from tests.support.posix import not_on_windows
 
 
 def network():
@@ -171,6 +172,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(values, tmp_path):
     assert "it is damaged ('weight_map')" in told()
 
 
+@not_on_windows
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.safetensors")
     assert "it is a named pipe, and no file" in refused(tmp_path / "a.safetensors")

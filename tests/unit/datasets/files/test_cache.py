@@ -154,6 +154,7 @@ def test_processes_that_start_together_share_the_work(tmp_path):
     assert len({path.name.split("-")[1] for path in tmp_path.iterdir() if "-" in path.name}) == 1
 
 
+@not_on_windows
 def test_a_kill_costs_little_and_leaves_nothing_half_written(tmp_path):
     process = _start(tmp_path, 0)
     while len(did(tmp_path)) < 40:
@@ -310,6 +311,7 @@ def test_one_problem_is_said_as_it_is(tmp_path):
         raise_problems(["a is bad", "b is bad"], tmp_path)
 
 
+@not_on_windows
 def test_links_may_lead_out_but_not_round(tmp_path):
     (tmp_path / "set" / "a").mkdir(parents=True)
     (tmp_path / "far").mkdir()
@@ -323,6 +325,7 @@ def test_links_may_lead_out_but_not_round(tmp_path):
         list(all_files(tmp_path / "set"))
 
 
+@not_on_windows
 @pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
 def test_a_cache_that_is_no_file_is_made_again(make, tmp_path):
     file = tmp_path / "checked.npz"

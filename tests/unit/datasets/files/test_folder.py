@@ -8,6 +8,7 @@ from datasets import FolderPairs
 from gan.errors import UserError
 from tests.support.layouts import colours, labels, prepared, put
 from tests.support.layouts import pairs as good_pairs
+from tests.support.posix import not_on_windows
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def test_kinds_of_pictures(tmp_path, suffix):
     assert FolderPairs(tmp_path, 4, 8)[0]["image"].shape == (3, 8, 8)
 
 
+@not_on_windows
 def test_a_folder_may_be_a_link(root, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     (root / "images").rename(elsewhere)
@@ -50,6 +52,7 @@ def test_a_folder_may_be_a_link(root, tmp_path):
     assert len(FolderPairs(root, 4, 8)) == 2
 
 
+@not_on_windows
 def test_a_link_to_nothing_is_named(root, tmp_path):
     (root / "images" / "b.png").unlink()
     (root / "images" / "b.png").symlink_to(tmp_path / "gone.png")

@@ -14,7 +14,7 @@ from datasets import FolderPairs
 from datasets.files.pairs import Column, Pairs, edge_map, read_picture
 from gan.errors import UserError, refuse
 from tests.support.layouts import colours, folder, labels, put
-from tests.support.posix import where_case_counts
+from tests.support.posix import not_on_windows, where_case_counts
 
 # Reading.
 
@@ -121,6 +121,7 @@ def test_a_file_that_changes_while_its_set_is_open_is_named(which, open_set):
     assert data[0].keys() == {"image", "label", "edges"}
 
 
+@not_on_windows
 @pytest.mark.parametrize("which", range(3))
 def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set):
     data, paths = open_set
@@ -188,6 +189,7 @@ def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@not_on_windows
 def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
     one_pair(tmp_path, colours())
     picture = tmp_path / "images" / "a.png"

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from gan.bench import speed
-from gan.bench.speed import Multiplications, Speed, Way
+from gan.bench.device import Multiplications
+from gan.bench.speed import Speed, Way
 from gan.errors import UserError
 
 

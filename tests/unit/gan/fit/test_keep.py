@@ -88,6 +88,7 @@ def test_a_checkpoint_that_does_not_know_what_was_written_resumes(tmp_path):
     ]
 
 
+@not_on_windows
 @pytest.mark.parametrize("number", [signal.SIGINT, *SIGNALS])
 def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
     before = signal.getsignal(number)
@@ -97,6 +98,7 @@ def test_a_signal_saves_after_the_step_and_stops(tmp_path, number):
     assert signal.getsignal(number) is before
 
 
+@not_on_windows
 def test_a_hang_up_that_is_ignored_stays_so(tmp_path):
     """As nohup starts a run."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -108,6 +110,7 @@ def test_a_hang_up_that_is_ignored_stays_so(tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
+@not_on_windows
 def test_a_signal_in_the_last_step_is_a_normal_end(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, *SIGNALS)]
     made, found = kept(tmp_path, 4, {4: [signal.SIGTERM]})
@@ -133,6 +136,7 @@ def exits(monkeypatch):
     return seen
 
 
+@not_on_windows
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
@@ -152,6 +156,7 @@ def test_a_second_ctrl_c_ends_at_once_and_says_what_is_lost(steps, said, tmp_pat
     assert (tmp_path / "checkpoints" / f"step-{first:06d}.ckpt").exists() == (said is None)
 
 
+@not_on_windows
 def test_sigterm_and_one_ctrl_c_still_save(tmp_path, exits):
     with pytest.raises(Stopped):
         kept(tmp_path, 8, {4: [signal.SIGTERM, signal.SIGINT]})

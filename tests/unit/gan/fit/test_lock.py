@@ -12,6 +12,7 @@ from gan.errors import UserError
 from gan.fit import folder
 from gan.fit.folder import RunFolder
 from gan.system import fcntl
+from tests.support.posix import not_on_windows
 
 fork = None if fcntl is None else multiprocessing.get_context("fork")
 
@@ -25,6 +26,8 @@ def trains(run, here):
 @pytest.fixture
 def holder(tmp_path):
     """Another process, which trains the run."""
+    if fork is None:
+        pytest.skip("Windows forks no process")
     here = fork.Event()
     process = fork.Process(target=trains, args=(RunFolder(tmp_path), here))
     process.start()
@@ -67,6 +70,7 @@ def stays(here):
     time.sleep(60)
 
 
+@not_on_windows
 def test_a_loaders_worker_does_not_keep_it(tmp_path):
     here = fork.Event()
     worker = fork.Process(target=stays, args=(here,))
@@ -82,6 +86,7 @@ def test_a_loaders_worker_does_not_keep_it(tmp_path):
         worker.join()
 
 
+@not_on_windows
 def test_a_file_system_without_locks_is_none_to_wait_for(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")

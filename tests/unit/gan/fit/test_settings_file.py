@@ -9,6 +9,7 @@ import pytest
 from gan.errors import UserError
 from gan.fit import options
 from gan.fit.settings_file import MOST, read
+from tests.support.posix import not_on_windows
 
 SECRET = "hunter2"
 LAUGHS = "a: &a [x, x, x]\n" + "".join(
@@ -63,6 +64,7 @@ def test_a_file_that_has_no_settings_is_refused_in_one_line(fault, here):
     assert SECRET not in str(error.value) and not (here / SECRET).exists()
 
 
+@not_on_windows
 def test_what_is_no_file_is_refused_and_not_waited_for(here):
     os.mkfifo(here / "pipe.yaml")
     (here / "folder.yaml").mkdir()

@@ -10,6 +10,7 @@ from PIL import Image
 from datasets import Faces
 from gan.errors import UserError
 from gan.painting import grids, painter
+from tests.support.posix import not_on_windows
 
 FACES = Faces(2, size=64)
 LABELS = FACES.num_labels
@@ -90,6 +91,7 @@ def test_a_pair_must_show_the_same(tmp_path):
         painter.read_pair(image, labels, (32, 32), LABELS, {})
 
 
+@not_on_windows
 def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     FACES.label(0).save(good)

@@ -8,6 +8,7 @@ import pytest
 from gan.errors import UserError
 from gan.fit import folder, options
 from gan.runs import Run, build, find, full_name, short_name
+from tests.support.posix import not_on_windows
 
 GAME = """
 from json import dumps
@@ -196,6 +197,7 @@ def test_half_a_name_is_refused(name, here):
         find(name)
 
 
+@not_on_windows
 def test_a_file_that_is_none_is_refused(here):
     os.mkfifo(here / "my_pipe.py")
     (here / "my_folder.py").mkdir()

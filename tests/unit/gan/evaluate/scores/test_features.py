@@ -6,6 +6,7 @@ import torch
 from gan.errors import UserError
 from gan.evaluate.scores import features
 from tests.support import inception
+from tests.support.posix import not_on_windows
 
 
 def some(count, size, seed=0):
@@ -96,6 +97,7 @@ def test_the_inception_is_torch_fidelitys_with_the_weights_of_the_file(inception
     assert found.about["published"] is False and "other than the published" in found.name
 
 
+@not_on_windows
 def test_the_inception_of_the_cache_is_found(inception_weights, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     (tmp_path / "checkpoints").mkdir()

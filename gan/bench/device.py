@@ -1,0 +1,56 @@
+"""What benchmarks ask of a device: the time, its rate, memory and name, and how many multiplications it is given."""
+
+import resource
+import time
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+class Multiplications(TorchDispatchMode):
+    """Counts as torch's FlopCounterMode does. That one has hooks of modules, which fail in a gradient of a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        counted = flop_registry.get(function._overloadpacket)
+        if counted is not None:
+            self.count += counted(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def convolution_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """Multiplications and additions a second in a convolution whose size suits the machine; the best of ten."""
+    x = torch.randn(4, 512, 64, 64, device=device, dtype=dtype)
+    weight = torch.randn(256, 512, 3, 3, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(10):
+        began = now(device)
+        out = F.conv2d(x, weight, padding=1)
+        best = min(best, now(device) - began)
+    return 2 * out.numel() * weight[0].numel() / best
+
+
+def now(device: torch.device) -> float:
+    """The time, after the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def place(device: torch.device) -> str:
+    """The device in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
