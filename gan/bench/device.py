@@ -1,6 +1,5 @@
 """What benchmarks ask of a device: the time, its rate, memory and name, and how many multiplications it is given."""
 
-import resource
 import time
 from typing import Any
 
@@ -8,6 +7,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from gan.system import resource
 
 
 class Multiplications(TorchDispatchMode):

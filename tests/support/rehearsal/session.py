@@ -15,6 +15,7 @@ def main() -> None:
     """The first command is a process of its own, and the others take this one: to import takes most of their time."""
     stopped = [sys.executable, "-m", "gan.fit", *TRAIN, *sys.argv[1:]]
     assert subprocess.run(stopped, env={**os.environ, stops.VARIABLE: "3"}).returncode == 0
+    from gan.bench import command as bench
     from gan.evaluate import command as evaluate
     from gan.export import command as export
     from gan.fit import command as fit
@@ -34,6 +35,7 @@ def main() -> None:
             (fit, [*TRAIN, "--dry-run", "--out", "dry"]),
         ):
             assert command.main(words) == 0, words
+        assert bench.main(["speed"]) == 2
         if WINDOWS:
             assert fit.main([RUN, "--devices", "2", "--accelerator", "cpu"]) == 2
 
