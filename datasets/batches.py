@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from datasets import workers as processes
-from gan.contents import need
-from gan.errors import UserError
+from gan.files.contents import need
+from gan.files.errors import UserError
 from gan.noise import seed_for
 
 

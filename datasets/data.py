@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from datasets.augment import Augment, Prepared
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 class GanData(LightningDataModule):

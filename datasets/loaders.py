@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from datasets import workers as processes
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import seed_for
 
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)

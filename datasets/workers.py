@@ -12,8 +12,8 @@ from multiprocessing import active_children
 
 from torch.utils.data._utils import signal_handling
 
-from gan.errors import UserError, WorkerLost
-from gan.system import signals
+from gan.files.errors import UserError, WorkerLost
+from gan.files.system import signals
 
 PATIENCE = 600.0  # seconds in which workers must give a batch; less than ranks wait for each other
 FAREWELL = 1.0  # seconds that they have to end when the program ends

@@ -7,7 +7,7 @@ decides how players are distributed over devices.
 import gc
 import os
 
-from gan import names
+from gan.files import names
 
 names.take()
 

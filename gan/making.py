@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gan.checkpoint import Share
-from gan.errors import UserError
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
 from gan.noise import seed_for
 from gan.phase import Player
-from gan.weights import check_files, open_files
+from gan.pretrained import check_files, open_files
 
 
 def on_meta(game: nn.Module) -> list[Tensor]:

@@ -9,11 +9,11 @@ from lightning import LightningModule
 from torch.optim import Optimizer
 
 from gan import noise
-from gan.checkpoint import check_left_out, load, load_module_state
-from gan.checkpoint_files import failing
-from gan.contents import need
-from gan.errors import UserError
-from gan.finite import NotFinite, as_made, not_finite
+from gan.files.checkpoint import check_left_out, load, load_module_state
+from gan.files.checkpoint_files import failing
+from gan.files.contents import need
+from gan.files.errors import UserError
+from gan.files.finite import NotFinite, as_made, not_finite
 from gan.making import on_meta, reopened
 from gan.phase import Phase, Player, check_game
 

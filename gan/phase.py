@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 Losses = Tensor | Mapping[str, Tensor]
 

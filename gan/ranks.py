@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 @dataclass(frozen=True)

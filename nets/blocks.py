@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan import later, noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.spectral import spectral_norm
 
 SLOPE = 0.2

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.spectral import spectral_norm
 
 SLOPE = 0.1

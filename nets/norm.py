@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gan import noise, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 torchs = F.batch_norm
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.blocks import SLOPE, Dropout, conv, xavier_
 from nets.norm import SyncBatchNorm
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import VGG19_Weights, vgg
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 RELUS = (1, 6, 11, 20, 29)  # relu1_1, relu2_1, relu3_1, relu4_1 and relu5_1 among torchvision's layers
 SMALLEST = 16  # pixels that four poolings halve

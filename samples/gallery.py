@@ -13,13 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gan.errors import UserError, refuse
-from gan.files import whole_file
-from gan.fit.parser import PlainParser
-from gan.outputs import run
-from gan.painting import run_tables, style_tables
-from gan.painting.reopen import SavedRun, open_run
-from gan.painting.table import Charts, Table
+from gan.app.outputs import run
+from gan.app.page import run_tables, style_tables
+from gan.app.page.table import Charts, Table
+from gan.app.painting.reopen import SavedRun, open_run
+from gan.app.run.parser import PlainParser
+from gan.files.disk import whole_file
+from gan.files.errors import UserError, refuse
 
 HERE = Path(__file__).resolve().parent
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from lightning.pytorch.accelerators import Accelerator
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 GPUS = ("cuda", "xpu", "mps")
 

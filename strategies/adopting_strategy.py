@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.making import aside
 from gan.module import GanModule
 from nets.norm import synchronised
@@ -26,7 +26,6 @@ from strategies.auto import USABLE, Auto, memory
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.game_state import FiniteWeights
 from strategies.checkpoint.left_out import LeftOut
-from strategies.checkpoint.saving_strategy import SavingStrategy
 from strategies.checkpoint.writing import check_loadable
 from strategies.choice import choices, ranks_as_typed
 from strategies.draws import Following
@@ -37,13 +36,14 @@ from strategies.loss_scale import LossScale
 from strategies.placing.elsewhere import Elsewhere, leave
 from strategies.placing.server import Server
 from strategies.placing.servers import Servers
-from strategies.placing.serving import Notice, Served, served
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE
 from strategies.policies.world import Groups, World
 from strategies.processes import heap
 from strategies.ranks import Ranks
+from strategies.saving_strategy import SavingStrategy
+from strategies.serving import Notice, Served, served
 from strategies.sharding.resharded_parameter import resharded
 from strategies.threads import ThreadRanks
 

@@ -7,12 +7,12 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Player
 from strategies import auto
 from strategies.choice import Choice
-from strategies.cost.amounts import Held
+from strategies.paper.amounts import Held
 from strategies.placing.elsewhere import Elsewhere
 from strategies.placing.placement import Placement
 from strategies.placing.servers import Servers

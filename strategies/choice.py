@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.pipelining import program
 from strategies.policies import deepspeed_config
 from strategies.policies.policy import Policy

@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from gan.checkpoint import Share
 from gan.ema import Ema
-from gan.errors import UserError
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
 from gan.making import Making, aside, give_memory
 from gan.module import GanModule
-from gan.weights import WeightFiles, open_files
+from gan.pretrained import WeightFiles, open_files
 from strategies.checkpoint.writing import SavingRanks
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded, show

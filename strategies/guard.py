@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies.policies.policy import Policy
 

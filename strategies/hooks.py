@@ -6,7 +6,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies import private
 

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from datasets import GlobalStream, ResumableLoader
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
 

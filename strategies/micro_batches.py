@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 # How certain it is that a column of a batch has a row for each sample; the smallest is the most certain.
 TENSOR, ITEMS, COLUMNS, ONE_ROW = range(4)

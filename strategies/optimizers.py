@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Player
 from strategies.random_state import untouched
 

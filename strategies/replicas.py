@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gan.checkpoint import Checksum, checksum
-from gan.errors import UserError
+from gan.files.checkpoint import Checksum, checksum
+from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy

@@ -16,17 +16,17 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private, threads
 from strategies.adopting_strategy import AdoptingStrategy
 from strategies.check.first_step import check_step
 from strategies.check.trial import Trial, Trials
-from strategies.checkpoint.saving_strategy import refuse_other
 from strategies.draws import Draws
 from strategies.policies.replica import ADVICE
 from strategies.replicas import Writes, compare_replicas
+from strategies.saving_strategy import refuse_other
 from strategies.turn import PhaseContext, play
 
 

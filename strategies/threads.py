@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gan import ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies.micro_batches import deal_batch

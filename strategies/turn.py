@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
 from gan import later, noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Losses, Phase
 from strategies.draws import Draws
 from strategies.guard import Guard

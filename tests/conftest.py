@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gan.system import WINDOWS, signals
+from gan.files.system import WINDOWS, signals
 from tests.support import opening
 from tests.support.counted import forget
 from tests.support.hard_games import HARD

@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 
 from datasets.drawn.portrait import FLIP_PAIRS, LABELS, Region, Tone, draw_portrait, supersampling
 from datasets.drawn.portrait.looks import LOOKS, Style, paint
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import seed_for
 
 MEMORY = 1 << 30  # bytes of drawn pictures that a data set keeps; others are drawn again each time

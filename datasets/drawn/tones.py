@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import seed_for
 
 SCALE = (0, 2, 4, 7, 9)  # semitones above the key, in each of three octaves

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from datasets.workers import explained
-from gan.errors import UserError, printable
-from gan.files import regular
+from gan.files.disk import regular
+from gan.files.errors import UserError, printable
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache

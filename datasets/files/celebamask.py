@@ -10,8 +10,8 @@ from PIL import Image
 from datasets.drawn.portrait import FLIP_PAIRS, LABELS
 from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
 from datasets.files.pairs import MAPS, Column, Pairs, Size, look_up_split, opened, unpacked_folder
-from gan.errors import UserError
-from gan.files import read_text
+from gan.files.disk import read_text
+from gan.files.errors import UserError
 
 MAPPING = "CelebA-HQ-to-CelebA-mapping.txt"
 PARTS = "CelebAMask-HQ-mask-anno"

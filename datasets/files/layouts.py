@@ -6,7 +6,7 @@ import numpy as np
 from torchvision.datasets import Cityscapes as Published
 
 from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, unpacked_folder
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 ADE20K_NAMES = """
 other wall building sky floor tree ceiling road bed windowpane grass cabinet sidewalk person earth door table

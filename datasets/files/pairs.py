@@ -19,8 +19,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from datasets.files.cache import FoundFile, all_files, cache_folder, process_changed, raise_problems
-from gan.errors import UserError
-from gan.files import regular
+from gan.files.disk import regular
+from gan.files.errors import UserError
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MAPS = (".png",)

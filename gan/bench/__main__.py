@@ -1,5 +1,5 @@
+from gan.app.outputs import run
 from gan.bench.command import main
-from gan.outputs import run
 
 if __name__ == "__main__":
     run(main)

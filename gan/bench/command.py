@@ -7,8 +7,8 @@ from gan.bench import launchers, loading, saving, speed
 from gan.bench.grid import command as grid
 from gan.bench.peers import command as peers
 from gan.bench.sean import command as sean
-from gan.errors import UserError, refuse
-from gan.system import LINUX
+from gan.files.errors import UserError, refuse
+from gan.files.system import LINUX
 
 BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
     "sean": sean.main,

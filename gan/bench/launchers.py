@@ -14,9 +14,9 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
-from gan.bench import ONLY_TRAINING
-from gan.errors import UserError
-from gan.fit.parser import PlainParser
+from gan.app.run.parser import PlainParser
+from gan.bench.harness import ONLY_TRAINING
+from gan.files.errors import UserError
 from gan.runs import build
 from strategies import PhaseStrategy
 

@@ -18,7 +18,7 @@ from PIL import Image
 from datasets import Augment, Faces, FolderPairs, GanData
 from datasets.augment import Prepared, to_tensors
 from datasets.files.pairs import read_map, read_picture, resize_map, resize_picture
-from gan.fit.parser import PlainParser
+from gan.app.run.parser import PlainParser
 
 DRAWN = 8  # different pictures
 WORKERS = (0, 1, 2)

@@ -21,8 +21,8 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
-from gan.bench import ONLY_TRAINING
-from gan.fit.parser import PlainParser
+from gan.app.run.parser import PlainParser
+from gan.bench.harness import ONLY_TRAINING
 from strategies import PhaseStrategy
 from strategies.processes import world
 

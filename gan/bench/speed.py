@@ -24,14 +24,13 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning import Callback, LightningModule, Trainer, seed_everything
 
-from gan.bench import ONLY_TRAINING
-from gan.bench.device import Multiplications, convolution_rate, now, peak_memory, place
-from gan.errors import UserError
-from gan.files import whole_file
-from gan.fit import run_options
-from gan.fit.command import quiet
-from gan.fit.options import run_settings
-from gan.fit.parser import Parser
+from gan.app.outputs import quiet
+from gan.app.run import run_options
+from gan.app.run.options import run_settings
+from gan.app.run.parser import Parser
+from gan.bench.harness import ONLY_TRAINING, Multiplications, convolution_rate, now, peak_memory, place
+from gan.files.disk import whole_file
+from gan.files.errors import UserError
 from gan.runs import build
 from strategies import PhaseStrategy
 from strategies.micro_batches import row_counts

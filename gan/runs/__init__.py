@@ -8,7 +8,7 @@ typed as `path/to/my_game.py:my_run` or `package.module:my_run`.
 import re
 from collections.abc import Callable
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.runs import own
 from gan.runs.faces import byol_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces

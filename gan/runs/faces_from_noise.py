@@ -9,7 +9,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from datasets.augment import to_tensors
 from datasets.drawn.faces import Faces
 from gan.ema import half_life
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2, Dmd2Lora
 from gan.games.from_noise import FromNoise
 from gan.games.r3gan import R3Gan

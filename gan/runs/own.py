@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gan import names
-from gan.errors import UserError, reason
-from gan.files import regular
+from gan.files import names
+from gan.files.disk import regular
+from gan.files.errors import UserError, reason
 from gan.runs.run import Run
 
 FORM = "path/to/my_game.py:my_run or package.module:my_run"

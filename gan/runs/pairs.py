@@ -14,7 +14,7 @@ from torchvision.models import vgg19
 
 from datasets import ADE20K, CelebAMask, Cityscapes, CocoStuff, Facades, FolderPairs, GanData, Pairs
 from datasets.files.pairs import as_size
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.games.sean import Sean
 from gan.games.spade import Spade
 from gan.runs.run import Run, Seed, Upsamplings, check_size

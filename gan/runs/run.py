@@ -6,7 +6,7 @@ from jsonargparse.typing import restricted_number_type
 from lightning import LightningDataModule
 
 from gan import GanModule
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])

@@ -7,7 +7,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from datasets.data import GanData
 from datasets.drawn.tones import Tones
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.games.hifigan import HifiGan
 from gan.runs.run import HELD_OUT, Run, Seed
 from nets.hifigan import HifiGenerator, PeriodJudges, ScaleJudges

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published.sean_keys import (
     Entry,

@@ -8,8 +8,8 @@ import torch
 from filelock import FileLock
 from torchvision.models import VGG19_Weights
 
-from gan.errors import UserError
-from gan.files import load_plain
+from gan.files.disk import load_plain
+from gan.files.errors import UserError
 from nets.vgg import Vgg19
 
 SOURCE = VGG19_Weights.IMAGENET1K_V1

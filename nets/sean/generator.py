@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.blocks import SLOPE, conv
 from nets.sean.ace import ACE
 from nets.sean.neighbourhood import Masks

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gan import ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.norm import SyncBatchNorm, follow, global_moments, pooled_moments, wide_sum
 
 

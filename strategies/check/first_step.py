@@ -25,7 +25,7 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from gan.pool import ImagePool

@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 
 from gan import ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import random_state, threads

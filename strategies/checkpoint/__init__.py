@@ -1,1 +1,1 @@
-"""Writes checkpoints: folders in which every rank has a file of its own. gan/checkpoint.py reads them."""
+"""Writes checkpoints: folders in which every rank has a file of its own. gan/files/checkpoint.py reads them."""

@@ -18,9 +18,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from gan.checkpoint import checksum
+from gan.files.checkpoint import checksum
+from gan.files.tensors import Damaged
 from gan.module import GanModule
-from gan.shard_file import Damaged
 from strategies.reachable import CACHE, Reachable, Scope, content_of, copied
 
 TORCHS = vars(nn.Module()).keys() - {"training"}  # attributes of modules that torch saves or makes again

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gan.checkpoint_files import DIGESTS, PART, VALUES, replaced
-from gan.errors import UserError
-from gan.files import lockable
-from gan.system import WINDOWS
-from gan.system import lock as lock_handle
+from gan.files.checkpoint_files import DIGESTS, PART, VALUES, replaced
+from gan.files.disk import lockable
+from gan.files.errors import UserError
+from gan.files.system import WINDOWS
+from gan.files.system import lock as lock_handle
 
 
 def part_of(path: Path) -> Path:

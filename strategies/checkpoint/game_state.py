@@ -6,14 +6,14 @@ from typing import Any
 from lightning import Trainer
 from torch import Tensor, nn
 
-from gan.checkpoint import Share, averages_of, load_module_state
-from gan.contents import KINDS, alike, need
-from gan.errors import UserError
-from gan.finite import Bad, NotFinite, as_made, named, not_finite
+from gan.files.checkpoint import Share, averages_of, load_module_state
+from gan.files.contents import KINDS, alike, need
+from gan.files.errors import UserError
+from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
+from gan.files.tensors import Damaged
 from gan.module import GanModule
 from gan.phase import Player
 from gan.pool import ImagePool
-from gan.shard_file import Damaged
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.player_state import (
     average_state,

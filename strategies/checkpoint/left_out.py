@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, read, tensor_of
-from gan.errors import UserError
+from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, read, tensor_of
+from gan.files.errors import UserError
 from gan.module import GanModule
-from gan.weights import WeightFiles, check_files
+from gan.pretrained import WeightFiles, check_files
 from strategies.checkpoint.writing import SavingRanks
 from strategies.policies.policy import Policy
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gan.checkpoint import SavedTensor, Share, read
 from gan.ema import Ema
-from gan.errors import UserError
-from gan.shard_file import Damaged
+from gan.files.checkpoint import SavedTensor, Share, read
+from gan.files.errors import UserError
+from gan.files.tensors import Damaged
 from strategies.optimizers import treats_elements
 from strategies.policies.policy import Policy
 

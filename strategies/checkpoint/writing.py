@@ -1,4 +1,4 @@
-"""Writing a checkpoint: every rank writes its shares to a file of its own. For the format see gan/checkpoint.py.
+"""Writing a checkpoint: every rank writes its shares to a file of its own. For the format see gan/files/checkpoint.py.
 
 The files have the format of torch's distributed checkpoint (DCP), and DCP can read them. But DCP does not write them.
 To write ranges of flat tensors in bounded memory, most of its planner and its writer would have to be replaced. That
@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_warn
 
-from gan import shard_file
-from gan.checkpoint import Key, Share
-from gan.checkpoint_files import DIGESTS, FORMAT, VALUES, digests_text
-from gan.errors import UserError, reason
-from gan.shard_file import Digest, Piece, crc32
+from gan.files import tensors
+from gan.files.checkpoint import Key, Share
+from gan.files.checkpoint_files import DIGESTS, FORMAT, VALUES, digests_text
+from gan.files.errors import UserError, reason
+from gan.files.tensors import Digest, Piece, crc32
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
 from strategies.private import default_store
 
@@ -302,7 +302,7 @@ def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> dict[str,
     if not shares:
         return {}
     file = _file(part, rank)
-    return {file.name: shard_file.write(file, {name: Piece(s.tensor, s.start) for name, s in shares.items()})}
+    return {file.name: tensors.write(file, {name: Piece(s.tensor, s.start) for name, s in shares.items()})}
 
 
 def _pickle(values: dict[str, Any], offers: list[dict[str, Offer]], file: io.BytesIO) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from gan.module import GanModule
 from strategies.choice import Choice, ranks_as_typed
-from strategies.cost.amounts import Collective, Group, Held, Moved, moved
-from strategies.cost.paper import size
-from strategies.cost.trace import Count, Trace
+from strategies.paper.amounts import Collective, Group, Held, Moved, moved
+from strategies.paper.paper import size
+from strategies.paper.trace import Count, Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy

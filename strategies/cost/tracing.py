@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 from gan.module import GanModule
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.cost import trace as kinds
-from strategies.cost.trace import Count, Living, Trace
 from strategies.guard import Guard
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
+from strategies.paper import trace as kinds
+from strategies.paper.trace import Count, Living, Trace
 from strategies.placing.elsewhere import Elsewhere, ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy

@@ -5,7 +5,7 @@ from itertools import groupby, pairwise
 
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Player
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase, Player
 
 BACKEND = "inductor"

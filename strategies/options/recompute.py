@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from gan import noise, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Player
 from strategies import private
 from strategies.options.blocks import Block, LayerGroups, find_blocks

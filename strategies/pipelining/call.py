@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.pipelining.discovery import planned
 from strategies.pipelining.passes import BackwardPass, ForwardPass, Pieces, run
 from strategies.pipelining.pipe import Pipe

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Player
 from strategies.options.blocks import LISTS, LayerGroups, find_blocks
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.pipelining.passes import Buffers
 from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
 from strategies.pipelining.request import PLAIN, Request

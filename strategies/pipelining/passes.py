@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.pipelining.pipe import Pipe
 from strategies.pipelining.program import Action, Call, Meta, Plan, Step, Transfer, merged, messages
 from strategies.pipelining.request import Request

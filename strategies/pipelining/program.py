@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 

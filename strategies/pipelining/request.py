@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import Place
 from strategies import private
 from strategies.pipelining.pipe import Pipe

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gan.checkpoint import Share
+from gan.files.checkpoint import Share
 from strategies.sharding import bucket
 from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import SharedReduction

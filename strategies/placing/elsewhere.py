@@ -12,11 +12,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from gan import noise, ranks
-from gan.checkpoint import Share
-from gan.errors import UserError
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.cost.amounts import Held
+from strategies.paper.amounts import Held
 from strategies.placing.attributes import Attributes
 from strategies.placing.messages import Bridge, Call, Enter, Found, Packed, Slopes, unpacked
 from strategies.placing.placement import Part

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import Place
 
 FOREVER = timedelta(days=1000)  # a serving rank waits for calls; the lifeline ends it if a rank is lost

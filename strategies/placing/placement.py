@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.choice import Choice, ranks_as_typed
 
 

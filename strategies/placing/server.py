@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gan import noise, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies.choice import ranks_as_typed
 from strategies.placing.attributes import Attributes

@@ -7,7 +7,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Player, parameters_of
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gan.phase import Phase, Player
-from strategies.cost.amounts import Group, Held
-from strategies.cost.paper import Paper, size
-from strategies.cost.trace import Living
 from strategies.optimizers import ELEMENTWISE, has_modes
+from strategies.paper.amounts import Group, Held
+from strategies.paper.paper import Paper, size
+from strategies.paper.trace import Living
 from strategies.policies.belongings import Belongings
 from strategies.policies.world import World
 

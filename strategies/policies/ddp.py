@@ -10,8 +10,8 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.cost.amounts import Group, Held
-from strategies.cost.paper import Paper, Replicated, size
+from strategies.paper.amounts import Group, Held
+from strategies.paper.paper import Paper, Replicated, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.reduction import Reduction, SharedReduction

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 T = TypeVar("T")
 

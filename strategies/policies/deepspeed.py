@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase
-from strategies.cost.amounts import Group, Held
-from strategies.cost.paper import Paper, size
-from strategies.cost.paper_sharded import paper_buckets
-from strategies.cost.paper_stages import Engine as PaperEngine
-from strategies.cost.paper_stages import PartitionedEngine
 from strategies.options.compile import refuse_compiled_by_author
+from strategies.paper.amounts import Group, Held
+from strategies.paper.paper import Paper, size
+from strategies.paper.sharded import paper_buckets
+from strategies.paper.stages import Engine as PaperEngine
+from strategies.paper.stages import PartitionedEngine
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy
 from strategies.sharding import deepspeed_engine

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gan.errors import UserError
-from gan.files import read_text
+from gan.files.disk import read_text
+from gan.files.errors import UserError
 from gan.phase import Player
 
 SIZE = 6 * 2**20  # elements: 25 MB in float32, as for DDP's buckets

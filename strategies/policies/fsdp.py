@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase
-from strategies.cost.amounts import Group
-from strategies.cost.paper import Paper
-from strategies.cost.paper_units import PaperUnit, Units
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.compile import refuse_compiled_by_author
+from strategies.paper.amounts import Group
+from strategies.paper.paper import Paper
+from strategies.paper.units import PaperUnit, Units
 from strategies.policies.sharded import Sharded
 from strategies.sharding.fully_shard import FullyShard, FullyShardReduction, mesh_of
 from strategies.sharding.reduction import Reduction

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
-from strategies.cost.amounts import Group, Held, bubble
-from strategies.cost.paper import Paper, size
-from strategies.cost.paper_stages import Staged
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
+from strategies.paper.amounts import Group, Held, bubble
+from strategies.paper.paper import Paper, size
+from strategies.paper.stages import Staged
 from strategies.pipelining import cutting
 from strategies.pipelining.call import call as call_in_stages
 from strategies.pipelining.cutting import Unit

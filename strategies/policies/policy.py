@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gan.ema import Ema
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies.loss_scale import LossScale
 from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements

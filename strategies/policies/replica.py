@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.options.compile import compiled_by_author
 from strategies.policies.belongings import Switch

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import private
-from strategies.cost.amounts import Group, Held
-from strategies.cost.paper import Paper, size
-from strategies.cost.paper_sharded import PaperBucket, Reduced, paper_buckets
+from strategies.paper.amounts import Group, Held
+from strategies.paper.paper import Paper, size
+from strategies.paper.sharded import PaperBucket, Reduced, paper_buckets
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Sharing

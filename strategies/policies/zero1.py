@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from gan.errors import UserError
-from strategies.cost.amounts import Group, Held
-from strategies.cost.paper import Paper, Replicated, size
+from gan.files.errors import UserError
 from strategies.optimizers import treats_elements, why_not_apart
+from strategies.paper.amounts import Group, Held
+from strategies.paper.paper import Paper, Replicated, size
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduce_scatter import norms_of_pieces

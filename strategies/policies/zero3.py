@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from gan.phase import Phase
-from strategies.cost.paper import Paper, size
-from strategies.cost.paper_sharded import Gathered, PaperBucket, paper_buckets
 from strategies.options.compile import refuse_compiled_by_author
+from strategies.paper.paper import Paper, size
+from strategies.paper.sharded import Gathered, PaperBucket, paper_buckets
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero2 import Zero2
 from strategies.sharding import bucket

@@ -38,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from gan.errors import UserError, printable
+from gan.files.errors import UserError, printable
 from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import SIGNALS

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.micro_batches import rows
 from strategies.private import default_store
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gan.errors import RankLost, UserError, WorkerLost, printable
+from gan.files.errors import RankLost, UserError, WorkerLost, printable
 
 FILE = "TORCHELASTIC_ERROR_FILE"  # torch's name for the variable
 REFUSED, LOST, ERROR = "refused", "lost", "error"

@@ -15,8 +15,8 @@ from ipaddress import ip_address
 
 import torch.distributed as dist
 
-from gan.errors import UserError
-from gan.system import fcntl
+from gan.files.errors import UserError
+from gan.files.system import fcntl
 
 GLOO = "GLOO_SOCKET_IFNAME"
 THIS_HOST = "127.0.0.1"

@@ -19,7 +19,7 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes import slurm
 from strategies.processes.interface import clear_meeting
 

@@ -39,7 +39,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from ipaddress import ip_address
 from typing import Any
 
-from gan.system import LINUX, after_fork
+from gan.files.system import LINUX, after_fork
 
 SILENCE = 15  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gan.errors import RankLost, UserError, printable
+from gan.files.errors import RankLost, UserError, printable
 from strategies.processes import agent
 from strategies.processes.failure import how, report
 from strategies.processes.lifeline import End, Lifeline

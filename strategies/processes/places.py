@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from gan import ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.private import default_store
 
 LAYOUT = struct.Struct("qqq?127s")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes.interface import THIS_HOST, own_address
 from strategies.processes.launched import PORTS, number
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from gan.system import signals
+from gan.files.system import signals
 from strategies.private import default_store
 
 # Like SIGTERM, these ask a run to end. A closed terminal sends SIGHUP; clusters send the next two before a time limit.

@@ -14,7 +14,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 
-from gan.system import after_fork
+from gan.files.system import after_fork
 from strategies.processes.places import ADVICE, Places, call_of_ranks
 from strategies.processes.stopping import Signals
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gan.errors import RankLost, UserError
-from gan.files import whole_file
-from gan.system import WINDOWS
+from gan.files.disk import whole_file
+from gan.files.errors import RankLost, UserError
+from gan.files.system import WINDOWS
 from strategies.processes.lost_ranks import STATUS
 from strategies.processes.places import Apart
 

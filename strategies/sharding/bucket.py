@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gan.checkpoint import Share
+from gan.files.checkpoint import Share
 from strategies.accelerator import pins
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.versions import end_graphs, forget_ended, version_of

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
-from gan.checkpoint import Share
-from gan.errors import UserError
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
 from strategies import private
 from strategies.sharding.reduce_scatter import norms_of_pieces
 from strategies.sharding.reduction import SharedReduction

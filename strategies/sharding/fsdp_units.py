@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-from gan.checkpoint import Share
+from gan.files.checkpoint import Share
 from strategies import private
 from strategies.sharding.bucket import UNSHARDED
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from gan.checkpoint import Share
+from gan.files.checkpoint import Share
 from strategies import private
 from strategies.sharding.fsdp_units import Unit
 from strategies.sharding.fsdp_wrapping import wrap

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.sharding.reduction import SharedReduction
 from strategies.sharding.storage import Storage
 

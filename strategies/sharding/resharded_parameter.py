@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 # What works without the values, such as a size or a hook. Properties, such as `.shape`, work too, except `.data`.
 HARMLESS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.sharding.bucket import UNSHARDED, Gathered
 from strategies.sharding.versions import version_of
 

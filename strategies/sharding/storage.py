@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
-from gan.checkpoint import Share
+from gan.files.checkpoint import Share
 from strategies.sharding.bucket import Bucket, Sharing, buckets
 
 SCALARS = {"step", "mu_product"}  # optimizer states that are one number for a whole weight

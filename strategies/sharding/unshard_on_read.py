@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import private
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
@@ -182,7 +182,7 @@ class UnshardOnRead:
         self.hooks = []
         unlisten(self.modules, self.read)
 
-    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/cost/paper_sharded.py ----
+    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/paper/sharded.py ----
 
     def enter(self, weights: Iterable[nn.Parameter]) -> None:
         """A forward begins, of a module that has these weights itself."""

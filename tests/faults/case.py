@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from gan.evaluate.command import main as evaluate
-from gan.export.command import main as export
-from gan.fit.command import main as fit
-from gan.plan.command import main as plan
-from gan.sample.command import main as sample
-from gan.verify.command import main as verify
+from gan.evaluate import main as evaluate
+from gan.export import main as export
+from gan.fit import main as fit
+from gan.plan import main as plan
+from gan.sample import main as sample
+from gan.verify import main as verify
 from tests.faults import rules
 from tests.faults.child import LIMIT, Ended, Main, Running, adopt, end_with_parent
 from tests.faults.rules import Files, Seen

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gan import outputs
+from gan.app import outputs
 
 LIMIT = 60.0  # seconds after which a command is said to hang
 LEFT = 5.0  # seconds that its processes have to end after it

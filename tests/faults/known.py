@@ -24,8 +24,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from safetensors.torch import load_file
 
-from gan.files import whole_file
-from gan.fit.command import main as fit
+from gan.files.disk import whole_file
+from gan.fit import main as fit
 from tests.faults.case import COMMANDS
 from tests.faults.child import Ended, Running, adopt
 from tests.support.opening import drawn

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from gan import GanModule
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.policies import POLICIES
 from strategies.policies.dp import Dp
 from strategies.sharding import bucket

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gan.fit.folder import RunFolder
+from gan.app.run.folder import RunFolder
 from strategies.processes.agent import NEVER, Progress
 from tests.support.crashes import ARGUMENTS
 from tests.support.parity import EXACT, distance

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gan.fit import options
+from gan import verify as command
+from gan.app.run import options
 from gan.runs import RUNS
-from gan.verify import command
 
 # A small size, by the names of settings.
 SMALL = {"size": 32, "faces": 16, "held_out": 8, "batch_size": 4, "width": 8, "hidden": 8, "style": 8, "blocks": 1}

@@ -15,7 +15,7 @@ from lightning import Callback
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gan.checkpoint import load
+from gan.files.checkpoint import load
 from strategies import PhaseStrategy
 from strategies.checkpoint.attributes import Attributes
 from tests.ranks.test_check import One, Reaching

@@ -13,7 +13,7 @@ from gan import Player
 from strategies import PhaseStrategy
 from strategies.auto import LEVELS, decide, levels_of, memory, told
 from strategies.choice import Choice, choices
-from strategies.cost.amounts import Held
+from strategies.paper.amounts import Held
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings
 from strategies.policies.sharded import WHOLE_BUCKETS

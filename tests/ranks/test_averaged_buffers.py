@@ -11,10 +11,10 @@ from lightning import Callback
 from torch import nn
 
 from gan import Player
-from gan.checkpoint import load
-from gan.errors import UserError
-from gan.export.command import networks
-from gan.painting.reopen import _load
+from gan.app.painting.reopen import _load
+from gan.export import networks
+from gan.files.checkpoint import load
+from gan.files.errors import UserError
 from gan.runs import Run
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, adam, fit, fooling, judging, of, played
 from tests.support.parity import BROKEN, EXACT, distance, often

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
-from gan import files
-from gan.errors import UserError
+from gan.files import disk
+from gan.files.errors import UserError
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
@@ -327,8 +327,8 @@ def stays(here):
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(lets_go, tmp_path):
     """As a loader's worker is, when an epoch begins. Without letting go, leftovers would stay as long as it lives."""
     with folders.new_part(tmp_path / "x.ckpt"):
-        locks = files._LOCKABLE if lets_go else set()
-        with mock.patch.object(files, "_LOCKABLE", locks):
+        locks = disk._LOCKABLE if lets_go else set()
+        with mock.patch.object(disk, "_LOCKABLE", locks):
             here = multiprocessing.get_context("fork").Event()
             worker = multiprocessing.get_context("fork").Process(target=stays, args=(here,))
             worker.start()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gan import noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.micro_batches import Cut, rows
 from tests.support.hard_games import Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, distance, equals, refused, train, vectors

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gan import Phase
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials

@@ -16,10 +16,10 @@ from torch.optim import Adafactor, Adam
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
-from gan.checkpoint import load
-from gan.errors import UserError
+from gan.files.checkpoint import load
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.checkpoint.saving_strategy import WholeCheckpointIO
+from strategies.saving_strategy import WholeCheckpointIO
 from tests.support.hard_games import Plain
 from tests.support.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint

@@ -20,10 +20,10 @@ from torch.distributed import checkpoint as dcp
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gan import shard_file
-from gan.checkpoint import Share, load, read
-from gan.errors import UserError
-from gan.shard_file import SavedPiece
+from gan.files import tensors
+from gan.files.checkpoint import Share, load, read
+from gan.files.errors import UserError
+from gan.files.tensors import SavedPiece
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
 from strategies.checkpoint.folders import remove
@@ -125,7 +125,7 @@ def read_shares(path):
 
 def in_small_chunks(deed, path):
     """With a checksum for every four elements."""
-    with mock.patch.object(shard_file, "CHUNK", 16):
+    with mock.patch.object(tensors, "CHUNK", 16):
         return deed(path)
 
 
@@ -138,7 +138,7 @@ class seen_reads:
         def read_chunk(piece, file, number, buffer):
             before = file.tell()
             real(piece, file, number, buffer)
-            seen.append(file.tell() - max(before, piece.place + number * shard_file.CHUNK))
+            seen.append(file.tell() - max(before, piece.place + number * tensors.CHUNK))
 
         self.patch = mock.patch.object(SavedPiece, "_read_chunk", read_chunk)
         self.patch.start()

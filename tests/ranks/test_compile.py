@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader
 
 from gan import Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.options import compile as compiled
 from strategies.options.compile import Compiled

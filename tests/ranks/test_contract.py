@@ -18,7 +18,7 @@ import torch.distributed as dist
 from lightning import Callback
 from torch.optim import Adafactor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.choice import OPTIONS
 from strategies.policies import POLICIES

@@ -13,7 +13,7 @@ from lightning import Callback
 from torch import nn
 
 from gan import GanModule, Phase
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy, threads
 from strategies.policies import POLICIES
 from strategies.policies.dp import Dp

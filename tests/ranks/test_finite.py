@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
-from gan.errors import UserError
-from gan.finite import NotFinite
+from gan.files.errors import UserError
+from gan.files.finite import NotFinite
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer

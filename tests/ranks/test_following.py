@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gan import Phase, Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies.modes import Follower
 from tests.ranks.test_after import AfterByHand, rewrite, with_constants

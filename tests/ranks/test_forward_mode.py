@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import grad
 
 from gan import Phase
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.policies import POLICIES
 from strategies.sharding.bucket import Bucket
 from tests.support.duel import fit, played

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 from lightning import Callback
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.policies.belongings import PlayerSwitch, Switch
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, distance, often

@@ -14,7 +14,7 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies.fsdp import Fsdp
 from strategies.sharding.fsdp_units import FsdpWeight, Unit

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gan.errors import UserError
-from gan.fit.folder import RunFolder
-from tests.unit.gan.fit.test_keep import Full, kept_when_full
+from gan.app.run.folder import RunFolder
+from gan.files.errors import UserError
+from tests.unit.gan.app.training.test_keep import Full, kept_when_full
 
 
 def full_on_one_rank(folder, in_background, *steps):

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.guard import PATIENCE
 from tests.support.hard_games import Plain

@@ -9,7 +9,7 @@ from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging
 from torch.optim import Adam
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.hooks import INSTEAD, NO_HOOKS
 from strategies.policies.policy import Policy

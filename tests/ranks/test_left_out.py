@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gan.checkpoint import load
-from gan.errors import UserError
-from gan.export.command import networks
+from gan.app.painting.reopen import open_run
+from gan.export import networks
+from gan.files.checkpoint import load
+from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2
-from gan.painting.reopen import open_run
 from tests.support import opening
 from tests.support.duel import fit, played
 from tests.support.parity import BROKEN, EXACT, distance

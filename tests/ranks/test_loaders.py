@@ -11,7 +11,7 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from datasets import GlobalLoader, GlobalStream
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import BATCH, BROKEN, distance, equals, snapshot, trainer

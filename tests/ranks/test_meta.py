@@ -10,7 +10,7 @@ from lightning import Callback
 from torch import nn
 
 from gan import Player, making
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights

@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 
 from gan import Phase, Player, noise
 from gan import ranks as every_rank
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining import passes
 from strategies.pipelining.request import Request

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gan import Phase, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.placing import server
 from strategies.placing.server import Server

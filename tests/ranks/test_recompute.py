@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gan import Player, noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.ranks import summed_by
 from nets.norm import synchronised
 from nets.sean.generator import SeanGenerator

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gan import noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes.world import call
 from tests.ranks.test_collectives import Contrast, ContrastInTwo

@@ -8,7 +8,7 @@ import torch
 from lightning import Callback
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.options import compile
 from strategies.policies.belongings import Belongings, belongings_of

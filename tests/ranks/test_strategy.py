@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from gan import GanModule, Phase, Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import BatchNorms, Every, Plain, TwoPhases
 from tests.support.parity import Whole, distance, parts, snapshot, train, trainer

@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 
-from gan.verify.comparing import LIMITS, Tolerance
-from gan.verify.training import Request, train
-from gan.verify.verification import OneDevice, Row, judged
+from gan.app.verifying.comparing import LIMITS, Tolerance
+from gan.app.verifying.training import Request, train
+from gan.app.verifying.verification import OneDevice, Row, judged
 from strategies.policies import POLICIES
 from tests.support.parity import Deaf, often
 

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
-from gan import weights as files
-from gan.checkpoint import load
-from gan.errors import UserError
-from gan.export.command import networks
+from gan import pretrained as files
+from gan.app.painting.reopen import open_run
+from gan.export import networks
+from gan.files.checkpoint import load
+from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2
-from gan.painting.reopen import open_run
 from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
 from tests.support import opening

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning import Callback
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.sharding.bucket import Bucket
 from strategies.sharding.deepspeed_engine import Engine

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.policies.zero1 import Zero1
 from strategies.policies.zero2 import Zero2

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan import errors, noise
-from gan.errors import UserError
-from gan.fit import command as fit_command
-from gan.fit.folder import RunFolder
-from gan.fit.keep import Keep
+from gan import fit as fit_command
+from gan import noise
+from gan.app.run.folder import RunFolder
+from gan.app.training.keep import Keep
+from gan.files import errors
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing
 from strategies.processes import lost_ranks

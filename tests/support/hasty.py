@@ -2,7 +2,7 @@
 
 import sys
 
-from gan.fit.command import main
+from gan.fit import main
 from strategies.processes import lifeline
 
 SILENCE = 4

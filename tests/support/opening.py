@@ -8,7 +8,7 @@ import yaml
 
 from datasets import Faces
 from gan import GanModule
-from gan.fit import command as fit
+from gan import fit as fit
 from tests.support import narrow_vgg
 
 WIDTHS = dict(size=32, width=4, hidden=8, style=8)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gan import GanModule
-from gan.checkpoint import Share
-from gan.errors import UserError
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.checkpoint.player_state import average_state, optimizer_state
 from strategies.policies import POLICIES

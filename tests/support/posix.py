@@ -2,7 +2,7 @@
 
 import pytest
 
-from gan.system import LINUX, WINDOWS
+from gan.files.system import LINUX, WINDOWS
 
 not_on_windows = pytest.mark.skipif(WINDOWS, reason="Windows has nothing of what this tests")
 where_case_counts = pytest.mark.skipif(not LINUX, reason="A and a are one name here")

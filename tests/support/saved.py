@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gan.checkpoint import Share, load, whole
-from gan.checkpoint_files import DIGESTS, VALUES, digest_of, digests_text
-from gan.shard_file import Digest, crc32
+from gan.files.checkpoint import Share, load, whole
+from gan.files.checkpoint_files import DIGESTS, VALUES, digest_of, digests_text
+from gan.files.tensors import Digest, crc32
 from strategies.checkpoint.writing import save
 
 

@@ -1,7 +1,7 @@
 """Looking into the tables of gan/painting/."""
 
-from gan.painting import grids
-from gan.painting.table import Cell, Table
+from gan.app.page.table import Cell, Table
+from gan.app.painting import grids
 
 
 def row(table: Table, title: str) -> list[Cell]:

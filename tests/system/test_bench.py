@@ -3,7 +3,7 @@
 import pytest
 
 from gan.bench import command as bench
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 def test_the_benchmark_of_that_name_gets_the_rest(monkeypatch):

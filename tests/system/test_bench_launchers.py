@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gan.bench import launchers
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 @pytest.mark.slow

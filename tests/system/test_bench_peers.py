@@ -12,7 +12,7 @@ from gan.bench.peers import command
 from gan.bench.peers.command import Peer, measure
 from gan.bench.peers.game import Feed, HandLoop, Payload, Task, weights
 from gan.bench.peers.worker import distance
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.policies import POLICIES
 from strategies.processes import world
 from strategies.processes.world import WorldHangs

@@ -8,7 +8,7 @@ import torch
 
 from gan.bench.sean import command, generator
 from gan.bench.sean.generator import Kept
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.sean.generator import SeanGenerator
 
 TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--hidden", "3", "--style", "4"]

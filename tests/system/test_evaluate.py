@@ -13,11 +13,11 @@ from torch.utils.data import default_collate
 from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
 from datasets.augment import to_tensors
+from gan import evaluate as command
 from gan import noise
-from gan.evaluate import command, scoring
-from gan.evaluate.scores import features, pixels, scorer
-from gan.evaluate.scores.scorer import NEEDS
-from gan.painting.reopen import open_run
+from gan.app.painting.reopen import open_run
+from gan.app.scoring import features, pixels, scorer, scoring
+from gan.app.scoring.scorer import NEEDS
 from tests.support import inception, opening
 from tests.support.parity import often
 
@@ -205,7 +205,7 @@ def test_a_mistake_in_another_process_is_told_in_one_line(sean_run, capsys, monk
         return command.main([str(sean_run), "--devices", "2", "--accelerator", "cpu"])
 
     text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
-    assert fails(f"{text}gan.errors.UserError: 7.jpg cannot be read as a picture; remove it\n") == 2
+    assert fails(f"{text}gan.files.errors.UserError: 7.jpg cannot be read as a picture; remove it\n") == 2
     assert capsys.readouterr().err == "error: 7.jpg cannot be read as a picture; remove it\n"
     with pytest.raises(mp.ProcessRaisedException):
         fails(f"{text}KeyError: 'image'\n")

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from gan import GanModule, Player
-from gan.errors import UserError
-from gan.export import command
-from gan.export.command import export, main, networks, parse
-from gan.painting.reopen import open_run
+from gan import export as command
+from gan.app.painting.reopen import open_run
+from gan.export import export, main, networks, parse
+from gan.files.errors import UserError
 from gan.runs import build
 from nets.published import load_discriminator, load_generator
 from tests.support import opening

@@ -21,12 +21,13 @@ import yaml
 from PIL import Image
 
 from datasets import FolderPairs
-from gan.errors import UserError
-from gan.fit import command as fit
-from gan.fit import folder, metrics
-from gan.fit.callbacks import Bar
-from gan.fit.folder import RunFolder
-from gan.outputs import outputs
+from gan import fit as fit
+from gan.app.outputs import outputs
+from gan.app.run import folder
+from gan.app.run.folder import RunFolder
+from gan.app.training import metrics
+from gan.app.training.callbacks import Bar
+from gan.files.errors import UserError
 from gan.runs import RUNS, build
 from strategies import PhaseStrategy
 from strategies.checkpoint import writing

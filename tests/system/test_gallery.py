@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gan.errors import UserError
-from gan.painting import style_tables
-from gan.painting.reopen import open_run
+from gan.app.page import style_tables
+from gan.app.painting.reopen import open_run
+from gan.files.errors import UserError
 from samples import gallery
 from tests.support import browser, opening
 

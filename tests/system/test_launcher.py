@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes import launcher
 from strategies.processes.launcher import PARENT, Functions, Scripts

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from gan.errors import RankLost, UserError, refuse
+from gan.files.errors import RankLost, UserError, refuse
 from strategies.processes import lost_ranks as survivor
 from strategies.processes.lifeline import GONE
 from strategies.processes.lost_ranks import Survivor

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gan.evaluate import command as evaluate
-from gan.export import command as export
-from gan.fit import command as fit
-from gan.sample import command as sample
+from gan import evaluate as evaluate
+from gan import export as export
+from gan import fit as fit
+from gan import sample as sample
 from samples import gallery
 
 GAME = '''
@@ -102,7 +102,7 @@ from torch.utils.data import DataLoader
 
 from datasets import GlobalLoader
 from gan import GanModule, Phase, Player
-from gan.evaluate.scores.outputs import Made, makes
+from gan.app.scoring.outputs import Made, makes
 from gan.runs import Run
 
 PICTURES = torch.rand(24, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gan.fit import options as fitting
-from gan.plan.command import main
-from strategies.cost.amounts import readable
+from gan.app.run import options as fitting
+from gan.plan import main
+from strategies.paper.amounts import readable
 from tests.support.parity import often
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player, ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.parity import BROKEN, EXACT, trainer
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gan.fit import options
-from gan.plan import command as planning
+from gan import plan as planning
+from gan.app.run import options
+from gan.app.verifying import options as verifying
 from gan.runs import RUNS, build
-from gan.verify import options as verifying
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gan.fit.folder import RunFolder
+from gan.app.run.folder import RunFolder
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.saved import tensors
 

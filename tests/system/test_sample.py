@@ -5,8 +5,8 @@ import shutil
 import pytest
 from PIL import Image
 
-from gan.sample import command as sample
-from gan.sample.actions import ACTIONS
+from gan import sample as sample
+from gan.app.painting.actions import ACTIONS
 from tests.support import opening
 
 

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan.fit import command as fit
-from gan.fit.folder import RunFolder
+from gan import fit as fit
+from gan.app.run.folder import RunFolder
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.placed_games import Taught
 from tests.support.saved import tensors

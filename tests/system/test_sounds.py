@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from gan.evaluate import command as evaluate
-from gan.export import command as export
-from gan.painting import grids, run_tables
-from gan.painting.reopen import open_run
-from gan.sample import command as sample
+from gan import evaluate as evaluate
+from gan import export as export
+from gan import sample as sample
+from gan.app.page import run_tables
+from gan.app.painting import grids
+from gan.app.painting.reopen import open_run
 from gan.sound import PAUSE
 from samples import gallery
 from tests.support import opening

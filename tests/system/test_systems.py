@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gan.fit import command as fit
+from gan import fit as fit
 from tests.support.rehearsal import session, systems
 from tests.system.test_fit import final, same
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gan.fit.folder import RunFolder
+from gan.app.run.folder import RunFolder
 from strategies.processes import lifeline
 from tests.support import crashes, hasty
 from tests.support.namespaces import ADDRESSES, two_hosts

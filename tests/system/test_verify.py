@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gan.fit import command as fit
-from gan.verify import command
-from gan.verify.comparing import LIMITS, Tolerance
-from gan.verify.recording import Record
-from gan.verify.training import Trained
-from gan.verify.verification import OneDevice, Row
+from gan import fit as fit
+from gan import verify as command
+from gan.app.verifying.comparing import LIMITS, Tolerance
+from gan.app.verifying.recording import Record
+from gan.app.verifying.training import Trained
+from gan.app.verifying.verification import OneDevice, Row
 from tests.support.saved import damage
 
 GAME = """

@@ -1,37 +1,71 @@
-"""Imports run one way: gan/*.py, then nets and datasets, then strategies, then the commands; and in no circle."""
+"""The storeys: a file imports only from its own storey and those below, and no room is in a circle with another."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("gan", "nets", "datasets", "strategies", "samples", "tests")
+PACKAGES = ("gan", "nets", "datasets", "strategies", "samples", "tests")
 
-MAY_IMPORT = {  # "core" is gan/*.py; "commands" are all other files of gan/, and samples/
-    "core": {"core"},
-    "nets": {"core", "nets"},
-    "datasets": {"core", "datasets"},
-    "strategies": {"core", "nets", "datasets", "strategies"},
-    "commands": {"core", "nets", "datasets", "strategies", "commands"},
-}
+STOREYS = (  # from the ground up: rooms, which are folders, and files that stand alone
+    ("gan/files",),
+    ("gan",),  # the words of an author
+    ("nets", "datasets"),
+    ("gan/games", "gan/runs"),
+    (
+        *("strategies/processes", "strategies/sharding", "strategies/pipelining", "strategies/options"),
+        *(
+            "strategies/paper",
+            "strategies/private.py",
+            "strategies/accelerator.py",
+            "strategies/hooks.py",
+            "strategies/micro_batches.py",
+        ),
+        *("strategies/loaders.py", "strategies/random_state.py", "strategies/reachable.py", "strategies/draws.py"),
+        *("strategies/optimizers.py", "strategies/loss_scale.py"),
+    ),
+    ("strategies/policies",),
+    (
+        *("strategies/turn.py", "strategies/placing", "strategies/checkpoint", "strategies/choice.py"),
+        *("strategies/ranks.py", "strategies/threads.py", "strategies/guard.py", "strategies/replicas.py"),
+        "strategies/first_weights.py",
+    ),
+    ("strategies/check", "strategies/cost", "strategies/assignment.py", "strategies/auto.py"),
+    ("strategies",),
+    ("gan/app",),
+    (
+        *("gan/fit.py", "gan/sample.py", "gan/evaluate.py", "gan/export.py", "gan/verify.py", "gan/plan.py"),
+        "gan/bench/harness.py",
+        *("gan/bench", "samples"),
+    ),
+)
+STOREY = {room: number for number, rooms in enumerate(STOREYS) for room in rooms}
 
 
 class Tree:
     """The modules of a checkout, by their dotted names, and what each of them imports."""
 
     def __init__(self, root: Path) -> None:
-        paths = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
+        paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
         self.files = {named(path.relative_to(root)): path for path in paths}
         self.packages = {name for name, path in self.files.items() if path.name == "__init__.py"}
+        self.places = {name: path.relative_to(root) for name, path in self.files.items()}
 
-    def kind(self, module: str) -> str:
-        room, *rest = module.split(".")
-        if room == "gan":
-            inside = len(rest) > 1 or module in self.packages - {"gan"}
-            return "commands" if inside or rest == ["export"] else "core"
-        return "commands" if room == "samples" else room
+    def known(self, module: str) -> str:
+        """The innermost place of the table that the module is in."""
+        place = self.places[module]
+        return next(str(each) for each in (place, *place.parents) if str(each) in STOREY)
+
+    def room(self, module: str) -> str:
+        """The folder that it is in; a file that stands alone in the table is a room of its own."""
+        known = self.known(module)
+        return known if known.endswith(".py") else str(self.places[module].parent)
+
+    @property
+    def source(self) -> list[str]:
+        return [module for module in self.files if self.places[module].parts[0] != "tests"]
 
     def imports(self, module: str, functions: bool) -> Iterator[str]:
         """The modules of ours that a module imports, also for type hints; those inside functions if asked for."""
@@ -63,70 +97,100 @@ def named(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def against_the_direction(tree: Tree) -> list[str]:
-    return sorted(
-        {
-            f"{module} imports {other}"
-            for module in tree.files
-            if tree.kind(module) != "tests"
-            for other in tree.imports(module, functions=True)
-            if tree.kind(other) not in MAY_IMPORT[tree.kind(module)]
-        }
-    )
+def upwards(tree: Tree) -> list[str]:
+    """Each import from a higher storey."""
+    found = set()
+    for module in tree.source:
+        for other in tree.imports(module, functions=True):
+            tests = other not in tree.source
+            if tests or STOREY[tree.known(other)] > STOREY[tree.known(module)]:
+                found.add(f"{module} imports {other}")
+    return sorted(found)
 
 
-def in_circles(tree: Tree) -> list[str]:
-    """Each import that leads back to its own module, by imports outside of functions and within a package."""
-    edges = {
-        module: {
-            other
-            for other in tree.imports(module, functions=False)
-            if other != module and other.split(".")[0] == module.split(".")[0]
-        }
-        for module in tree.files
-    }
+def circles(edges: Mapping[str, set[str]]) -> list[str]:
+    """Each edge that leads back to where it begins."""
 
     def reached(start: str) -> set[str]:
         seen, pending = set(), [start]
         while pending:
-            new = edges[pending.pop()] - seen
+            new = edges.get(pending.pop(), set()) - seen
             seen |= new
             pending += new
         return seen
 
-    reach = {module: reached(module) for module in tree.files}
-    return sorted(f"{module} imports {other}" for module in edges for other in edges[module] if module in reach[other])
+    reach = {place: reached(place) for place in edges}
+    leads_back = {(place, other) for place in edges for other in edges[place] if place in reach.get(other, ())}
+    return sorted(f"{place} imports {other}" for place, other in leads_back)
 
 
-def test_imports_run_one_way():
-    assert against_the_direction(Tree(ROOT)) == []
+def files_in_circles(tree: Tree) -> list[str]:
+    """By imports outside of functions, within a package."""
+    return circles(
+        {
+            module: {
+                other
+                for other in tree.imports(module, functions=False)
+                if other != module and other.split(".")[0] == module.split(".")[0]
+            }
+            for module in tree.files
+        }
+    )
 
 
-def test_no_modules_import_each_other():
-    assert in_circles(Tree(ROOT)) == []
+def rooms_in_circles(tree: Tree) -> list[str]:
+    """The head of a package, which only names what is in it, is left out."""
+    edges: dict[str, set[str]] = {}
+    for module in tree.source:
+        if module in tree.packages and "." not in module:
+            continue
+        own = tree.room(module)
+        others = {tree.room(other) for other in tree.imports(module, functions=True) if other in tree.source}
+        edges.setdefault(own, set()).update(others - {own})
+    return circles(edges)
+
+
+def test_imports_go_down():
+    assert upwards(Tree(ROOT)) == []
+
+
+def test_no_files_and_no_rooms_import_each_other():
+    tree = Tree(ROOT)
+    assert files_in_circles(tree) == []
+    assert rooms_in_circles(tree) == []
+
+
+def test_every_place_of_the_table_is_there():
+    assert [room for room in STOREY if not (ROOT / room).exists()] == []
 
 
 # ---- controls ----
 
 GOOD = {
     "gan/__init__.py": "from gan.module import GanModule",
-    "gan/module.py": "from gan.errors import UserError\nimport torch",
-    "gan/errors.py": "",
-    "gan/export.py": "from strategies import ddp\nfrom nets import unet",
-    "gan/fit/__init__.py": "from gan.fit.command import main",
-    "gan/fit/command.py": "import strategies\nfrom .. import errors\nfrom gan.games import pix2pix",
+    "gan/module.py": "from gan.files.errors import UserError\nimport torch",
+    "gan/files/__init__.py": "",
+    "gan/files/errors.py": "",
+    "gan/export.py": "from strategies.policies import ddp\nfrom nets import unet\nfrom gan.app.run import folder",
+    "gan/app/__init__.py": "",
+    "gan/app/run/__init__.py": "",
+    "gan/app/run/folder.py": "import strategies\nfrom ...files import errors\nfrom gan.games import pix2pix",
+    "gan/app/painting/__init__.py": "",
+    "gan/app/painting/grids.py": "from gan.app.run import folder",
     "gan/games/__init__.py": "",
     "gan/games/pix2pix.py": "from gan import GanModule\nfrom nets.unet import UNet",
     "nets/__init__.py": "",
-    "nets/unet.py": "from gan.errors import UserError",
+    "nets/unet.py": "from gan.files.errors import UserError",
     "datasets/__init__.py": "",
-    "datasets/files.py": "from gan import errors",
-    "strategies/__init__.py": "def late():\n    from strategies import ddp",
-    "strategies/ddp.py": "import strategies\nimport datasets.files\nfrom nets import unet",
-    "samples/page.py": "from gan.fit import main",
-    "tests/test_fit.py": "from gan.fit import main",
+    "datasets/data.py": "from gan.files import errors",
+    "strategies/__init__.py": "def late():\n    from strategies.policies import ddp",
+    "strategies/turn.py": "from strategies.policies import ddp",
+    "strategies/policies/__init__.py": "",
+    "strategies/policies/ddp.py": "import datasets.data\nfrom nets import unet",
+    "samples/page.py": "from gan.export import main",
+    "tests/test_fit.py": "from gan.export import main",
 }
-HINTS = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from strategies.ddp import Ddp"
+HINTS = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from strategies.policies.ddp import Ddp"
 
 
 @pytest.fixture
@@ -141,37 +205,37 @@ def tree(tmp_path):
 
 
 def test_what_may_be_imported_is_not_complained_of(tree):
-    assert against_the_direction(tree()) == in_circles(tree()) == []
+    assert upwards(tree()) == files_in_circles(tree()) == rooms_in_circles(tree()) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"gan__module": "def load():\n    from strategies import ddp"}, "gan.module imports strategies.ddp"),
+        ({"gan__module": "def load():\n    from strategies import turn"}, "gan.module imports strategies.turn"),
         ({"gan__module": "import nets.unet"}, "gan.module imports nets.unet"),
         ({"gan__module": "from gan.games.pix2pix import x"}, "gan.module imports gan.games.pix2pix"),
-        ({"gan__errors": "from . import export"}, "gan.errors imports gan.export"),
-        ({"nets__unet": "from datasets import files"}, "nets.unet imports datasets.files"),
-        ({"datasets__files": "import nets"}, "datasets.files imports nets"),
-        ({"datasets__files": HINTS}, "datasets.files imports strategies.ddp"),
-        ({"strategies__ddp": "from gan.games import pix2pix"}, "strategies.ddp imports gan.games.pix2pix"),
-        ({"gan__fit__command": "def f():\n    import tests.test_fit"}, "gan.fit.command imports tests.test_fit"),
-        ({"samples__page": "from tests import test_fit"}, "samples.page imports tests.test_fit"),
+        ({"gan__files__errors": "from ..module import GanModule"}, "gan.files.errors imports gan.module"),
+        ({"gan__app__run__folder": "from gan import export"}, "gan.app.run.folder imports gan.export"),
+        ({"datasets__data": HINTS}, "datasets.data imports strategies.policies.ddp"),
+        ({"strategies__policies__ddp": "import strategies.turn"}, "strategies.policies.ddp imports strategies.turn"),
+        ({"strategies__turn": "from gan.app.run import folder"}, "strategies.turn imports gan.app.run.folder"),
+        ({"gan__app__run__folder": "def f():\n    import tests.test_fit"}, "gan.app.run.folder imports tests.test_fit"),
     ],
 )
-def test_the_control_a_wrong_direction_is_found(changes, found, tree):
-    assert against_the_direction(tree(**changes)) == [found]
+def test_the_control_an_import_upwards_is_found(changes, found, tree):
+    assert upwards(tree(**changes)) == [found]
 
 
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"gan__errors": "from gan import GanModule"}, ["gan imports gan.module", "gan.module imports gan.errors"]),
-        ({"strategies__base": HINTS, "strategies__ddp": "from .base import Base"}, ["strategies.base imports"]),
-    ],
-)
-def test_the_control_a_circle_is_found(changes, found, tree):
-    complaints = in_circles(tree(**changes))
-    assert len(complaints) == len(found) + 1
-    for words in found:
-        assert any(words in each for each in complaints)
+def test_the_control_files_in_a_circle_are_found(tree):
+    found = files_in_circles(tree(gan__files__errors="from gan import GanModule"))
+    assert found == [
+        "gan imports gan.module",
+        "gan.files.errors imports gan",
+        "gan.module imports gan.files.errors",
+    ]
+
+
+def test_the_control_rooms_in_a_circle_are_found(tree):
+    made = tree(gan__app__run__start="def f():\n    from gan.app.painting.grids import grid")
+    assert rooms_in_circles(made) == ["gan/app/painting imports gan/app/run", "gan/app/run imports gan/app/painting"]
+    assert files_in_circles(made) == upwards(made) == []

@@ -7,14 +7,14 @@ from typing import Any
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
+from gan.app.outputs import quiet
+from gan.app.run import run_options
+from gan.app.run.options import parameters, run_settings
+from gan.app.run.parser import Parser
 from gan.bench.grid import command, table, worker
 from gan.bench.grid.measuring import Cell, Rounds, cells, planned, refuse_strategy
 from gan.bench.grid.worker import Found, Request
-from gan.errors import UserError
-from gan.fit import run_options
-from gan.fit.command import quiet
-from gan.fit.options import parameters, run_settings
-from gan.fit.parser import Parser
+from gan.files.errors import UserError
 from gan.runs import find, short_name
 from strategies.processes import world
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
+from gan.app.planning.opening import opened
 from gan.bench.grid.worker import Found, cut_phases
-from gan.errors import UserError
-from gan.plan.opening import opened
+from gan.files.errors import UserError
 from gan.runs import build
 from gan.runs.run import Run
 from strategies import private
 from strategies.assignment import choose
 from strategies.choice import Choice, choices
-from strategies.cost.amounts import bubble
 from strategies.cost.budget import Budget
+from strategies.paper.amounts import bubble
 from strategies.policies import POLICIES
 from strategies.policies.pipeline import Pipeline
 from strategies.policies.world import World

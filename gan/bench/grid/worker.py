@@ -13,13 +13,13 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
-from gan.bench import ONLY_TRAINING
+from gan.app.outputs import quiet
+from gan.bench.harness import ONLY_TRAINING
 from gan.bench.peers.game import Payload
-from gan.fit.command import quiet
+from gan.files.system import resource
 from gan.module import GanModule
 from gan.phase import Phase
 from gan.runs import build
-from gan.system import resource
 from strategies import PhaseStrategy
 from strategies.policies.pipeline import Pipeline
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from gan.app.run.parser import PlainParser
 from gan.bench.peers import worker
-from gan.errors import UserError
-from gan.fit.parser import PlainParser
+from gan.files.errors import UserError
 from strategies.policies import POLICIES
 from strategies.processes import world
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gan import GanModule, Phase, Player
-from gan.bench import ONLY_TRAINING
+from gan.bench.harness import ONLY_TRAINING
 from gan.bench.peers.game import HandLoop, Task, weights
 from strategies import PhaseStrategy
 

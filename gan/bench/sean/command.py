@@ -20,9 +20,9 @@ from typing import Any
 from tqdm import tqdm
 
 from datasets.drawn.faces import Faces
+from gan.app.run.parser import PlainParser
 from gan.bench.sean import generator, steps
-from gan.errors import UserError
-from gan.fit.parser import PlainParser
+from gan.files.errors import UserError
 
 HEAD = (
     f"{'batch':>5}  {'':22}{'seconds':>9}{'generator':>11}{'discriminator':>15}{'times as fast':>15}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from datasets.drawn.faces import Faces
-from gan.bench.device import now, place
+from gan.bench.harness import now, place
 from gan.bench.sean import reference
 from nets.blocks import onehot
 from nets.published import export_generator

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from datasets.drawn.faces import Faces
-from gan.bench import ONLY_TRAINING
-from gan.bench.device import Multiplications, convolution_rate, now, peak_memory, place
+from gan.bench.harness import ONLY_TRAINING, Multiplications, convolution_rate, now, peak_memory, place
 from gan.bench.sean import reference
 from gan.bench.sean.generator import Kept
 from gan.games.sean import Sean

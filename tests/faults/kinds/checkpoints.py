@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gan.checkpoint_files import digest_of, digests_text
-from gan.errors import UserError
-from gan.files import regular
-from gan.shard_file import Digest, crc32
+from gan.files.checkpoint_files import digest_of, digests_text
+from gan.files.disk import regular
+from gan.files.errors import UserError
+from gan.files.tensors import Digest, crc32
 from tests.faults import rules
 from tests.faults.case import Case
 from tests.faults.child import Ended

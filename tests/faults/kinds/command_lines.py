@@ -7,13 +7,13 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from gan.evaluate import command as evaluate
-from gan.export import command as export
-from gan.fit import options as fit
-from gan.fit.parser import Parser
-from gan.plan import command as plan
-from gan.sample import command as sample
-from gan.verify import options as verify
+from gan import evaluate as evaluate
+from gan import export as export
+from gan import plan as plan
+from gan import sample as sample
+from gan.app.run import options as fit
+from gan.app.run.parser import Parser
+from gan.app.verifying import options as verify
 from tests.faults.case import Case
 from tests.faults.known import ONE, SMALL
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import backend_registration
 
-from gan.evaluate.scores import scorer
+from gan.app.scoring import scorer
 
 NAME, COUNT = os.environ.get("REHEARSAL_NAME", "rehearsal"), 2
 MEMORY = 8 << 30  # bytes that a device says it has

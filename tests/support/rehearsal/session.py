@@ -15,14 +15,14 @@ def main() -> None:
     """The first command is a process of its own, and the others take this one: to import takes most of their time."""
     stopped = [sys.executable, "-m", "gan.fit", *TRAIN, *sys.argv[1:]]
     assert subprocess.run(stopped, env={**os.environ, stops.VARIABLE: "3"}).returncode == 0
+    from gan import evaluate as evaluate
+    from gan import export as export
+    from gan import fit as fit
+    from gan import plan as plan
+    from gan import sample as sample
+    from gan.app.outputs import outputs
     from gan.bench import command as bench
-    from gan.evaluate import command as evaluate
-    from gan.export import command as export
-    from gan.fit import command as fit
-    from gan.outputs import outputs
-    from gan.plan import command as plan
-    from gan.sample import command as sample
-    from gan.system import WINDOWS
+    from gan.files.system import WINDOWS
 
     with outputs():
         for command, words in (

@@ -5,7 +5,7 @@ from torch.utils.data import DistributedSampler
 
 from datasets import GlobalBatches, ResumableLoader
 from datasets.augment import Prepared
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.numbers import Numbers
 
 

@@ -8,7 +8,7 @@ import torch
 
 from datasets import Faces, GanData
 from datasets.augment import to_tensors
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.numbers import Numbers
 
 

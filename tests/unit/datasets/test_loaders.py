@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 from datasets import GlobalLoader, GlobalStream, loaders
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 class Own(Dataset):

@@ -18,8 +18,8 @@ from datasets import GlobalBatches, GlobalLoader, GlobalStream, ResumableLoader
 from datasets import workers as processes
 from datasets.augment import Prepared
 from datasets.workers import explained
-from gan.errors import UserError, WorkerLost
-from gan.system import signals
+from gan.files.errors import UserError, WorkerLost
+from gan.files.system import signals
 from tests.support.numbers import Numbers
 from tests.support.posix import not_on_windows, only_on_linux
 
@@ -128,8 +128,8 @@ def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
 def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
     (tmp_path / "my_run.py").write_text(
         "import torch\n"
-        "from gan.outputs import end\n"
-        "from gan.errors import refuse\n"
+        "from gan.app.outputs import end\n"
+        "from gan.files.errors import refuse\n"
         "from datasets import GlobalLoader\n"
         "from datasets.workers import explained\n"
         "try:\n"

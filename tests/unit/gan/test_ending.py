@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import gan.outputs
+import gan.app.outputs
 from tests.support.posix import only_on_linux
 
 # The file alone, for the package takes seconds to import.
-ALONE = f"exec(open({str(Path(gan.outputs.__file__))!r}).read())"
+ALONE = f"exec(open({str(Path(gan.app.outputs.__file__))!r}).read())"
 
 PROGRAM = """
 import atexit, threading, time

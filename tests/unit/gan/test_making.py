@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gan import Player
-from gan.checkpoint import Share
-from gan.errors import UserError
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
 from gan.making import Making, aside, give_memory, meta, on_meta
 from gan.noise import seed_for
 from tests.support.hard_games import mlp

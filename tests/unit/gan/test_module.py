@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan import GanModule
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain, Teacher
 from tests.support.parity import distance, parts, train, trainer

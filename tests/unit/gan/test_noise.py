@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gan import noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import Place, seed_for
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD
 
 from gan import Phase, Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.phase import check_game, parameters_of
 
 sgd = partial(SGD, lr=0.1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan import ranks
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.rehearsal.threads import device_threads
 
 

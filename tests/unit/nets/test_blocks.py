@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan import later, noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.blocks import Dropout, NormedConvTranspose2d, conv, onehot, resize_nearest
 
 

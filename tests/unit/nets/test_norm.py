@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gan import ranks as ranks_of_gan
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.norm import SyncBatchNorm, in_groups, synchronised
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.blocks import Dropout
 from nets.unet import UNet
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.models import vgg19
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.vgg import Vgg19
 from tests.support import narrow_vgg
 

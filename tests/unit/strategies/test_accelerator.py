@@ -7,7 +7,7 @@ from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.plugins import MixedPrecision
 
 from datasets import GlobalLoader, GlobalStream
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy, TorchAccelerator, random_state
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.choice import Choice, Option, choices
 from strategies.policies.policy import Policy
 

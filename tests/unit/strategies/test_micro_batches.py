@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
 
 

@@ -10,7 +10,7 @@ from torch.optim import LBFGS, SGD, Adafactor, Adagrad, Adam, Muon
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from gan import Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.optimizers import why_not_apart
 from tests.support.hard_games import Plain

@@ -15,7 +15,7 @@ from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfer
 from datasets.drawn.portrait import Region, supersampling
 from datasets.drawn.portrait.looks import TEXTURES, any_style, paint
 from datasets.drawn.portrait.plan import Tone
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 def digest(faces, numbers=range(6)):

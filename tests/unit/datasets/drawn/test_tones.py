@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from datasets import Tones
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 def test_a_clip_is_the_same_in_every_set():

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from datasets import FolderPairs
 from datasets.files import cache
 from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.layouts import colours, labels, pairs, put
 from tests.support.posix import not_on_windows
 

@@ -11,7 +11,7 @@ from datasets import CelebAMask
 from datasets.files import celebamask
 from datasets.files.celebamask import merge_masks
 from datasets.files.pairs import read_map
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.layouts import ORIGINS, colours, mask, part_of_face, put
 from tests.support.layouts import celebamask as write
 

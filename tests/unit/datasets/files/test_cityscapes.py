@@ -6,7 +6,7 @@ import torch
 
 from datasets import Cityscapes
 from datasets.files.pairs import edge_map, read_map
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.layouts import cityscapes, put
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from datasets import CocoStuff
 from datasets.files.pairs import edge_map, read_map
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.layouts import coco
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from datasets import FolderPairs
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.layouts import colours, labels, prepared, put
 from tests.support.layouts import pairs as good_pairs
 from tests.support.posix import not_on_windows

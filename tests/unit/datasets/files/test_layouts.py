@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 from datasets.files.pairs import Pairs, as_size, read_map
-from gan.errors import UserError
+from gan.files.errors import UserError
 from tests.support.layouts import LAYOUTS, colours, put
 
 STORED = [name for name in LAYOUTS if name != "celebamask"]  # whose label maps are there, not made

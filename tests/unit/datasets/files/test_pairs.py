@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from datasets import FolderPairs
 from datasets.files.pairs import Column, Pairs, edge_map, read_picture
-from gan.errors import UserError, refuse
+from gan.files.errors import UserError, refuse
 from tests.support.layouts import colours, folder, labels, put
 from tests.support.posix import not_on_windows, where_case_counts
 

@@ -1,5 +1,5 @@
 """Benchmarks, which need Linux."""
 
-from gan.system import WINDOWS
+from gan.files.system import WINDOWS
 
 collect_ignore_glob = ["*"] if WINDOWS else []

@@ -12,7 +12,7 @@ from gan.bench.grid import command, table, worker
 from gan.bench.grid.game import blocks
 from gan.bench.grid.measuring import SINGLE, Cell, Planned, Rounds, cells, planned, refuse_strategy
 from gan.bench.grid.worker import Clock, Found, cut_phases
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.pipelining.cutting import cut, units_of
 from strategies.processes.world import Failure, WorldFailed, WorldHangs
 from tests.support.posix import only_on_linux

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from gan.bench import speed
-from gan.bench.device import Multiplications
+from gan.bench.harness import Multiplications
 from gan.bench.speed import Speed, Way
-from gan.errors import UserError
+from gan.files.errors import UserError
 
 
 def test_multiplications_are_counted_also_where_a_gradient_is_differentiated():

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from gan.errors import UserError
-from gan.fit import folder, options
+from gan.app.run import folder, options
+from gan.files.errors import UserError
 from gan.runs import Run, build, find, full_name, short_name
 from tests.support.posix import not_on_windows
 

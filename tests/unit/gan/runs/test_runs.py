@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning import Trainer
 
 from datasets import Faces
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import RUNS, Run, build, faces, pairs
 from gan.runs.pairs import planned

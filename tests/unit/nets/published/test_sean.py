@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator

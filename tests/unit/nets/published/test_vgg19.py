@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 from torchvision.models import VGG19_Weights
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.published import load_vgg19
 from tests.support import narrow_vgg
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gan.bench.sean import reference
-from gan.errors import UserError
+from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
 from nets.published.sean_keys import generator_entries

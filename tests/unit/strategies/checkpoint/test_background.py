@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch.distributed as dist
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.checkpoint.writing import Background, DiskError, StoreRanks
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer

@@ -13,12 +13,12 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from gan.checkpoint import load
-from gan.checkpoint_files import VALUES
-from gan.errors import UserError
+from gan.files.checkpoint import load
+from gan.files.checkpoint_files import VALUES
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.checkpoint.saving_strategy import WholeCheckpointIO
 from strategies.checkpoint.writing import save, unloadable
+from strategies.saving_strategy import WholeCheckpointIO
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.saved import number_of, numbered, seal

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from gan import Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.pipelining.cutting import cut, most_stages, networks_of, units_of
 from tests.support.staged_games import Tower
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gan import noise
-from gan.errors import UserError
+from gan.files.errors import UserError
 from gan.noise import Place
 from strategies.pipelining.request import ChunkPlace, Rows
 

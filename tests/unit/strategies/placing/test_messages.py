@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.placing.messages import Packed, unpacked
 
 CPU = torch.device("cpu")

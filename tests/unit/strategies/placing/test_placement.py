@@ -2,7 +2,7 @@
 
 import pytest
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.choice import choices
 from strategies.placing.placement import placement_of
 from strategies.policies import POLICIES

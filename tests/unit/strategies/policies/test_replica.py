@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
 from gan import Player
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.policies.replica import Replica
 from tests.support.hard_games import Plain, TwoForwards, mlp
 from tests.support.parity import EXACT, distance, train

@@ -1,5 +1,5 @@
 """Several ranks, which Windows does not have."""
 
-from gan.system import WINDOWS
+from gan.files.system import WINDOWS
 
 collect_ignore_glob = ["*"] if WINDOWS else []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes import agent
 from strategies.processes.agent import NEVER, SAME_STEP, History, Launch
 from strategies.processes.failure import ERROR, LOST, REFUSED, Failure

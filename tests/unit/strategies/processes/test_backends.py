@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.parity import trainer
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes import equal_rows
 from strategies.processes.equal_rows import EqualRows
 

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from gan.errors import RankLost, UserError, WorkerLost
+from gan.files.errors import RankLost, UserError, WorkerLost
 from strategies.processes import failure
 from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes import interface
 from strategies.processes.interface import GLOO, choose_interface, clear_errors, own_name
 

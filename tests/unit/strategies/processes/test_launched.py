@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes.launched import Given, Launched, environment, launched
 from strategies.processes.launcher import Scripts

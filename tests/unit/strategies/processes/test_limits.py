@@ -5,8 +5,8 @@ import resource
 
 import pytest
 
-from gan.errors import UserError
-from gan.fit import before
+from gan.app.training import before
+from gan.files.errors import UserError
 
 NO_LIMIT = resource.RLIM_INFINITY
 

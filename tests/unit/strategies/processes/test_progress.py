@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes.agent import NEVER, Progress
 
 

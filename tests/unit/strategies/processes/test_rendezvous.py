@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.processes.rendezvous import Rendezvous
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")

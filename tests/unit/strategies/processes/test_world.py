@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from gan.errors import RankLost, UserError
+from gan.files.errors import RankLost, UserError
 from strategies.processes import world
 from strategies.processes.lost_ranks import STATUS
 from strategies.processes.places import Apart

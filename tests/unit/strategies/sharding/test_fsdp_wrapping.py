@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.sharding.fsdp_wrapping import wrap
 
 

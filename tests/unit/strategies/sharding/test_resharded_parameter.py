@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gan.errors import UserError
+from gan.files.errors import UserError
 from strategies.sharding.resharded_parameter import hide, show
 
 

@@ -1,0 +1,132 @@
+"""What a command prints. It ends as it would have ended, whether or not anybody reads that."""
+
+import atexit
+import contextlib
+import io
+import logging
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from gan.files.errors import escape_warnings, reason
+from gan.files.system import signals
+from strategies import private
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Be a command, as the main program of a process: `main` returns the exit status."""
+    with outputs():
+        try:
+            status = main()
+        except SystemExit as asked:  # for --help
+            status = int(asked.code or 0)
+        end(status)
+
+
+def quiet() -> None:
+    """Hide Lightning's hints for beginners, which do not apply here."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    private.LINES.setLevel(logging.INFO)
+    escape_warnings()
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+    warnings.filterwarnings(
+        "ignore", message=".*(LeafSpec|nn.functional.all_gather).* is deprecated", module="lightning"
+    )
+
+
+@contextmanager
+def outputs() -> Iterator[None]:
+    """Inside the `with`, nothing fails because standard output or standard error is closed, broken or full."""
+    before = sys.stdout, sys.stderr
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:  # else the next file that is opened would get this number, and all that is printed
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout, sys.stderr = Output("standard output", before[0]), Output("standard error", before[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class Output:
+    """A text stream that somebody may stop to read. What cannot be written is left out."""
+
+    def __init__(self, name: str, stream: TextIO | None) -> None:
+        """`stream` is None if it was closed from the beginning."""
+        self._name, self._said = name, False
+        self._stream = Path(os.devnull).open("w") if stream is None else stream  # noqa: SIM115 - as long as the process
+        if isinstance(self._stream, io.TextIOWrapper) and not self._stream.closed:
+            self._stream.reconfigure(errors="backslashreplace")  # Windows' own encodings lack most characters
+
+    def write(self, text: str) -> int:
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, deed: Any, *args: Any) -> None:
+        try:
+            deed(*args)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and not self._stream.closed:
+                raise
+            if not self._said:
+                self._said = True
+                other = sys.stdout if self is sys.stderr else sys.stderr
+                words = f"{self._name} cannot be written ({reason(error)}); the command goes on"
+                print(f"\nwarning: {words}", file=other, flush=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+# ---- how a command ends ----
+
+PATIENCE = 3.0  # seconds that a daemon process has to end, and again after it was killed
+
+
+def end(status: int) -> NoReturn:
+    """End the process as sys.exit does: after other threads, and what is registered with atexit.
+
+    sys.exit would then take all objects of torch and Lightning apart, which is a third of a short command's time. And
+    it would wait without limit for daemon processes that do not end, such as a loader's worker that waits for a disk.
+    """
+    threading._shutdown()
+    for number in signals("SIGCHLD"):
+        signal.signal(number, signal.SIG_DFL)  # torch's handler raises when a worker dies; they may now
+    atexit.unregister(multiprocessing.util._exit_function)
+    atexit._run_exitfuncs()
+    _end_processes()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads any more
+            stream.flush()
+    os._exit(status)
+
+
+def _end_processes() -> None:
+    """Do what multiprocessing does at exit: ask daemon processes to end, and wait for all. Kill those that stay."""
+    ending = threading.Thread(target=multiprocessing.util._exit_function, daemon=True)
+    ending.start()
+    ending.join(PATIENCE)
+    while ending.is_alive() and not all(child.daemon for child in multiprocessing.active_children()):
+        ending.join(PATIENCE)  # a process that is no daemon may take its time
+    if not ending.is_alive():
+        return
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            print(f"process {child.pid} ({child.name}) does not end, so it is killed", file=sys.stderr, flush=True)
+        child.kill()
+    ending.join(PATIENCE)

@@ -1,0 +1,282 @@
+"""Tables of what a run made, which `samples/inspect.ipynb` and the page of `samples/gallery.py` show.
+
+Every function takes an opened run and gives a table of pictures and words. Where a game has not what the table shows,
+such as masks, the table is empty and its note says so. The tables of styles are in `style_tables.py`.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import default_collate
+from torchvision import tv_tensors
+
+from datasets.augment import Prepared, to_tensors
+from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
+from gan.app.painting import grids
+from gan.app.painting.held_out import first_samples, has_numbers, samples
+from gan.app.painting.painter import Painter, has_styles
+from gan.app.painting.reopen import SavedRun
+from gan.app.run import settings_file
+from gan.app.training import metrics
+from gan.app.training.callbacks import SHOWN
+from gan.runs import find
+from gan.sound import Sound
+from strategies import random_state
+
+COARSE = 16  # the size at which pictures are compared with training pictures
+NO_MASKS = "This game does not paint masks, so there are none to show."
+NO_SOUNDS = "This game makes no sounds."
+NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
+NO_PICTURES = "This game does not learn from pictures, so none can be compared."
+
+
+def facts(opened: SavedRun) -> Table:
+    """What the run is, how far it is and how good."""
+    data, game = opened.run.data, opened.run.game
+    batch = opened.settings.get("batch_size")
+    what, size = _samples(opened)
+    sizes = {name: sum(weight.numel() for weight in net.parameters()) for name, net in game.named_children()}
+    found = scores(opened)
+    known = {
+        "run": f"{opened.folder.path.name}: {first_sentence(opened)}",
+        "trained": f"{opened.step:,} of {opened.run.max_steps:,} steps" + (f", {batch} {what} a step" if batch else ""),
+        "scores": "; ".join(found) + " (lower is better)" if found else "none yet",
+        what: f"{len(data.train):,} to train on, {len(data.val):,} held out, {size}" if has_numbers(data) else size,
+        "parameters": ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size),
+        "computed": f"strategy {opened.settings['strategy']}, precision {opened.settings['precision']}",
+        "opened": opened.checkpoint.name,
+    }
+    return Table(rows=[Row(name, [Cell(value)]) for name, value in known.items()])
+
+
+def settings(opened: SavedRun) -> Table:
+    """Every setting of the run, as its settings.yaml has them."""
+    saved = settings_file.read(opened.folder.settings)
+    return Table(rows=[Row(name, [Cell("" if value is None else str(value))]) for name, value in saved.items()])
+
+
+def first_sentence(opened: SavedRun) -> str:
+    """What kind of run it is."""
+    return (find(opened.name).__doc__ or opened.name).splitlines()[0]
+
+
+def scores(opened: SavedRun) -> list[str]:
+    """A line for each score of the run on held-out samples: the first value and the last one."""
+    rows = [row for _, row in sorted(metrics.read(opened.folder.metrics).items())]
+    lines = []
+    for name, what in opened.run.scores.items():
+        values = [row[name] for row in rows if name in row]
+        if values:
+            lines.append(f"{what}: {values[0]:.3g} at first, {values[-1]:.3g} now")
+    return lines
+
+
+def curves(opened: SavedRun) -> Charts:
+    """A chart for each phase's losses, one for gradient norms and one for held-out scores."""
+    panels = metrics.panels(metrics.read(opened.folder.metrics))
+    if not panels:
+        return Charts({}, "This run has logged nothing yet.")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "chart.svg"
+        drawings = {}
+        for group, panel in panels.items():
+            metrics.draw_panels({group: panel}, path)
+            drawings[group] = path.read_text("utf-8")
+    return Charts(drawings, "Pale: as logged. Full: the running mean over a twentieth of the curve.")
+
+
+def over_time(opened: SavedRun, most: int = 12) -> Table:
+    """The grids that training drew: the same samples at several steps.
+
+    A column of the grid becomes a row here. A row that is the same at every step, such as the truth, is shown once.
+    """
+    drawn = list(opened.folder.grids().items())
+    if not drawn:
+        return Table(note="This run has drawn no grids yet.")
+    drawn = [drawn[k] for k in spread(len(drawn), most)]
+    moments = [f"step {step:,}" for step, _ in drawn]
+    sheets = []
+    for _, path in drawn:
+        with Image.open(path) as sheet:
+            sheets.append(sheet.convert("RGB"))
+
+    # What the game shows now says how many columns a grid has, and of what size.
+    shown = _show(opened, held_out(opened, 1))
+    size = grids.picture(next(iter(shown.values()))[0]).size
+    pieces = [_cut(sheet, len(shown), size) for sheet in sheets]
+    if not all(pieces):
+        rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
+        return Table([""], rows, "The grids as training drew them.", moments)
+    rows = []
+    for column, title in enumerate(shown):
+        cells = [Cell(pictures=frames) for frames in zip(*(piece[column] for piece in pieces), strict=True)]
+        still = all(each == cell.pictures[0] for cell in cells for each in cell.pictures)
+        rows.append(Row(title, [Cell(pictures=cell.pictures[:1]) for cell in cells] if still else cells))
+    columns = [f"picture {number}" for number in range(len(pieces[0][0]))]
+    return Table(columns, rows, "The same held-out samples at every step, as training drew them.", moments)
+
+
+def masks(opened: SavedRun, count: int = SHOWN) -> Table:
+    """Pictures beside their masks and beside what the game makes of the mask."""
+    if not paints_masks(opened):
+        return Table(note=NO_MASKS)
+    batch = held_out(opened, count)
+    shown = {"picture": batch["image"], "mask": batch["label"]}
+    if "edges" in batch:
+        shown["edges"] = 1 - 2.0 * batch["edges"].unsqueeze(1)
+    if has_styles(opened):
+        painter = Painter(opened)
+        chosen = [painter.picture(str(number)) for number in range(len(batch["image"]))]
+        shown["painted anew"] = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
+        note = "Painted anew: from the mask and the styles of the picture itself."
+    else:
+        shown |= made_by(opened, batch)
+        note = "What the game made of each mask."
+    columns = [f"picture {number}" for number in range(len(batch["image"]))]
+    return Table(columns, [Row(title, list(map(sample_cell, row))) for title, row in shown.items()], note)
+
+
+def sounds(opened: SavedRun, count: int = 4) -> Table:
+    """Held-out sounds beside what the game makes of them, to listen to."""
+    columns = _show(opened, held_out(opened, count))
+    rows = [Row(title, list(map(sample_cell, each))) for title, each in columns.items() if isinstance(each, Sound)]
+    if not rows:
+        return Table(note=NO_SOUNDS)
+    note = "Spectrograms: time goes to the right, pitch goes up, and loud is bright."
+    return Table([f"sound {number}" for number in range(len(rows[0].cells))], rows, note)
+
+
+def legend(opened: SavedRun, count: int = SHOWN) -> Table:
+    """The colours of the labels in the masks that `masks` shows, with each label's share of the pixels."""
+    if not paints_masks(opened):
+        return Table(note=NO_MASKS)
+    label = held_out(opened, count)["label"]
+    names = getattr(getattr(opened.run.data, "val", None), "label_names", map(str, range(int(label.max()) + 1)))
+    names = tuple(names)
+    shares = label.flatten().bincount(minlength=len(names)) / label.numel()
+    rows = [
+        Row(name, [Cell(f"{shares[number]:.1%}")], grids.colour(number))
+        for number, name in enumerate(names)
+        if shares[number] > 0
+    ]
+    return Table(rows=rows)
+
+
+def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int = 3) -> Table:
+    """Pictures that the run made, each with the training pictures most like it: are they copies?
+
+    Pictures are compared at 16 x 16 pixels. The same distance is measured for held-out pictures, which cannot be
+    copies: it says what distance is usual.
+    """
+    if not has_numbers(opened.run.data):
+        return Table(note=NO_NUMBERS)
+    train, batch = opened.run.data.train, held_out(opened, count)
+    kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
+    if not kinds:
+        return Table(note=NO_PICTURES)
+    made = next(each for each in made_by(opened, batch).values() if each.is_floating_point())  # no label map
+    chosen = spread(len(train), among)
+    places = [(index, kind) for index in chosen for kind in kinds]
+    known = torch.cat([_coarse(item[kind][None]) for item in (to_tensors(train[k]) for k in chosen) for kind in kinds])
+    distances = _distances(_coarse(made), known)
+    usual = _distances(_coarse(torch.cat([batch[kind] for kind in kinds])), known).amin(1)
+
+    near = distances.topk(min(show, len(places)), largest=False)
+    rows = [Row("made", list(map(sample_cell, made)))]
+    for rank in range(near.indices.shape[1]):
+        cells = []
+        for distance, place in zip(near.values[:, rank].tolist(), near.indices[:, rank].tolist(), strict=True):
+            index, kind = places[place]
+            cells.append(sample_cell(to_tensors(train[index])[kind], f"no. {index}: {distance:.1%}"))
+        rows.append(Row(f"nearest {rank + 1}", cells))
+
+    closest = distances.amin(1)
+    verdict = (
+        "One is much nearer than any of those: look whether it is a copy."
+        if closest.min() < usual.min() / 2
+        else "None is much nearer than those, so nothing points to copies."
+    )
+    note = (
+        f"Made pictures and the most like them among {len(chosen):,} of {len(train):,} training samples. They are "
+        f"{closest.median():.1%} away (median), the nearest {closest.min():.1%}; held-out pictures, which cannot be "
+        f"copies, are {usual.median():.1%} away, the nearest {usual.min():.1%}. {verdict}"
+    )
+    return Table([f"picture {number}" for number in range(len(made))], rows, note)
+
+
+def paints_masks(opened: SavedRun) -> bool:
+    """Whether the game paints label maps: then it shows them."""
+    batch = held_out(opened, 1)
+    masks = isinstance(batch, dict) and "label" in batch
+    return masks and any(column is batch["label"] for column in _show(opened, batch).values())
+
+
+def held_out(opened: SavedRun, count: int) -> Any:
+    """The first held-out samples as a batch, on the game's device; of a run without, those that it trains on."""
+    if has_numbers(opened.run.data):
+        known = Prepared(opened.run.data.val)
+        batch = default_collate([known[0, number] for number in range(min(count, len(known)))])
+    else:
+        batch = first_samples(samples(opened.run, count)[0], count)
+    return move_data_to_device(batch, next(opened.run.game.parameters()).device)
+
+
+def made_by(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
+    """Those columns of the game's grid that are not simply what the batch has."""
+    return grids.made(_show(opened, batch), batch)
+
+
+def _samples(opened: SavedRun) -> tuple[str, str]:
+    """What the samples are, and how large."""
+    first = next(iter(_show(opened, held_out(opened, 1)).values()), None)
+    if first is None:
+        return "samples", "not shown"
+    if isinstance(first, Sound):
+        return "sounds", f"{first.seconds:g} seconds at {first.rate:,} Hz"
+    height, width = first.shape[-2:]
+    return "pictures", f"{width} x {height} pixels"
+
+
+@torch.no_grad()
+def _show(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
+    with random_state.untouched():
+        random_state.reseed(0)
+        return opened.run.game.show(batch) if hasattr(opened.run.game, "show") else {}
+
+
+def _coarse(images: Tensor) -> Tensor:
+    return F.interpolate(images.cpu(), (COARSE, COARSE), mode="area").flatten(1)
+
+
+def _distances(some: Tensor, others: Tensor) -> Tensor:
+    """The root mean square difference of every pair, as a share of the difference between black and white."""
+    exact = torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist")
+    return exact / some.shape[1] ** 0.5 / 2
+
+
+def _cut(sheet: Image.Image, columns: int, size: tuple[int, int]) -> list[list[Image.Image]]:
+    """Cut a picture that `grids.grid` drew into its cells, column by column, each at its own size.
+
+    Empty where the sheet is not a grid of that many columns: another version of the game may have drawn it.
+    """
+    zoom = max(1, grids.CELL // size[0])
+    width, height = size[0] * zoom + grids.MARGIN, size[1] * zoom + grids.MARGIN
+    wide = grids.is_wide(size)
+    lines, rest = divmod(sheet.height - grids.TITLE - grids.MARGIN, height)
+    first = sheet.width - (1 if wide else columns) * width
+    if rest or (lines % columns or first < grids.MARGIN if wide else first != grids.MARGIN):
+        return []
+    cells = [
+        [
+            sheet.crop((left, top, left + size[0] * zoom, top + size[1] * zoom)).resize(size, Image.Resampling.NEAREST)
+            for top in range(grids.TITLE, grids.TITLE + lines * height, height)
+        ]
+        for left in range(first, sheet.width, width)
+    ]
+    return [cells[0][column::columns] for column in range(columns)] if wide else cells

@@ -1,0 +1,181 @@
+"""Tables of pictures and words with titled rows and columns, as HTML. A notebook shows them by itself."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from io import BytesIO
+
+from PIL import Image
+from torch import Tensor
+
+from gan.app.painting import grids
+from gan.sound import Sound
+
+TINY = 96  # pictures up to this size are saved without loss, and shown with sharp pixels
+
+# For notebooks. The page of samples/gallery.py has its own style.
+STYLE = """<style>
+.table table { border-collapse: collapse; }
+.table th, .table td { padding: 3px; text-align: center; vertical-align: top; font-weight: normal; }
+.table tbody th { text-align: left; vertical-align: middle; padding-right: 1em; white-space: nowrap; }
+.plain .words { text-align: left; }
+.table img { display: block; width: 96px; height: auto; }
+.table .heard img, .table audio { display: block; width: 256px; }
+.table .exact { image-rendering: pixelated; }
+.charts { display: flex; flex-wrap: wrap; }
+.table .chart { width: 480px; }
+.table .swatch { display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.5em; border-radius: 2px; }
+.table .note { max-width: 50em; }
+</style>"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Words, or a picture with or without words below it, or one picture for each of the table's moments.
+
+    `wav` is a WAV file to play below the picture.
+    """
+
+    words: str = ""
+    pictures: tuple[Image.Image, ...] = ()
+    wav: bytes = b""
+
+
+def sample_cell(sample: Tensor | Sound, words: str = "") -> Cell:
+    """A cell with a sample as `grids.picture` draws it: a picture, a label map or a sound."""
+    return Cell(words, (grids.picture(sample),), sample.wav() if isinstance(sample, Sound) else b"")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells of a row; `swatch` is a colour to show beside its title."""
+
+    title: str
+    cells: Sequence[Cell]
+    swatch: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under titled columns, with a note above them. A table without rows shows only its note.
+
+    `moments` are the names of the pictures in cells with several pictures. A page has a slider to choose one, a
+    notebook shows them in rows below each other (see `unrolled`).
+    """
+
+    columns: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    note: str = ""
+    moments: Sequence[str] = ()
+
+    def unrolled(self, most: int = 6) -> "Table":
+        """The table with a row for each moment, at most `most` of them: the first, the last and some between."""
+        chosen = spread(len(self.moments), most)
+        rows: list[Row] = []
+        for row in self.rows:
+            if all(len(cell.pictures) < 2 for cell in row.cells):
+                rows.append(row)
+                continue
+            for k in chosen:
+                cells = [replace(cell, pictures=cell.pictures[k : k + 1]) for cell in row.cells]
+                rows.append(replace(row, title=f"{row.title}, {self.moments[k]}", cells=cells))
+        return Table(self.columns, rows, self.note)
+
+    def html(self) -> str:
+        """HTML without a style. In cells with several pictures, all but the last are hidden."""
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        if not self.rows:
+            return f'<div class="table">{note}</div>'
+        titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in self.columns)
+        head = f"<thead><tr><td></td>{titles}</tr></thead>" if titles else ""
+        body = "".join(self._row(row) for row in self.rows)
+        table = f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+        return f'<div class="table{self._kind()}">{note}{table}</div>'
+
+    def _kind(self) -> str:
+        """The CSS classes of a table of words: plain, and with colours a legend."""
+        if any(cell.pictures for row in self.rows for cell in row.cells):
+            return ""
+        return " plain legend" if any(row.swatch for row in self.rows) else " plain"
+
+    def _row(self, row: Row) -> str:
+        mark = f'<span class="swatch" style="background:rgb{row.swatch}"></span>' if row.swatch else ""
+        columns = self.columns or [""] * len(row.cells)
+        cells = "".join(
+            self._cell(cell, f"{row.title}, {column}".strip(" ,"))
+            for cell, column in zip(row.cells, columns, strict=True)
+        )
+        return f'<tr><th scope="row">{mark}{escape(row.title)}</th>{cells}</tr>'
+
+    def _cell(self, cell: Cell, place: str) -> str:
+        words = escape(cell.words)
+        if not cell.pictures:
+            return f'<td class="words">{words}</td>'
+        last = len(cell.pictures) - 1
+        images = "".join(
+            image_tag(
+                picture,
+                f"{place}, {self.moments[k]}" if last else f"{place}: {cell.words}" if words else place,
+                hidden=k < last,
+            )
+            for k, picture in enumerate(cell.pictures)
+        )
+        kind = ' class="moving"' if last else ' class="heard"' if cell.wav else ""
+        below = f"<small>{words}</small>" if words else ""
+        if cell.wav:
+            below = f'<audio controls src="{_uri("audio/wav", cell.wav)}" title="{escape(place)}"></audio>{below}'
+        return f"<td{kind}>{images}{below}</td>"
+
+    def _repr_html_(self) -> str:
+        return STYLE + self.unrolled().html()
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Drawings with titles, as SVG."""
+
+    drawings: dict[str, str]
+    note: str = ""
+
+    def html(self) -> str:
+        """HTML without a style."""
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        images = "".join(
+            f'<img class="chart" alt="{escape(f"curves of {title} over the steps")}" src="{uri}">'
+            for title, uri in ((title, _uri("image/svg+xml", svg.encode())) for title, svg in self.drawings.items())
+        )
+        return f'<div class="table charts">{note}{images}</div>'
+
+    def _repr_html_(self) -> str:
+        return STYLE + self.html()
+
+
+def image_tag(picture: Image.Image, alt: str, hidden: bool = False) -> str:
+    """An <img> that contains the picture."""
+    kind = ' class="exact"' if max(picture.size) <= TINY else ""
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return f'<img{kind} src="{encode(picture)}" {size} alt="{escape(alt)}"{" hidden" if hidden else ""}>'
+
+
+def encode(picture: Image.Image) -> str:
+    """A data URI: without loss for small pictures and for masks, else compressed with a loss that is hard to see."""
+    data = BytesIO()
+    few = picture.getcolors(256) is not None
+    if few or max(picture.size) <= TINY:
+        picture.save(data, "PNG", optimize=True)
+        return _uri("image/png", data.getvalue())
+    picture.save(data, "WEBP", quality=90)
+    return _uri("image/webp", data.getvalue())
+
+
+def spread(length: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `length`, evenly spread, with the first and the last."""
+    most = min(most, length)
+    if most < 2:
+        return list(range(length))[-most:] if most else []
+    return [round(k * (length - 1) / (most - 1)) for k in range(most)]
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

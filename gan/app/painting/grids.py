@@ -1,0 +1,164 @@
+"""Pictures of samples: single ones, label maps in colours, sounds, and grids with titled columns and a row a sample."""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from gan.app.painting.sounds import spectrogram
+from gan.files.disk import whole_file
+from gan.sound import Sound
+from strategies.micro_batches import tensors
+
+MARGIN, TITLE, CELL = 6, 22, 128
+WIDE = 2  # pictures more than so many times as wide as high stand below each other
+EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
+
+
+Batch = Sequence[Tensor | None] | Sound
+
+
+def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
+    """A grid with a column for each title and batch: pictures [B, 3, H, W] in [-1, 1], label maps [B, H, W] or sounds.
+
+    `titles` name the rows. A batch may be a list; where it has None, the cell stays white. Of wide pictures, those of
+    one row stand below each other.
+    """
+    cells = {
+        title: [None if sample is None else picture(sample) for sample in batch[:rows]]
+        for title, batch in columns.items()
+    }
+    first = next(cell for batch in cells.values() for cell in batch if cell is not None)
+    if is_wide(first.size):
+        cells, titles = _below_each_other(cells, titles)
+    zoom = max(1, CELL // first.width)
+    width, height = first.width * zoom, first.height * zoom
+    lines = max(map(len, cells.values()))
+    font = ImageFont.load_default(size=14)
+    names = [_fit(title, font, CELL) for title in titles]
+    margin = MARGIN + (max(round(font.getlength(name)) for name in names) + MARGIN if names else 0)
+    sheet = Image.new(
+        "RGB", (margin + len(cells) * (width + MARGIN), TITLE + MARGIN + lines * (height + MARGIN)), "white"
+    )
+    draw = ImageDraw.Draw(sheet)
+    for line, name in enumerate(names):
+        draw.text((margin - MARGIN, TITLE + line * (height + MARGIN) + height / 2), name, "black", font, anchor="rm")
+    for number, (title, pictures) in enumerate(cells.items()):
+        left = margin + number * (width + MARGIN)
+        draw.text((left + width / 2, TITLE - 6), _fit(title, font, width), "black", font, anchor="ms")
+        for line, cell in enumerate(pictures):
+            if cell is not None:
+                sheet.paste(
+                    cell.resize((width, height), Image.Resampling.NEAREST), (left, TITLE + line * (height + MARGIN))
+                )
+    return sheet
+
+
+def is_wide(size: tuple[int, int]) -> bool:
+    """Whether pictures of this width and height stand below each other in a grid."""
+    return size[0] > WIDE * size[1]
+
+
+def _below_each_other(
+    cells: Mapping[str, list[Image.Image | None]], titles: Sequence[str]
+) -> tuple[dict[str, list[Image.Image | None]], list[str]]:
+    """The cells of a grid in one column, row by row, and titles for its rows."""
+    lines = range(max(map(len, cells.values())))
+    names = [f"{titles[line]}: {title}" if titles else title for line in lines for title in cells]
+    return {"": [column[line] for line in lines for column in cells.values()]}, names
+
+
+def _fit(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """Shorten a text in its middle until it is at most `width` pixels wide."""
+    short, left = text, len(text)
+    while font.getlength(short) > width and left > 2:
+        left -= 1
+        short = text[: (left + 1) // 2] + "…" + text[len(text) - left // 2 :]
+    return short
+
+
+def picture(sample: Tensor | Sound) -> Image.Image:
+    """One sample as a picture: grey or RGB in [-1, 1], a label map in the colours of `palette`, or a spectrogram."""
+    if isinstance(sample, Sound):
+        return spectrogram(sample)
+    sample = sample.detach().cpu()
+    if sample.dtype == torch.int64:
+        table = palette(int(sample.max()) + 1)
+        return Image.fromarray(table[sample].numpy())
+    pixels = ((sample.float().clamp(-1, 1) + 1) * 127.5).round().byte()
+    return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+
+
+def made(columns: Mapping[str, Tensor | Sound], batch: Any) -> dict[str, Tensor | Sound]:
+    """Those columns that are not simply what the batch has."""
+    given = {value.data_ptr() for value in tensors(batch)}
+    return {
+        title: column
+        for title, column in columns.items()
+        if (column.samples if isinstance(column, Sound) else column).data_ptr() not in given
+    }
+
+
+def palette(labels: int) -> Tensor:
+    """A colour for each label, [labels, 3] bytes. Label 0 is dark; labels with near numbers get very different hues."""
+    golden = (5**0.5 - 1) / 2
+    colours = [(0.16, 0.17, 0.20)]
+    colours += [
+        colorsys.hsv_to_rgb(label * golden % 1, (0.55, 0.8)[label // 2 % 2], (0.95, 0.75)[label % 2])
+        for label in range(1, labels)
+    ]
+    return (torch.tensor(colours) * 255).round().byte()
+
+
+def colour(label: int) -> tuple[int, int, int]:
+    return tuple(palette(label + 1)[label].tolist())
+
+
+def unpaint(colours: Tensor, labels: int) -> Tensor:
+    """The label map [H, W] for colours of `palette`, [H, W, 3] bytes; -1 where a colour is not of the palette."""
+    known, order = _packed(palette(labels)).sort()
+    wanted = _packed(colours)
+    place = torch.searchsorted(known, wanted).clamp_max(labels - 1)
+    return torch.where(known[place] == wanted, order[place], -1)
+
+
+def _packed(colours: Tensor) -> Tensor:
+    """Each colour as one number."""
+    return (colours.long() * torch.tensor([1 << 16, 1 << 8, 1])).sum(-1)
+
+
+def label_png(label: Tensor, labels: int) -> Image.Image:
+    """A label map [H, W] as a palette picture: its numbers are the labels, its colours are those of `palette`.
+
+    Small maps are enlarged by a whole number, so that they are large enough to paint on.
+    """
+    image = Image.fromarray(label.byte().numpy(), "L")
+    image.putpalette(palette(labels).flatten().tolist())
+    zoom = max(1, EDITED // min(image.size))
+    return image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST)
+
+
+def legend(names: Mapping[int, str]) -> Image.Image:
+    """A picture with the colour, number and name of each label."""
+    font, lines = ImageFont.load_default(size=14), 24
+    table = palette(max(names) + 1)
+    rows = [(label, f"{label} {name}" if name != str(label) else name) for label, name in names.items()]
+    width = TITLE + 2 * MARGIN + round(max(font.getlength(text) for _, text in rows)) + 2 * MARGIN
+    blocks = -(-len(rows) // lines)
+    sheet = Image.new("RGB", (MARGIN + blocks * width, 2 * MARGIN + min(lines, len(rows)) * TITLE), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (label, text) in enumerate(rows):
+        left, top = MARGIN + place // lines * width, MARGIN + place % lines * TITLE
+        draw.rectangle((left, top + 2, left + TITLE - 1, top + TITLE - 3), tuple(table[label].tolist()))
+        draw.text((left + TITLE + MARGIN, top + TITLE / 2), text, "black", font, anchor="lm")
+    return sheet
+
+
+def save(image: Image.Image, path: Path) -> None:
+    """Write a picture as PNG. Someone may be looking at the folder, so no half picture is ever there."""
+    with whole_file(path) as part:
+        image.save(part, format="PNG")

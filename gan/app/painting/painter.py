@@ -1,0 +1,256 @@
+"""Use a trained SEAN: read styles from pictures, and paint label maps in them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+from tqdm import tqdm
+
+from datasets.augment import to_tensors
+from datasets.files import pairs
+from gan import noise
+from gan.app.painting import grids, painter
+from gan.app.painting.reopen import SavedRun
+from gan.app.painting.styles import Styles
+from gan.files.disk import regular
+from gan.files.errors import UserError
+
+# Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
+PAIR = re.compile(r"(?![A-Za-z]:[\\/][^:]*$)(.+?):((?:[A-Za-z]:[\\/])?[^:]*)")
+
+Size = tuple[int, int]
+
+
+def read_picture(path: Path, size: Size) -> Tensor:
+    """A picture [3, H, W] in -1 to 1, resized."""
+    image = functional.resize(pairs.read_picture(_there(path)), list(size), InterpolationMode.BICUBIC, antialias=True)
+    return image.float() / 127.5 - 1
+
+
+def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) -> Tensor:
+    """A label map [H, W], resized by nearest neighbour.
+
+    A pixel is the number of a label, or a label's colour in `grids.palette`, which grids and `save-labels` use: image
+    editors write either. In a palette PNG the colours count if all of them are of that palette, else the numbers.
+    `void` maps other numbers, which the data set's files use, to labels.
+    """
+    numbers = _coloured(path, labels)
+    if numbers is None:
+        numbers = pairs.read_map(path).astype(np.int32)
+        for value, label in void.items():
+            numbers[numbers == value] = label
+        for value in (numbers.min(), numbers.max()):
+            if not 0 <= value < labels:
+                raise UserError(
+                    f"{path} has the label {value}; with {labels} labels the allowed range is 0..{labels - 1}"
+                )
+    small = Image.fromarray(numbers).resize(size[::-1], Image.Resampling.NEAREST)
+    return torch.from_numpy(np.array(small)).long()
+
+
+def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int]) -> tuple[Tensor, Tensor]:
+    """A picture and its label map; both files must have the same shape."""
+    (width, height), (across, down) = _open(picture).size, _open(label).size
+    if abs(width * down - across * height) > max(width, height, across, down):
+        raise UserError(
+            f"{picture} is {width}x{height} and {label} is {across}x{down}; a picture and its label map must be of "
+            f"the same shape"
+        )
+    return read_picture(picture, size), read_labels(label, size, labels, void)
+
+
+def _coloured(path: Path, labels: int) -> np.ndarray | None:
+    """The labels by their colours; None where the numbers in the file are the labels."""
+    image = _open(path)
+    if image.mode in pairs.ONE_CHANNEL and image.mode != "P":
+        return None
+    colours = torch.from_numpy(np.array(image.convert("RGB")))
+    numbers = grids.unpaint(colours, labels)
+    wrong = (numbers < 0).nonzero()
+    if len(wrong) == 0:
+        return numbers.numpy().astype(np.int32)
+    if image.mode == "P":
+        return None
+    row, column = wrong[0].tolist()
+    colour = "#{:02x}{:02x}{:02x}".format(*colours[row, column].tolist())
+    raise UserError(
+        f"{path} has the colour {colour} at column {column}, row {row}, and in {len(wrong)} pixels colours that belong "
+        f"to no label; paint without soft edges in the colours that save-labels writes, or give a PNG of one channel"
+    )
+
+
+def _open(path: Path) -> Image.Image:
+    with pairs.opened(_there(path)) as image:
+        return image.copy()
+
+
+def _there(path: Path) -> Path:
+    try:
+        regular(path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file '{path}'") from error
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
+    return path
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A label map [H, W] with its picture [3, H, W] in -1 to 1, and edges where the data have instances.
+
+    A label map that a user drew has no picture and no edges.
+    """
+
+    title: str
+    label: Tensor
+    image: Tensor | None = None
+    edges: Tensor | None = None
+
+    @property
+    def regions(self) -> list[int]:
+        return self.label.unique().tolist()
+
+    def spotlight(self, region: int) -> Tensor | None:
+        """The picture with everything but one region faded to grey; None where there is no picture."""
+        if self.image is None:
+            return None
+        faded = 0.25 * self.image.mean(0, keepdim=True).expand_as(self.image) + 0.6
+        return torch.where(self.label == region, self.image, faded)
+
+
+class Painter:
+    """The encoder and the generator of an opened run, for one picture at a time, on the run's device.
+
+    `seed` decides the generator's noise. The noise is the same in every picture, so that pictures differ only by label
+    map and styles. The results are on the CPU.
+    """
+
+    def __init__(self, opened: SavedRun, seed: int = 0) -> None:
+        game = opened.run.game
+        if not has_styles(opened):
+            raise UserError(
+                f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} has no styles; "
+                f"type python -m gan.sample {opened.folder.path} show, or choose a run of SEAN"
+            )
+        self.opened, self.game, self.seed = opened, game, seed
+        self.train, self.val = opened.run.data.train, opened.run.data.val
+        self.label_names: tuple[str, ...] = tuple(self.val.label_names)
+        self.size: tuple[int, int] = tuple(self.val[0]["image"].shape[-2:])
+        self.device = next(game.generator.parameters()).device
+
+    def picture(self, which: str) -> Picture:
+        """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png."""
+        kind, _, number = which.rpartition(":")
+        if number.isdecimal() and kind in ("", "train"):
+            data, what = (self.train, "training") if kind else (self.val, "held-out")
+            if int(number) >= len(data):
+                raise UserError(f"there is no {what} picture {number}; choose from 0 to {len(data) - 1}")
+            item = to_tensors(data[int(number)])
+            return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
+        rules = self.size, len(self.label_names), getattr(self.val, "void", {})
+        if pair := PAIR.fullmatch(which):
+            image, label = painter.read_pair(Path(pair[1]), Path(pair[2]), *rules)
+            return Picture(Path(pair[1]).stem, label, image)
+        if Path(which).suffix.lower() == ".png":
+            return Picture(Path(which).stem, painter.read_labels(Path(which), *rules))
+        raise UserError(
+            f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
+            f"or files of your own as picture.jpg:labels.png"
+        )
+
+    def styles(self, picture: Picture) -> Styles:
+        """The styles of a picture's regions. A region that is too small for the encoder to see has no style."""
+        if picture.image is None:
+            raise UserError(f"'{picture.title}' is only a label map; give its picture too, as picture.jpg:labels.png")
+        codes = self._encode(picture.image.unsqueeze(0), picture.label.unsqueeze(0))[0]
+        source = f"picture {picture.title} of {self.opened.folder.path.name}, step {self.opened.step}"
+        return Styles(codes, codes.abs().amax(1) > 0, self.label_names, source)
+
+    def load(self, path: Path) -> Styles:
+        """Styles from a file; an error where they do not fit this run."""
+        styles = Styles.load(path)
+        length = self._encode(torch.zeros(1, 3, *self.size), torch.zeros(1, *self.size, dtype=torch.int64)).shape[-1]
+        styles.check(self.label_names, length, path)
+        return styles
+
+    @torch.no_grad()
+    def paint(self, picture: Picture, styles: Styles) -> Tensor:
+        """Paint the label map in these styles: [3, H, W] in -1 to 1."""
+        edges = None if picture.edges is None else picture.edges.unsqueeze(0).to(self.device)
+        planes = self.game.mask(picture.label.unsqueeze(0).to(self.device), edges)
+        with noise.at(noise.Place(("sample", self.seed), 0, 1, 1)):
+            return self.game.generator(planes, styles.codes.unsqueeze(0).to(planes))[0].cpu()
+
+    def mean(self, among: int = 1000) -> Styles:
+        """The mean of each region's styles over training pictures that have the region.
+
+        `among` is how many pictures to take, evenly spread over the training set. The mean is saved in the run's
+        folder, and computed again for a newer checkpoint.
+        """
+        count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
+        if path.is_file() and _written(path) >= _written(checkpoint):
+            return Styles.load(path)
+        numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
+        workers = self.opened.settings.get("workers", 0)
+        items = DataLoader(Subset(_PicturesAndLabels(self.train), numbers), batch_size=8, num_workers=workers)
+        total, seen = torch.zeros(1), torch.zeros(1)
+        with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
+            for batch in items:
+                codes = self._encode(batch["image"], batch["label"]).double()
+                total, seen = total + codes.sum(0), seen + (codes.abs().amax(2) > 0).sum(0)
+                bar.update(len(codes))
+        codes = (total / seen.clamp_min(1).unsqueeze(1)).float()
+        source = f"the mean of {count} training pictures of {self.opened.folder.path.name}, step {self.opened.step}"
+        styles = Styles(codes, seen > 0, self.label_names, source)
+        try:
+            styles.save(path)
+        except UserError as error:
+            tqdm.write(f"not kept: {error}")
+            return styles
+        for other in path.parent.glob("mean-of-*.pt"):
+            if not other.stem.endswith(f"-{checkpoint.stem}"):
+                other.unlink()
+        return styles
+
+    def mean_path(self, among: int = 1000) -> Path:
+        """The file in which the mean of that many pictures is saved."""
+        count = min(among, len(self.train))
+        return self.opened.folder.path / "styles" / f"mean-of-{count}-{self.opened.checkpoint.stem}.pt"
+
+    @torch.no_grad()
+    def _encode(self, images: Tensor, labels: Tensor) -> Tensor:
+        planes = self.game.mask(labels.to(self.device))[:, : len(self.label_names)]
+        return self.game.encoder(images.to(planes), planes).cpu()
+
+
+def has_styles(opened: SavedRun) -> bool:
+    """Whether the run's game reads styles from pictures, and its data have pictures with labels."""
+    data = getattr(opened.run.data, "val", None)
+    return getattr(opened.run.game, "encoder", None) is not None and hasattr(data, "label_names")
+
+
+def _written(path: Path) -> int:
+    """When a file was written; 0 for a checkpoint that training has removed meanwhile."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+class _PicturesAndLabels:
+    """A data set without its other entries, as tensors."""
+
+    def __init__(self, dataset: Sequence[dict[str, Tensor]]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = to_tensors(self.dataset[index])
+        return {name: item[name] for name in ("image", "label")}

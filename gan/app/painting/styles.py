@@ -1,0 +1,118 @@
+"""The styles of one picture, or the mean of many: a code for each region, to mix, save and load."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gan.files.disk import load_plain, whole_file
+from gan.files.errors import UserError
+
+PARTS = {"codes": Tensor, "present": Tensor, "label_names": list, "source": str}
+
+
+@dataclass(frozen=True)
+class Styles:
+    """The style codes of the regions, [labels, style]; `source` says whose styles they are.
+
+    A region that is not `present` has a code of zeros. Mixing makes new `Styles` and leaves the old ones as they are.
+    """
+
+    codes: Tensor
+    present: Tensor
+    label_names: tuple[str, ...]
+    source: str
+
+    def taking(self, other: "Styles", regions: Collection[int]) -> "Styles":
+        """These styles, but with those of some regions from the other."""
+        chosen = self._mask(regions)
+        codes = torch.where(chosen.unsqueeze(1), other.codes, self.codes)
+        return replace(self, codes=codes, present=torch.where(chosen, other.present, self.present))
+
+    def towards(self, other: "Styles", share: float) -> "Styles":
+        """Styles on the straight line from these to the others: a share of 0 is exactly these, 1 exactly the others."""
+        return replace(self, codes=torch.lerp(self.codes, other.codes, share), present=self.present | other.present)
+
+    def lacking(self, regions: Collection[int]) -> list[int]:
+        """Which of these regions have no code here."""
+        return [region for region in regions if not self.present[region]]
+
+    def check(self, label_names: Sequence[str], length: int, where: Path) -> None:
+        """Raise an error where a run has other regions or codes of another length."""
+        labels, ours = self.codes.shape
+        if labels != len(label_names):
+            raise UserError(
+                f"'{where}' has styles of {labels} regions and this run knows {len(label_names)}; save styles from "
+                f"this run"
+            )
+        if ours != length:
+            raise UserError(
+                f"'{where}' has style codes of length {ours} and this run has them of length {length}; save styles "
+                f"from this run"
+            )
+        if self.label_names != tuple(label_names):
+            k = next(k for k, pair in enumerate(zip(self.label_names, label_names, strict=True)) if len(set(pair)) > 1)
+            raise UserError(
+                f"'{where}' calls region {k} '{self.label_names[k]}' and this run '{label_names[k]}'; save styles "
+                f"from this run"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write a file of tensors, strings and lists only, so that it can be loaded without running code."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as part:
+                torch.save({**vars(self), "label_names": list(self.label_names)}, part)
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"cannot write styles to '{path}': {error}; choose another file") from error
+
+    @classmethod
+    def load(cls, path: Path) -> "Styles":
+        """Read a file of styles, without running any code in it."""
+        if not path.is_file():
+            raise UserError(f"there is no file of styles '{path}'; make one with python -m gan.sample RUN save-styles")
+        try:
+            saved = load_plain(path)
+        except UserError as error:
+            raise UserError(f"'{path}' cannot be read as styles: {error}") from error
+        _check_parts(saved, path)
+        return cls(saved["codes"], saved["present"], tuple(saved["label_names"]), saved["source"])
+
+    def _mask(self, regions: Collection[int]) -> Tensor:
+        mask = torch.zeros_like(self.present)
+        mask[list(regions)] = True
+        return mask
+
+
+def _check_parts(saved: Any, path: Path) -> None:
+    known = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in PARTS.items())
+    if not known or saved["codes"].ndim != 2 or saved["present"].dtype != torch.bool:
+        raise UserError(f"'{path}' holds no styles; make such a file with python -m gan.sample RUN save-styles")
+    if not len(saved["codes"]) == len(saved["label_names"]) == len(saved["present"]):
+        raise UserError(
+            f"'{path}' is damaged: it has {len(saved['codes'])} codes and {len(saved['label_names'])} names"
+        )
+
+
+def regions(wanted: Sequence[str | int], label_names: Sequence[str]) -> list[int]:
+    """The numbers of regions that are given by name (upper or lower case) or by number."""
+    names = [name.lower() for name in label_names]
+    found = []
+    for each in map(str, wanted):
+        if each.lower() in names:
+            found.append(names.index(each.lower()))
+        elif each.isdecimal() and int(each) < len(names):
+            found.append(int(each))
+        else:
+            close = get_close_matches(each.lower(), names, 1)
+            hint = f"did you mean '{label_names[names.index(close[0])]}'?" if close else "choose a name or a number"
+            raise UserError(f"there is no region '{each}'; {hint} Regions are {_numbered(label_names)}")
+    return found
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return ", ".join(name if name == str(k) else f"{k} {name}" for k, name in enumerate(names))

@@ -1,0 +1,89 @@
+"""Makes a run's game and a rank's batch without values, and traces the game's phases."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+
+from gan.app.painting.held_out import batches_of, ready
+from gan.files.errors import UserError
+from gan.module import GanModule
+from gan.runs import Run
+from gan.runs.pairs import MadeUp, planned
+from strategies import auto
+from strategies.cost.tracing import traces
+from strategies.micro_batches import rows
+from strategies.paper.amounts import readable
+from strategies.paper.paper import size
+from strategies.paper.trace import Trace
+
+# What code raises that asks a tensor without values for them; by way of NumPy too.
+NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
+TIMES = 6  # how many times the bytes of its weights a game may need, to be tried on a CPU
+
+
+@dataclass
+class Opened:
+    """A game, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values."""
+
+    game: GanModule
+    batch: Any
+    samples: int
+    why: str = ""
+
+    def trace(self, recompute: frozenset[str], served: Mapping[str, str] = MappingProxyType({})) -> Sequence[Trace]:
+        """What happens in its phases, if these players recompute, and those in `served` are on other ranks."""
+        return traces(self.game, self.batch, recompute, "cpu" if self.why else "meta", served)
+
+
+def opened(make: Callable[[], Run], ranks: int) -> Opened:
+    """Open the run that `make` makes, in a world of so many ranks.
+
+    Weights, batch and activations are on the meta device, so they need no memory. Some games read values, as by
+    `.item()`, and so cannot be played there; they are played on the CPU, with a rank's batch.
+    """
+    game = None
+    try:
+        with torch.device("meta"), planned():
+            run = make()
+        game = run.game
+        game.assemble()
+        batch = _batch(run, ranks)
+        found = Opened(game, move_data_to_device(batch, torch.device("meta")), rows(batch))
+        found.trace(frozenset())
+        return found
+    except UserError:
+        raise
+    except NO_VALUES as error:
+        why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+    _check_that_it_can_be_tried(game, why)
+    with planned():
+        run = make()
+    if isinstance(getattr(run.data, "train", None), MadeUp):
+        why += "; with made-up label maps, for there are no pictures"
+    batch = _batch(run, ranks)
+    run.game.assemble()
+    return Opened(run.game, batch, rows(batch), why)
+
+
+def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:
+    """Refuse to compute a game on a CPU that has no memory for it."""
+    if game is None:
+        return
+    needs, free = TIMES * size(game.parameters()), auto.memory(torch.device("cpu"), 1)
+    if needs > free:
+        raise UserError(
+            f"the game cannot be played without values ({why}), and is too large to be played here with them: it may "
+            f"need {readable(needs)} of {readable(free)}; make it smaller, or let its losses read no values "
+            f"(.item(), .tolist(), shapes that depend on values)"
+        )
+
+
+def _batch(run: Run, ranks: int) -> Any:
+    """The first rank's first batch."""
+    with ready(run, ranks) as source:
+        batch = next(batches_of(source, "train"))
+    return batch

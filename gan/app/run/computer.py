@@ -1,0 +1,105 @@
+"""The devices that a command computes on."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+
+from gan.app.run import options
+from gan.files.errors import UserError
+from gan.files.system import WINDOWS, check_ranks
+from strategies.accelerator import GPUS, TorchAccelerator, best, counted, noun
+from strategies.processes.launched import launched
+
+LEFT_OUT = ("mps", "tpu")  # Lightning's class for mps refuses our strategy, that for tpu needs an older package
+
+
+@dataclass(frozen=True)
+class Computer:
+    """The devices that a run computes on, of one type. `chosen` are their numbers; without them it takes the first."""
+
+    accelerator: Accelerator
+    kind: str
+    devices: int
+    nodes: int
+    chosen: tuple[int, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        """On all nodes together."""
+        return self.devices * self.nodes
+
+    def device(self, local_rank: int) -> str:
+        if self.kind == "cpu":
+            return "cpu"
+        return f"{self.kind}:{self.chosen[local_rank] if self.chosen else local_rank}"
+
+
+def machine(settings: Namespace) -> Computer:
+    """The devices to compute on: those of the settings, or else those of this machine. Refuses what is not there."""
+    accelerator = _accelerator(settings.accelerator)
+    kind = accelerator.get_parallel_devices(accelerator.parse_devices(1))[0].type
+    on_cpu, there = kind == "cpu", accelerator.auto_device_count()
+    if on_cpu and settings.precision == "16-mixed":
+        raise UserError("--precision 16-mixed needs a GPU; type --precision bf16-mixed")
+    chosen, devices = _chosen(settings.devices, kind, there), settings.devices
+    if chosen:
+        devices = len(chosen)
+    place = launched()
+    if place is not None and not (settings.strategy == "dp" and place.world_size == 1):
+        if devices not in ("auto", place.local_size):
+            advice = f"leave --devices out, or {place.advice(devices)}"
+            raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
+        if not on_cpu and place.local_size > there:
+            bound = ", or let each task see all GPUs: srun --gpu-bind=none" if place.by == "slurm" else ""
+            advice = f"{place.advice(there)}{bound}, or type --accelerator cpu"
+            raise UserError(f"{place}, and the {noun(kind)}s that each sees are {there}; {advice}")
+        _share_cpus(on_cpu, place.local_size)
+        return Computer(accelerator, kind, place.local_size, place.nodes, chosen)
+    if devices == "auto":
+        single = settings.strategy == "single" or (WINDOWS and settings.strategy != "dp")
+        devices = 1 if single else min(2, os.cpu_count() or 1) if on_cpu else there
+    if not on_cpu and devices > there:
+        raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
+    _share_cpus(on_cpu, devices)
+    computer = Computer(accelerator, kind, devices, options.nodes(settings.nodes)[1], chosen)
+    if settings.strategy != "dp":
+        check_ranks(computer.processes, computer.nodes)
+    return computer
+
+
+def _accelerator(name: str) -> Accelerator:
+    """What Lightning is given for a name: its own class of that name, or ours for whatever torch has found here."""
+    here = best()
+    if name == "auto" or (name == "gpu" and here in GPUS):
+        name = here
+    known = {name: each["accelerator"] for name, each in AcceleratorRegistry.items() if name not in LEFT_OUT}
+    if name in known and known[name].is_available():
+        return known[name]()
+    if name == here:
+        return TorchAccelerator()
+    if name not in {"gpu", *LEFT_OUT, *known}:
+        raise UserError(f"--accelerator {name} is not known; type {', '.join(sorted({'auto', 'gpu', here, *known}))}")
+    raise UserError(f"there is no {noun(name)} here; type --accelerator {here}")
+
+
+def _share_cpus(on_cpu: bool, ranks: int) -> None:
+    """Give each rank of this host its part of the CPUs, unless OMP_NUM_THREADS says how many it has."""
+    if on_cpu and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+
+
+def _chosen(devices: int | str, kind: str, there: int) -> tuple[int, ...]:
+    """The numbers of devices in `0,2`; none where `devices` is a number of devices or auto."""
+    if isinstance(devices, int) or devices == "auto":
+        return ()
+    chosen = tuple(int(number) for number in devices.split(",") if number)
+    if kind == "cpu":
+        raise UserError(f"--devices {devices} chooses GPUs, and this is for the CPU; type --devices {len(chosen)}")
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"--devices {devices} names a {noun(kind)} twice; each rank needs one of its own")
+    if max(chosen) >= there:
+        raise UserError(f"--devices {devices}: the {noun(kind)}s here have numbers from 0 to {there - 1}")
+    return chosen

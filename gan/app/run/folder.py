@@ -1,0 +1,243 @@
+"""The folder of a run, `runs/<number>-<name>/`: making it, finding it, and the files in it."""
+
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gan.app.run import settings_file
+from gan.files.disk import lockable
+from gan.files.errors import UserError
+from gan.files.system import lock
+from gan.runs import short_name
+
+CHECKPOINT = ".ckpt"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run's files. A path does not have to exist."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        """Every setting of the run; `--resume` and `--config` read it."""
+        return self.path / "settings.yaml"
+
+    @property
+    def game(self) -> Path:
+        """Players, networks and phases as text."""
+        return self.path / "game.txt"
+
+    @property
+    def launch(self) -> Path:
+        """Who trains this run now, and the last checkpoint of that; see launch.py."""
+        return self.path / "launch.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row for each logged step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def curves(self) -> Path:
+        """The metrics as a picture."""
+        return self.path / "curves.png"
+
+    @property
+    def samples(self) -> Path:
+        """The reals and the grids."""
+        return self.path / "samples"
+
+    @property
+    def best(self) -> Path:
+        """The scores of the checkpoints that are kept; see keep.py."""
+        return self.path / "best.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that trains this run, see `training`."""
+        return self.path / "run.lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}{CHECKPOINT}"
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in order. A checkpoint that is being written has another ending."""
+        return sorted(step for path in self.checkpoints.glob(f"*{CHECKPOINT}") if (step := step_of(path)) is not None)
+
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint of the latest step, even if it was not written last.
+
+        A user may keep a checkpoint under another form of name, such as step-000004-keep.ckpt. It is never chosen
+        here; to resume from it, its path must be typed.
+        """
+        steps = self.steps()
+        return self.checkpoint(steps[-1]) if steps else None
+
+    def before(self, checkpoint: Path) -> list[Path]:
+        """The checkpoints of earlier steps, newest first. Before a copy under another name: all."""
+        last = step_of(checkpoint)
+        return [self.checkpoint(step) for step in reversed(self.steps()) if last is None or step < last]
+
+    def grids(self) -> dict[int, Path]:
+        """The grids that training drew, by step, in order. A user may keep other pictures beside them."""
+        found = ((re.fullmatch(r"step-(\d+)", path.stem), path) for path in self.samples.glob("step-*.png"))
+        return dict(sorted((int(name[1]), path) for name, path in found if name is not None))
+
+    def resuming(self, step: int) -> Path:
+        """What to type after --resume to continue from a step: the run, or the checkpoint if there are later ones."""
+        path = self.checkpoint(step)
+        return path if path.exists() and path != self.newest_checkpoint() else self.path
+
+    def fill(self, texts: Mapping[Path, str]) -> None:
+        """Write the first files of a folder that nobody else knows yet. If that fails, the folder is removed."""
+        try:
+            for path, text in texts.items():
+                path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.discard()
+            raise UserError(f"cannot write to '{self.path}': {error.strerror}; choose a folder with --out") from error
+
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before its first step. With metrics or checkpoints it stays."""
+        if not self.metrics.exists() and not any(self.checkpoints.glob("*")):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def create(out: Path, name: str) -> RunFolder:
+    """Make a folder with the next number. Two runs that start at the same time get two numbers."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        number = max((_number(path) for path in out.iterdir()), default=0)
+        while True:
+            number += 1
+            folder = RunFolder(out / f"{number:03d}-{name}")
+            try:
+                folder.path.mkdir()
+            except FileExistsError:
+                continue
+            folder.samples.mkdir()
+            return folder
+    except OSError as error:
+        raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
+
+
+def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
+    """The run and the checkpoint to resume. `resume` is a run's folder, a checkpoint inside it, or `auto`.
+
+    `auto` means the newest run in `out` that has a checkpoint; with `name`, the newest one whose settings have that
+    run. The result is None if there is no such run.
+    """
+    if resume == "auto":
+        paths = [path for path in out.iterdir() if _number(path)] if out.is_dir() else []
+        for run in map(RunFolder, sorted(paths, key=_number, reverse=True)):
+            checkpoint = run.newest_checkpoint()
+            if checkpoint is None:
+                continue
+            if not run.settings.is_file() and (name is None or run.path.name.endswith(f"-{short_name(name)}")):
+                raise UserError(f"'{run.path}' has lost its settings.yaml; put it back, or name the run that you mean")
+            if run.settings.is_file() and name in (None, run_in(run.settings)):
+                return run, checkpoint
+        return None
+    path = Path(resume)
+    folder = holding(path)
+    checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
+    if checkpoint is not None and checkpoint.exists() and not folder.settings.is_file():
+        raise UserError(f"'{folder.path}' has lost its settings.yaml; put it back, or name the run that you mean")
+    if not folder.settings.is_file() or checkpoint is None or not checkpoint.exists():
+        raise UserError(
+            f"nothing to resume at '{resume}': expected a run's folder with checkpoints/ and settings.yaml, "
+            f"a .ckpt inside one, or auto"
+        )
+    return folder, checkpoint
+
+
+def run_in(settings: Path) -> str | None:
+    """The run that a file of settings names."""
+    return settings_file.read(settings).get("run")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path names a checkpoint and not a run's folder. Both are directories, so the ending decides."""
+    return path.suffix == CHECKPOINT
+
+
+def holding(path: Path) -> RunFolder:
+    """The run's folder, from its own path or from the path of a checkpoint in it."""
+    if not is_checkpoint(path):
+        return RunFolder(path)
+    return RunFolder((path if len(path.parts) > 1 else path.absolute()).parent.parent)
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's name; None if the name does not have the form that a run gives."""
+    match = re.fullmatch(r"step-(\d{6}|[1-9]\d{6,})", path.stem)
+    return int(match[1]) if match else None
+
+
+def _number(path: Path) -> int:
+    match = re.match(r"(\d+)-", path.name)
+    return int(match[1]) if match else 0
+
+
+# ---- one process at a time ----
+
+# The first rank locks the file `run.lock` in the run's folder while it trains, and writes into it who it is. The system
+# ends the lock with the process, however that ends. Who only reads the run does not ask for it.
+
+PATIENCE = 10.0  # seconds: a launcher may start ranks again while the first one of the attempt before is just ending
+LOOK = 0.1  # seconds between two tries
+
+
+@contextmanager
+def training(folder: RunFolder) -> Iterator[None]:
+    """Hold the run's lock inside the `with`. Refuse, by name, if another process trains this run."""
+    with ExitStack() as stack:
+        try:
+            handle = stack.enter_context(lockable(folder.lock, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise UserError(
+                f"cannot write to '{folder.path}': {error.strerror}; resume a copy of the folder, where you may write"
+            ) from error
+        _lock(handle, folder)
+        _note(handle, f"process {os.getpid()} on {socket.gethostname()}\n")
+        stack.callback(_note, handle, "")
+        yield
+
+
+def _lock(handle: int, folder: RunFolder) -> None:
+    until, said = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return lock(handle)
+        except BlockingIOError:
+            os.lseek(handle, 0, os.SEEK_SET)
+            who = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
+            if not said:
+                said = True
+                print(f"{who} is training '{folder.path}'; waiting {PATIENCE:g} s for its end ...", flush=True)
+            if time.monotonic() > until:
+                raise UserError(
+                    f"{who} is training '{folder.path}'; end it first, or resume a copy of the folder"
+                ) from None
+            time.sleep(LOOK)
+        except OSError:  # a file system without locks
+            return None
+
+
+def _note(handle: int, text: str) -> None:
+    with suppress(OSError):  # the disk may be full
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, text.encode())

@@ -1,0 +1,299 @@
+"""The options of `python -m gan.fit`: those that every run has, and the settings of the chosen run."""
+
+import argparse
+import re
+import sys
+from collections.abc import Collection
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_string_type
+
+from gan.app.run import folder, settings_file
+from gan.app.run.parser import Parser
+from gan.files.errors import UserError, reason
+from gan.runs import find, full_name, short_name
+from strategies.choice import OPTIONS
+from strategies.policies import POLICIES
+from strategies.processes import slurm
+
+DEFAULT_RUN = "sean-faces"
+RUN = "what to train: see --list-runs, or FILE.py:FUNCTION of your own"
+ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning's names"
+Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
+PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
+
+EXAMPLES = """examples:
+  python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
+  python -m gan.fit cyclegan-faces --devices 1
+  python -m gan.fit sean-celebamask --data PATH       the published training on your pictures
+  python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
+  python -m gan.fit r3gan-faces --help                the settings of that run
+  python -m gan.fit my_game.py:my_run                 a run of your own: a function in a file or a module
+  python -m gan.fit --resume auto                     continue the newest run
+  python -m gan.fit r3gan-faces --devices 0,2         on these two GPUs
+  torchrun --nproc-per-node 4 -m gan.fit r3gan-faces
+  python -m gan.fit --slurm --nodes 2 --devices 8 > job.sh   the script of a Slurm job
+"""
+
+
+def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
+    """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run."""
+    argv = run_first(arguments(argv))
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in (("run", None), ("resume", None), ("out", "runs")):
+        early.add_argument(f"--{name}", default=default)
+    early.add_argument("--config", action="append", default=[])
+    known, _ = early.parse_known_args(argv)
+    typed = None if known.run is None else full_name(known.run)
+    files = [Path(file) for file in known.config if file]
+
+    # A resumed run starts from the settings it was trained with; what is typed overrides them.
+    try:
+        resumed = folder.find(known.resume, Path(known.out), typed) if known.resume else None
+    except OSError as error:
+        raise UserError(f"cannot look for a run to resume: {reason(error)}") from error
+    if resumed is not None:
+        files.insert(0, resumed[0].settings)
+        run = _saved_run(resumed[0].settings, typed)
+    else:
+        configured = [name for name in map(folder.run_in, files) if name is not None]
+        run = full_name(typed or (configured or [DEFAULT_RUN])[-1])
+    parser, saved = _parser(run), None
+    for file in files:
+        saved = _settings_in(file, parser, run, saved)
+    settings = parser.parse_args(argv, saved)
+    settings.run = run
+    if settings.resume != known.resume:
+        raise UserError(
+            f"'{files[-1]}' says resume: {settings.resume}, and what to resume is typed: --resume {settings.resume}"
+        )
+    return settings, resumed
+
+
+def _saved_run(settings: Path, typed: str | None) -> str:
+    """The run that a file of settings names. For an own run whose file has moved, `typed` is where it is now."""
+    saved = folder.run_in(settings)
+    if saved is None:
+        raise UserError(f"cannot read settings from '{settings}': it names no run")
+    if typed is None or typed == saved:
+        return saved
+    if ":" in saved and ":" in typed and short_name(typed) == short_name(saved):
+        return typed
+    raise UserError(f"'{settings.parent}' is a run of {saved}, not of {typed}; leave --run out")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that is there twice twice. Aliases are not read, see settings_file.py."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump(settings: Namespace, run: str) -> str:
+    """All settings as YAML, without those that belong to a single call of the command."""
+    kept = {name: _written(name, value) for name, value in settings.as_dict().items() if name not in PASSING}
+    try:
+        return yaml.dump({**kept, "run": run}, Dumper=_Dumper, sort_keys=False)
+    except yaml.YAMLError as error:
+        raise UserError(f"{run} has a setting that cannot be written to settings.yaml: {error.args[-1]!r}") from error
+
+
+def load(path: Path, run: str | None = None, **overrides: Any) -> Namespace:
+    """Read settings as `dump` writes them, with `overrides` in their place. Refuses what this version does not know.
+
+    `run` is where an own run is now, if its file has moved.
+    """
+    run = _saved_run(path, run and full_name(run))
+    return _settings_in(path, _parser(run), run, **overrides)
+
+
+def _settings_in(path: Path, parser: Parser, run: str, before: Namespace | None = None, **overrides: Any) -> Namespace:
+    """The settings of a file in place of those `before` it, and `overrides` in their place."""
+    found = {**settings_file.read(path), **overrides, "run": run}
+    parser.exit_on_error = False
+    try:
+        _check_kinds(found, parser)
+        return parser.parse_object(found, before)
+    except argparse.ArgumentError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"'{path}' and run {run} do not fit together: {reason}; another version may have made it, see "
+            f"python -m gan.fit {run} --help"
+        ) from error
+    finally:
+        parser.exit_on_error = True
+
+
+def _check_kinds(found: dict[str, Any], parser: Parser) -> None:
+    """Refuse what jsonargparse would take from a file: null where there must be a value, and no bool for a flag."""
+    for action in parser._actions:
+        if action.dest not in found:
+            continue
+        value, kind = found[action.dest], getattr(action, "_typehint", Any)
+        if action.nargs == 0 and not isinstance(value, bool):
+            raise argparse.ArgumentError(None, f"{action.dest} is {value!r}; it must be true or false")
+        if value is None and kind is not Any and type(None) not in get_args(kind):
+            raise argparse.ArgumentError(None, f"{action.dest} is null; it needs a value")
+
+
+def run_settings(settings: Namespace) -> dict[str, Any]:
+    """The settings that are arguments of the run's function."""
+    names = parameters(settings.run)
+    return {name: _plain(value) for name, value in settings.as_dict().items() if name in names}
+
+
+def _parser(run: str) -> Parser:
+    find(run)  # refuse an unknown one first
+    parser = Parser(
+        prog="python -m gan.fit",
+        usage="python -m gan.fit [RUN] [--strategy POLICY] [--devices N] [options]",
+        description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
+        epilog=f"{EXAMPLES}\n{_strategies()}",
+    )
+    add = parser.add_argument
+    what = "take settings from a YAML file, such as the settings.yaml of a run"
+    add("--config", type=str | None, default=None, help=what)
+    add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
+    add("--list_runs", action="store_true", help="list all runs and stop")
+    add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
+    what = "processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
+    add("--devices", type=PositiveInt | Literal["auto"] | Indices, default="auto", help=f"{what}these GPUs")
+    add("--nodes", "--num_nodes", type=str | int, default=1, help="number of hosts, or LEAST:MOST")
+    add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")
+    what = "how often lost ranks are started again, from their last checkpoint"
+    add("--restarts", type=NonNegativeInt, default=3, help=what)
+    add("--accelerator", type=str, default="auto", help=ACCELERATOR)
+    what = "what ranks communicate by; default: nccl between GPUs, else mostly gloo"
+    add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
+    kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
+    add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
+    add("--out", type=str, default="runs", help="folder in which the run's folder is made")
+    add("--resume", type=str | None, default=None, help="continue: auto (the newest run), a run, or a checkpoint")
+    what = "steps between grids and validations; default: a tenth of all steps"
+    add("--sample_every", type=PositiveInt | None, default=None, help=what)
+    what = "steps between checkpoints; default: as --sample-every"
+    add("--save_every", type=PositiveInt | None, default=None, help=what)
+    what = "train on while a checkpoint is written; needs host memory for a copy of what each rank writes"
+    add("--save_in_background", type=bool, default=True, help=what)
+    add("--keep", type=PositiveInt, default=2, metavar="COUNT", help="how many of the newest checkpoints to keep")
+    what = "how many of the best ones to keep as well, by the run's first score"
+    add("--keep_best", type=NonNegativeInt, default=0, metavar="COUNT", help=what)
+    add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
+    add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
+    add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
+    add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
+    add("--submit", action="store_true", help="submit that script, by sbatch")
+    add_checks(parser)
+    add_run_options(parser, run)
+    cpus = slurm.cpus()
+    if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) is int:
+        parser.set_defaults(workers=cpus - 1)
+    return parser
+
+
+def add_saved_run(parser: Parser) -> None:
+    """Add the options of a command that opens a saved run: which one, and where its parts are."""
+    add = parser.add_argument
+    what = "a run's folder, a checkpoint inside one, or auto: the newest run"
+    add("which", metavar="RUN", nargs="?", default="auto", help=what)
+    what = "auto is the newest run of this name; for a run of your own: where it is, if it has moved"
+    add("--run", metavar="NAME", type=str | None, default=None, help=what)
+    what = "where the run's pictures are now, if they have moved"
+    add("--data", metavar="FOLDER", type=str | None, default=None, help=what)
+    add("--out", metavar="FOLDER", type=Path, default=Path("runs"), help="where to look for the newest run")
+
+
+def add_checks(parser: Parser) -> None:
+    """Add the options that say what a training checks. gan.verify has them too."""
+    what = "try the first step on all ranks and on one, and compare"
+    parser.add_argument("--check", type=bool, default=True, help=what)
+    what = "be deterministic, detect anomalies, compare ranks, check every tenth step"
+    parser.add_argument("--debug", action="store_true", help=what)
+
+
+def add_run_options(parser: Parser, run: str, without: Collection[str] = ()) -> None:
+    """Add the run's own settings to a command's options, `without` those that the command sets itself."""
+    clash = sorted((parameters(run) - set(without)) & {action.dest for action in parser._actions})
+    if clash:
+        raise UserError(
+            f"{run} has an argument '{clash[0]}', which is an option of {parser.prog} itself; rename the argument"
+        )
+    parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run, skip=set(without))
+
+
+def _strategies() -> str:
+    """The part of the help that lists what can be typed after --strategy."""
+    known = ", ".join(dict.fromkeys(policy.name for policy in POLICIES.values()))
+    others = ", ".join(f"{name} = {policy.name}" for name, policy in POLICIES.items() if name != policy.name)
+    return "\n".join(
+        [
+            f"strategies: auto, {known}",
+            f"  for all players, or each: generator=zero3+offload,teacher=zero3@2-3,*=ddp (@: own ranks; {others})",
+            *(f"  +{name:10}{option.help}" for name, option in OPTIONS.items()),
+        ]
+    )
+
+
+def parameters(run: str) -> set[str]:
+    """The names of the run's own settings, also those that it passes to another function."""
+    return set(ArgumentParser().add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run))
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """The least and the most number of hosts, of what is typed: N or LEAST:MOST."""
+    least, _, most = str(text).partition(":")
+    if not (least.isdigit() and (most or least).isdigit() and 1 <= int(least) <= int(most or least)):
+        raise UserError(f"--nodes {text}: type how many hosts there are, such as --nodes 2, or --nodes 1:4")
+    return int(least), int(most or least)
+
+
+def arguments(argv: list[str] | None = None) -> list[str]:
+    """What a person typed, with underscores in options. torch.distributed.launch puts the local rank before it.
+
+    The environment says that number too, also under the other launchers.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and re.fullmatch(r"--local[-_]rank=\d+", argv[0]):
+        argv = argv[1:]
+    return [underscores(argument) for argument in argv]
+
+
+def run_first(argv: list[str]) -> list[str]:
+    """The arguments with `--run` before a run that is the first word.
+
+    torchrun takes `--run` for its own `--run-path`, unless `--` stands before the program. settings.yaml has `run`.
+    """
+    if not argv or argv[0].startswith("-"):
+        return argv
+    if any(argument.partition("=")[0] == "--run" for argument in argv):
+        raise UserError(f"the run is named twice, by '{argv[0]}' and by --run; leave --run out")
+    return ["--run", *argv]
+
+
+def underscores(argument: str) -> str:
+    """Write an option with underscores, so that `--max-steps` and `--max_steps` are the same."""
+    return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
+
+
+def _written(name: str, value: Any) -> Any:
+    """The value as settings.yaml has it, from which it is read again by its type.
+
+    The path of data that are there is written from the root, so that the run can be opened from any folder.
+    """
+    if isinstance(value, Enum):
+        return value.name
+    if (isinstance(value, Path) or (name == "data" and isinstance(value, str) and value)) and Path(value).exists():
+        return str(Path(value).absolute())
+    return str(value) if isinstance(value, Path | str) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value as a plain Python number. YAML does not know jsonargparse's types, such as PositiveInt."""
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return value

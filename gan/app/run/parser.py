@@ -1,0 +1,114 @@
+"""The argument parsers of all commands. They refuse abbreviated options and empty values."""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jsonargparse
+from jsonargparse import DefaultHelpFormatter
+
+from gan.app.run.settings_file import limit_typed_values
+from gan.files.errors import UserError, printable
+
+WHERE = "auto, a run's folder or a checkpoint in it"
+TYPE = {
+    "RUN": WHERE,
+    "run": "the name of one, see --list-runs, or FILE.py:FUNCTION",
+    "resume": WHERE,
+    "from_checkpoint": WHERE,
+    "config": "a YAML file, such as the settings.yaml of a run",
+    "out": "a folder, such as runs",
+    "to": "a folder to write to",
+    "file": "a file to write to",
+    "data": "the folder of the pictures",
+    "inception": "a file of weights",
+    "segmenter": "a file of weights",
+}
+
+limit_typed_values()
+
+
+class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Short help: options with hyphens, no type where the default shows it, and no default that is null or False."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=110)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        name = re.sub(r"--\w+", lambda match: match[0].replace("_", "-"), ", ".join(action.option_strings))
+        if action.nargs == 0:
+            return name
+        (value,) = self._metavar_formatter(action, action.dest.rpartition("_")[2].upper())(1)
+        return f"{name} {value if value.startswith('{') else value.rpartition('_')[2]}"
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = re.sub(r"\(type: .*?, default: ", "(default: ", super()._expand_help(action))
+        return re.sub(r" \(default: (null|False)\)", "", text)
+
+
+class Strict:
+    """A parser that refuses abbreviations and empty values. For an unknown option it suggests the closest one.
+
+    An abbreviation may mean another option after a new option is added. And gan.fit parses the command line twice, for
+    --resume, with two lists of options, so an abbreviation could be known to one parser and not to the other.
+
+    An empty path usually comes from a shell variable that is not set. It would mean "none" or the current folder, and
+    a run would start from the beginning instead of being resumed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
+        """Refuse empty values, then parse. Without `args` it parses the command line."""
+        args = sys.argv[1:] if args is None else args
+        option = None
+        for arg in args:
+            name, given, value = arg.partition("=")
+            if arg.startswith("-"):
+                option = name
+            if not (value if given and arg.startswith("-") else arg).strip():
+                self._refuse_empty(option)
+        return super().parse_args(args, *more, **kwargs)
+
+    def _refuse_empty(self, option: str | None) -> None:
+        fits = (
+            each for each in self._actions if (option in each.option_strings if option else not each.option_strings)
+        )
+        action = next(fits, None)
+        if action is None or action.default == "":
+            return  # an unknown option, which is reported later, or one that is empty by default
+        name, of = (_hyphens(option), action.dest) if option else (action.metavar or action.dest.upper(),) * 2
+        raise UserError(f"{name} is empty; type {TYPE.get(of, 'a value')}, or leave {name} out")
+
+    def error(self, message: str, *more: Any) -> NoReturn:
+        """Say what may have been meant: the closest known option to an unknown one, or the run."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        known = [_hyphens(name) for name in self._option_string_actions if name.startswith("--")]
+        if unknown:
+            typed = _hyphens(unknown[1])
+            close = [name for name in known if name.startswith(typed)] or difflib.get_close_matches(typed, known, 1)
+            if close:
+                message = f"unknown option {typed}; did you mean {' or '.join(close)}?"
+        word = re.match(r"unrecognized arguments: ([^\s-]\S*)", message)
+        if word and "--run" in known and all(action.option_strings for action in self._actions):
+            message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
+        return super().error(printable(message), *more)
+
+
+class Parser(Strict, jsonargparse.ArgumentParser):
+    """For commands whose options come from function signatures or a settings file."""
+
+    def __init__(self, **texts: str) -> None:
+        super().__init__(formatter_class=Help, print_config=None, **texts)
+
+
+class PlainParser(Strict, argparse.ArgumentParser):
+    """For commands with a few plain options."""
+
+
+def _hyphens(option: str) -> str:
+    return option.replace("_", "-")

@@ -1,0 +1,116 @@
+"""What has changed since a run was trained: said, or refused if its weights would not fit any more."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from gan.app.run import options
+from gan.app.run.folder import RunFolder, is_checkpoint
+from gan.files.checkpoint import check, load
+from gan.files.errors import UserError
+from gan.files.tensors import Damaged
+from gan.runs import Run
+
+QUIET = 5.0  # seconds that a check takes without a word
+
+Say = Callable[[str], None]
+
+
+def to_resume(typed: str, folder: RunFolder, checkpoint: Path, say: Say, option: str = "--resume ") -> Path:
+    """The checkpoint to go on from, for what was typed after an option and the checkpoint that it was found to mean."""
+    if not is_checkpoint(Path(typed)):
+        return newest_whole([checkpoint, *folder.before(checkpoint)], say, option)
+    try:
+        _check(checkpoint, say)
+    except Damaged as error:
+        raise UserError(f"{error}; {instead(folder, checkpoint, option)}") from error
+    return checkpoint
+
+
+def newest_whole(checkpoints: Sequence[Path], say: Say, option: str = "--resume ") -> Path:
+    """The first of these that is whole. A line says which was damaged, and why. It is an error if none is whole."""
+    failures: list[Damaged] = []
+    for path in checkpoints:
+        try:
+            _check(path, say)
+        except Damaged as error:
+            failures.append(error)
+            continue
+        for failure in failures:
+            say(f"{failure}; going on from {path}")
+        return path
+    raise UserError(f"{failures[0]}; no earlier checkpoint of the run is whole, so begin a new run: leave {option}out")
+
+
+def instead(folder: RunFolder, damaged: Path, option: str = "") -> str:
+    """What to type in place of a damaged checkpoint, after this option of the command."""
+    for path in folder.before(damaged):
+        try:
+            check(path)
+        except UserError:
+            continue
+        return f"the newest whole checkpoint before it is {path}: type {option}{path}"
+    return "no earlier checkpoint of the run is whole"
+
+
+def _check(path: Path, say: Say) -> None:
+    timer = Timer(QUIET, say, [f"checking all of {path} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        check(path)
+    finally:
+        timer.cancel()
+
+
+class Resumed:
+    """A run that is trained on, with the settings that it was trained with and those that it has now."""
+
+    def __init__(self, folder: RunFolder, run: str, now: Mapping[str, Any]) -> None:
+        """`run` is where the run is now, and `now` are its settings."""
+        self.folder, self.now = folder, now
+        saved = options.load(folder.settings, run)
+        self.out, self.before = Path(saved.out), options.run_settings(saved)
+        self.changed = [name for name, value in now.items() if value != self.before.get(name)]
+
+    def __str__(self) -> str:
+        """What has changed, as options; empty if nothing has."""
+        if not self.changed:
+            return ""
+        return f"the run was trained with {self._typed(self.before)}, and goes on with {self._typed(self.now)}"
+
+    def _typed(self, settings: Mapping[str, Any]) -> str:
+        return " ".join(f"--{name.replace('_', '-')} {settings.get(name)}" for name in self.changed)
+
+    def check(self, run: Run, checkpoint: Path) -> None:
+        """Refuse networks that the checkpoint's weights do not fit."""
+        saved = load(checkpoint).get("state_dict", {})
+        for name, weight in run.game.state_dict(keep_vars=True).items():
+            there = getattr(saved.get(name), "shape", None)
+            if there is None or not isinstance(weight, Tensor) or is_lazy(weight) or there == weight.shape:
+                continue
+            by = f"{self}; leave out what changes them" if self.changed else "its code or its data have changed"
+            raise UserError(
+                f"the checkpoint's networks are of other sizes: '{name}' is {_text(there)} in {checkpoint.name} "
+                f"and {_text(weight.shape)} now. {by[0].upper()}{by[1:]}"
+            )
+
+    def where_data_were(self, error: UserError) -> UserError:
+        """The error of a run that could not be made, with what to type if its data are not where they were."""
+        data = self.now.get("data")
+        if not isinstance(data, str | Path) or data != self.before["data"] or Path(data).exists():
+            return error
+        advice = "if its data have moved, type --data and their folder"
+        here = self.folder.path.absolute()
+        if not Path(data).is_absolute() and here.parent.parts[-len(self.out.parts) :] == self.out.parts:
+            start = here.parents[len(self.out.parts)]
+            advice = f"'{data}' is relative to {start}, where the run was started: type --data {start / data}"
+        return UserError(f"{error}; {advice}")
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"

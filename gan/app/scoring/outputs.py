@@ -1,0 +1,124 @@
+"""What to score of each game: the pictures or sounds it makes from held-out samples, and the true ones.
+
+To score a game of your own, register a function for its class with `@makes.register`.
+"""
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from gan import GanModule
+from gan.files.errors import UserError
+from gan.games.byol import Byol
+from gan.games.cyclegan import CycleGan
+from gan.games.from_noise import FromNoise
+from gan.games.hifigan import HifiGan
+from gan.games.pix2pix import Pix2pix
+from gan.games.sean import Sean
+from gan.games.spade import Spade
+from gan.games.vqgan import VqGan
+
+
+@dataclass(frozen=True)
+class Made:
+    """Pictures [B, 3, H, W] in [-1, 1] and the true ones; `label` is the map they were painted from.
+
+    Where they are not `paired`, the truth is other pictures of the same kind, and pixels cannot be compared. `known`
+    [B, H, W] is 1 where the truth is known. `region` [B, H, W] is 1 where the style was changed; `before` are the
+    pictures without this change.
+    """
+
+    pictures: Tensor
+    truth: Tensor
+    paired: bool = True
+    label: Tensor | None = None
+    known: Tensor | None = None
+    region: Tensor | None = None
+    before: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The log mel spectrograms [B, bands, frames] of sounds, and of the true ones."""
+
+    mels: Tensor
+    truth: Tensor
+
+
+@singledispatch
+def makes(game: GanModule, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made | Heard]:
+    """What a game makes of a batch of held-out samples, by title; `numbers` are the samples' numbers."""
+    raise UserError(
+        f"what {type(game).__name__} makes is not known here; register a function for it, "
+        f"see gan/app/scoring/outputs.py"
+    )
+
+
+@makes.register
+def _spade(game: Spade, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    image, label = batch["image"], batch["label"]
+    return {"painted": Made(game.repaint(image, game.mask(label, batch.get("edges"))), image, label=label)}
+
+
+@makes.register
+def _sean(game: Sean, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Pictures painted again from their own masks and styles. With drawn truth, also in the styles of others."""
+    image, label = batch["image"], batch["label"]
+    made = {"reconstruction": Made(game.repaint(image, game.mask(label, batch.get("edges"))), image, label=label)}
+    if "truth" in batch:
+        # The look of a region is not known where the style's picture does not have the region.
+        present = game.mask(batch["style_label"])[:, : game.labels].flatten(2).amax(2)
+        known = present.gather(1, label.flatten(1)).view_as(label)
+        made["transfer"] = Made(game.transfer(batch), batch["truth"], label=label, known=known)
+    if "region_truth" in batch:
+        # One by one, so that the noise of a sample does not depend on its place in the batch.
+        pairs = [
+            game.restyle({name: value[row : row + 1] for name, value in batch.items()}) for row in range(len(label))
+        ]
+        before, after = map(torch.cat, zip(*pairs, strict=True))
+        region = label == batch["region"].view(-1, 1, 1)
+        made["one region"] = Made(after, batch["region_truth"], label=label, region=region, before=before)
+    return made
+
+
+@makes.register
+def _pix2pix(game: Pix2pix, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    return {"painted": Made(game.generator(game.mask(batch)), batch["image"], label=batch["label"])}
+
+
+@makes.register
+def _vqgan(game: VqGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Pictures painted again from the numbers of their codes."""
+    return {"reconstruction": Made(game.autoencoder(batch["image"])[0], batch["image"])}
+
+
+@makes.register
+def _byol(game: Byol, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    raise UserError(
+        "Byol makes no pictures that could be scored; the score of its representations is val/neighbour_error in the "
+        "run's metrics.csv, and python -m gan.sample shows the nearest ones of each picture"
+    )
+
+
+@makes.register
+def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """Translations in both directions, with their drawn truth, or else with pictures of the other kind."""
+    fake_b, fake_a = game.translate(batch["a"], batch["b"])
+    drawn = "truth_b" in batch
+    return {
+        "a to b": Made(fake_b, batch["truth_b" if drawn else "b"], paired=drawn),
+        "b to a": Made(fake_a, batch["truth_a" if drawn else "a"], paired=drawn),
+    }
+
+
+@makes.register
+def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
+    """As many pictures from noise as there are samples; a sample's number decides its noise."""
+    return {"from noise": Made(game.numbered(numbers, like=batch["image"]), batch["image"], paired=False)}
+
+
+@makes.register
+def _hifigan(game: HifiGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Heard]:
+    return {"sounds": Heard(game.mel(game.voice(batch["wave"])), game.mel(batch["wave"]))}

@@ -1,0 +1,204 @@
+"""Which scores there are, which of them can be computed for a run, and how figures come from batches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gan.app.scoring import features, pixels
+from gan.app.scoring.features import Extractor
+from gan.app.scoring.outputs import Heard, Made
+from gan.files.errors import UserError
+
+Rows = dict[str, Tensor]
+
+# What each score needs of a game.
+NEEDS = {
+    "ssim": "a truth to compare each picture with",
+    "rmse": "a truth to compare each picture with",
+    "psnr": "a truth to compare each picture with",
+    "fid": "two pictures or more",
+    "kid": "two pictures or more",
+    "features": "two pictures or more",
+    "miou": "pictures painted from label maps",
+    "transfer": "the drawn truth of style transfers, which the built-in faces have",
+    "mel": "sounds, and the true ones",
+}
+
+NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
+
+# The figures that are means of one number a picture.
+MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill", "mel_error")
+
+
+@dataclass
+class Scorer:
+    """The scores of an evaluation, with the networks they need; `left_out` says why other scores are missing."""
+
+    scores: tuple[str, ...]
+    labels: int = 0
+    extractor: Extractor | None = None
+    segmenter: nn.Module | None = None
+    segmenter_file: Path | None = None
+    ignore: tuple[int, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str) -> "Scorer":
+        for network in (self.extractor and self.extractor.network, self.segmenter):
+            if network is not None:
+                network.to(device)
+        return self
+
+    def rows(self, made: Made | Heard) -> Rows:
+        """Numbers for each sample of one batch."""
+        if isinstance(made, Heard):
+            return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).cpu().double()}
+        rows: Rows = {}
+        seen = made
+        if made.pictures.device.type in NO_FLOAT64:
+            seen = replace(made, **{name: each.cpu() for name, each in vars(made).items() if isinstance(each, Tensor)})
+        if seen.paired:
+            if "ssim" in self.scores:
+                rows |= pixels.ssim(seen.pictures, seen.truth)
+            if "rmse" in self.scores:
+                rows["rmse"] = pixels.rmse(seen.pictures, seen.truth)
+            if "psnr" in self.scores:
+                rows["psnr"] = pixels.psnr(seen.pictures, seen.truth)
+        if seen.known is not None and "transfer" in self.scores:
+            rows["transfer"] = pixels.masked_error(seen.pictures, seen.truth, seen.known)
+        if seen.region is not None and "transfer" in self.scores:
+            rows["region_error"] = pixels.region_error(seen.pictures, seen.truth, seen.region)
+            rows["region_spill"] = pixels.region_spill(seen.pictures, seen.before, seen.region)
+        if self.extractor is not None:
+            rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
+            rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
+        return {name: values.cpu() for name, values in rows.items()}
+
+    def sums(self, made: Made | Heard) -> Rows:
+        """What one batch adds to sums of whole numbers over all pictures."""
+        if self.segmenter is None or isinstance(made, Heard) or made.label is None:
+            return {}
+        pictures = {"confusion": made.pictures, **({"confusion of truth": made.truth} if made.paired else {})}
+        return {
+            name: pixels.confusion(self.segmenter, each, made.label, self.labels, self.ignore)
+            for name, each in pictures.items()
+        }
+
+    def figures(self, rows: Rows, sums: Rows, label_names: Sequence[str] = ()) -> dict[str, Any]:
+        """The scores of all pictures, from their rows and sums. Labels without a name go by their number."""
+        figures: dict[str, Any] = {name: float(rows[name].mean()) for name in MEANS if name in rows}
+        if "transfer" in rows:
+            error, pixels_known = rows["transfer"].sum(0).tolist()
+            figures["transfer_error"] = error / max(1.0, pixels_known)
+        if "features" in rows:
+            figures |= self._distances(rows["features"], rows["features of truth"])
+        for name, confusion in sums.items():
+            found = pixels.intersection_over_union(confusion)
+            suffix = name.removeprefix("confusion").replace(" ", "_")
+            figures[f"miou{suffix}"] = float(found.nanmean())
+            figures[f"accuracy{suffix}"] = pixels.accuracy(confusion)
+            names = label_names or [str(label) for label in range(self.labels)]
+            figures[f"iou{suffix}"] = dict(zip(names, found.tolist(), strict=True))
+        return figures
+
+    def _distances(self, made: Tensor, truth: Tensor) -> dict[str, float]:
+        figures = {}
+        fid = self.extractor.fid
+        if not fid or "fid" in self.scores:
+            figures["fid" if fid else "feature_distance"] = features.frechet_distance(made, truth)
+        if not fid or "kid" in self.scores:
+            name = "kid" if fid else "kernel_distance"
+            figures[name], deviation = features.kernel_distance(made, truth)
+            if features.kernel_subsets(len(made))["subsets"] > 1:
+                figures[f"{name}_deviation"] = deviation
+        return figures
+
+    def notes(self, count: int) -> list[str]:
+        """Notes that a reader of the figures needs."""
+        notes = []
+        if self.extractor is not None:
+            size = self.extractor.size
+            name = "FID" if self.extractor.fid else "the Fréchet distance"
+            if count <= size:
+                notes.append(
+                    f"{name} of {count} pictures is far above that of many, as its covariances are of {size} features; "
+                    f"compare it at equal numbers of pictures only"
+                )
+            if not self.extractor.about.get("published", True):
+                notes.append("the Inception weights are not the published ones, so neither are FID and KID")
+        return notes
+
+    def about(self, count: int) -> dict[str, Any]:
+        """How the scores are computed, to be saved with them."""
+        about: dict[str, Any] = {}
+        if "ssim" in self.scores:
+            about["ssim"] = {**pixels.WINDOW, "pictures": "floats in 0..1"}
+        if self.extractor is not None:
+            about["features"] = {"network": self.extractor.name, **self.extractor.about}
+            about["kernel"] = {**features.kernel_subsets(count), "seed": features.SEED, "degree": 3}
+        if self.segmenter is not None:
+            about["segmenter"] = {
+                "file": str(self.segmenter_file),
+                "network": type(self.segmenter).__name__,
+                "ignored_labels": list(self.ignore),
+            }
+        return about
+
+
+def choose(
+    made: Mapping[str, Made | Heard],
+    count: int,
+    asked: tuple[str, ...] = (),
+    *,
+    labels: int = 0,
+    inception: Path | None = None,
+    segmenter: Path | None = None,
+    ignore: tuple[int, ...] = (),
+) -> Scorer:
+    """A scorer for the scores `asked` for, by default for all that can be computed.
+
+    `made` shows what the game makes. A score that was asked for, by its name or by giving a file for it, and cannot be
+    computed is an error. Any other is left out, and only where a file is missing is the reason kept.
+    """
+    if "features" in asked and {"fid", "kid"} & set(asked):
+        raise UserError("--scores: features stand in for fid and kid; ask for the one or the other")
+    for label in ignore:
+        if not 0 <= label < labels:
+            raise UserError(f"--ignore-labels {label}: the labels are {f'0 to {labels - 1}' if labels else 'none'}")
+    scorer = Scorer(scores=(), labels=labels, segmenter_file=segmenter, ignore=ignore)
+    fits = {name for each in made.values() for name in _fitting(each, count)}
+    files = {"fid": inception, "kid": inception, "miou": segmenter}
+    for name in asked or NEEDS:
+        must = asked or files.get(name) is not None
+        if name not in fits and not must:
+            continue
+        try:
+            if name not in fits:
+                raise UserError(f"it needs {NEEDS[name]}")
+            if name == "features" and scorer.extractor is not None:
+                continue  # FID or KID are computed already
+            if name == "features":
+                scorer.extractor = features.vgg()
+            if name in ("fid", "kid") and scorer.extractor is None:
+                scorer.extractor = features.inception(inception)
+            if name == "miou":
+                scorer.segmenter = pixels.segmenter(segmenter, labels)
+        except UserError as error:
+            if must:
+                raise UserError(f"score {name}: {error}") from error
+            scorer.left_out[name] = str(error)
+        else:
+            scorer.scores += (name,)
+    return scorer
+
+
+def _fitting(made: Made | Heard, count: int) -> set[str]:
+    if isinstance(made, Heard):
+        return {"mel"}
+    fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
+    fitting |= {"fid", "kid", "features"} if count >= 2 else set()
+    fitting |= {"miou"} if made.label is not None else set()
+    return fitting | ({"transfer"} if made.known is not None else set())

@@ -1,0 +1,205 @@
+"""The callbacks of `gan.fit`: the progress bar, pictures, scores and settings. keep.py has that of checkpoints."""
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from torch import Tensor
+from tqdm import tqdm
+
+from gan.app.painting import grids, sounds
+from gan.app.painting.held_out import batches_of, first_samples
+from gan.app.run.folder import RunFolder
+from gan.app.training import metrics
+from gan.app.training.metrics import Spare
+from gan.files.contents import need, numbers
+from gan.files.disk import whole_file
+from gan.sound import Sound
+from strategies import random_state
+from strategies.processes.agent import Progress
+
+SHOWN = 8
+
+
+class Bar(ProgressBar):
+    """One bar for the whole run: the losses of each phase, and samples per second over all ranks, if their number is
+    known.
+    """
+
+    def __init__(self, batch_size: int | None) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.bar: tqdm | None = None
+
+    def disable(self) -> None:
+        """Lightning calls this on all ranks except the first."""
+        self.bar = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the bar at the step where training starts. For a resumed run this is not 0."""
+        terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=trainer.max_steps,
+            initial=trainer.global_step,
+            unit="step",
+            disable=not trainer.is_global_zero,
+            dynamic_ncols=True,
+            mininterval=0.5 if terminal else 20,
+            maxinterval=60,
+        )
+        self.started, self.first = time.monotonic(), trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
+        if self.bar is not None and self.bar.update(1):
+            text = _losses(trainer.strategy.losses)
+            if self.batch_size is not None:
+                steps = trainer.global_step - self.first
+                text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} samples/s"
+            self.bar.set_postfix_str(text, refresh=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the last state on the screen."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error message has a line of its own."""
+        self.on_train_end(trainer, pl_module)
+
+
+def _losses(losses: dict[str, Tensor]) -> str:
+    phases: dict[str, list[str]] = {}
+    for name, loss in losses.items():
+        phase, _, label = name.rpartition("/")
+        if not label.endswith("_grad_norm"):
+            phases.setdefault(phase, []).append(f"{label} {loss.item():.3f}")
+    return " | ".join(f"{phase}: {' '.join(parts)}" for phase, parts in phases.items())
+
+
+class Pictures(Callback):
+    """Draws the same held-out samples every `every` steps, with averaged weights, and the curves with them.
+
+    A person's own run may have no `show(batch)` or hold nothing out; then only the curves are drawn. A picture that
+    cannot be written is left out.
+    """
+
+    def __init__(self, folder: RunFolder, log: metrics.Record, every: int) -> None:
+        self.folder, self.record, self.every = folder, log, every
+        self.batch: Any = None
+        self._spare = Spare()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
+        with random_state.untouched():
+            if hasattr(pl_module, "show"):
+                self.batch = first_samples(batches_of(trainer.datamodule or pl_module), SHOWN)
+        if self.batch is not None and trainer.global_step == 0:
+            named = self.batch.items() if isinstance(self.batch, dict) else ()
+            reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
+            if reals:
+                self._save(trainer, reals, "reals.png")
+            self._draw(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Draw a grid and the curves every `every` steps and at the last step."""
+        if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
+            if self.batch is not None:
+                self._draw(trainer, pl_module)
+            self._curves(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the curves again, because the last validation came after the last grid."""
+        self._curves(trainer)
+
+    @torch.no_grad()
+    def _draw(self, trainer: Trainer, game: Any) -> None:
+        # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
+        modes = [(module, module.training) for module in game.modules()]
+        game.eval()
+        with random_state.untouched(), game.averaged(), trainer.precision_plugin.forward_context():
+            random_state.reseed(0)
+            batch = trainer.strategy.batch_to_device(self.batch)
+            columns = game.show(trainer.precision_plugin.convert_input(batch))
+        for module, mode in modes:
+            module.training = mode
+        self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
+
+    def _save(self, trainer: Trainer, columns: dict[str, Tensor | Sound], name: str) -> None:
+        if trainer.is_global_zero:
+            path, picture = self.folder.samples / name, grids.grid(columns, SHOWN)
+            with self._spare.trying(path, "pictures"):
+                path.parent.mkdir(exist_ok=True)
+                grids.save(picture, path)
+                sounds.save_columns(columns, path)
+
+    def _curves(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            with self._spare.trying(self.folder.curves):
+                metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
+
+
+class Score(Callback):
+    """Keeps the first and the last value of each of a run's scores, also when the run is resumed."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self.first: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the values. The first ones are of untrained networks: Lightning validates before the first step."""
+        found = trainer.callback_metrics
+        self.last |= {name: float(found[name]) for name in self.names if name in found}
+        if self.last and not self.first:
+            self.first = dict(self.last)
+            for logger in trainer.loggers:
+                logger.log_metrics(self.first, 0)  # Lightning itself does not log this validation
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Validate the last step too, also when it is not one of the regular validations."""
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        return {"first": self.first, "last": self.last}
+
+    def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
+        first, last = (need(state, name, dict, "callbacks/Score/") for name in ("first", "last"))
+        numbers([*first.values(), *last.values()], "callbacks/Score")
+        self.first, self.last = dict(first), dict(last)
+
+
+class WriteSettings(Callback):
+    """Writes the run's files of settings when training begins: `texts` gives the text of each file.
+
+    It must not write earlier. If a resumed run were refused after that, the new settings would stay in its folder.
+    They might not fit its checkpoints, and the run could no longer be resumed or sampled. So this is the last
+    callback: when it is called, every rank has read the old settings and the checkpoint.
+    """
+
+    def __init__(self, texts: Mapping[Path, str]) -> None:
+        self.texts = texts
+        self._spare = Spare()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write them. Lightning lets no rank come here before all ranks have loaded the checkpoint."""
+        if trainer.is_global_zero:
+            for path, text in self.texts.items():
+                with self._spare.trying(path), whole_file(path) as part:
+                    part.write_text(text, encoding="utf-8")
+
+
+class Steps(Callback):
+    """Tells the agent of this rank which step begins, so that it knows a failure that comes back at one step."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self.progress.begin(trainer.global_step)

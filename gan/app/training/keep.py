@@ -1,0 +1,218 @@
+"""When `gan.fit` saves, which checkpoints it keeps, and what Ctrl-C does."""
+
+import json
+import math
+import signal
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+from gan.app.run.folder import RunFolder
+from gan.app.training import start
+from gan.app.training.metrics import Spare, warn
+from gan.files.contents import need, numbers
+from gan.files.disk import whole_file
+from gan.files.errors import UserError
+from strategies.checkpoint.folders import remove
+from strategies.checkpoint.writing import DiskError
+from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
+
+# ---- the scores of checkpoints ----
+
+
+class Best:
+    """The scores by step; lower is better. A checkpoint's score is that of the validation after its step."""
+
+    def __init__(self, folder: RunFolder, score: str) -> None:
+        """`score` is the name of a metric. If the file has those of another one, they do not count."""
+        self.folder, self.score = folder, score
+        self.scores: dict[int, float] = {}
+        self._spare = Spare()
+        try:
+            saved = json.loads(folder.best.read_text("utf-8"))
+            if saved["score"] == score:
+                self.scores = {int(step): float(value) for step, value in saved["steps"].items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            warn(f"'{folder.best}' cannot be read ({error}); the best checkpoint is looked for from here on")
+
+    def note(self, step: int, value: float, steps: Collection[int]) -> None:
+        """The score of a step. Only those of `steps` are remembered; one that is no number is none."""
+        self.scores[step] = value
+        self.scores = {step: value for step, value in self.scores.items() if step in steps and math.isfinite(value)}
+        with self._spare.trying(self.folder.best), whole_file(self.folder.best) as part:
+            part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n", "utf-8")
+
+    def forget(self, step: int) -> None:
+        """The checkpoint of this step is written again."""
+        self.scores.pop(step, None)
+
+    def among(self, steps: Collection[int]) -> list[int]:
+        """Those of these steps that have a score, the best one first; of equal ones, the later one."""
+        return sorted(self.scores.keys() & set(steps), key=lambda step: (self.scores[step], -step))
+
+
+NEWEST = 2  # so many checkpoints are kept
+
+
+class Keep(Callback):
+    """Saves a checkpoint every `every` steps, at the end, on Ctrl-C or another signal to end, and when the guard stops.
+
+    It is written by hand, because Lightning's ModelCheckpoint cannot save at such a moment. A signal may reach one rank
+    or all, at any time. All ranks save after the same step, and the strategy ends the run before the next one (see
+    strategies/processes/stopping.py). A second Ctrl-C ends the run at once.
+
+    Training goes on while a checkpoint is written, unless `in_background` is false or the run ends here.
+
+    [Note: what is kept]
+    The newest checkpoints that this run wrote are kept, and so many of the best ones, if that is wished. Its others are
+    removed, each when a newer one is whole. Checkpoints that it did not write stay: copies that the user made, and
+    those of later steps, if the run was resumed from an earlier one. So each checkpoint holds the list of steps that
+    the run wrote. A checkpoint of an older version has no such list. Then the run is taken to have written all
+    checkpoints in its folder up to the step it resumes from.
+
+    [Note: a full disk]
+    If a checkpoint cannot be written, nothing is removed, all ranks train on, and try again at the next save. Whether
+    the last one was saved is told at the end.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        every: int,
+        in_background: bool = True,
+        newest: int = NEWEST,
+        best: int = 0,
+        score: str = "",
+    ) -> None:
+        """Keep the `newest` checkpoints, and the `best` ones by the metric `score`, of which lower is better."""
+        self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
+        self.count, self.best = best, Best(folder, score) if best else None
+        self.ending: Ending | None = None
+        self.signals = Signals()
+        self.wrote: list[int] | None = None  # the steps whose checkpoints are there or being written
+        self.failed: DiskError | None = None  # of the last save
+        self._spare = Spare()
+
+    # ---- signals ----
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Replace Lightning's signal handlers, which are set by now."""
+        self.ending, self._began, self._pressed = trainer.strategy.ending, trainer.global_step, False
+        if self.wrote is None:
+            there = self.folder.steps() if trainer.global_step else ()
+            self.wrote = [step for step in there if step <= trainer.global_step]
+        self.signals.take((signal.SIGINT, *SIGNALS), partial(self._note, trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put Lightning's handlers back, before Lightning removes them."""
+        self.signals.give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Put them back after a failure too."""
+        self.signals.give_back()
+
+    def _note(self, trainer: Trainer, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self._pressed:
+                trainer.strategy.end_at_once(self._lost(trainer.global_step))
+            self._pressed = True
+            if trainer.is_global_zero:
+                tell("ending after this step, and saving; another Ctrl-C ends at once, without saving")
+        self.ending.wish(number)
+
+    def _lost(self, step: int) -> str:
+        """What an end after this step costs if it is not saved."""
+        there = self._there()
+        lost = step - max([self._began, *there])
+        what = f"{self.folder.checkpoint(there[-1])} remains" if there else "this run has saved nothing yet"
+        return f"ended at step {step} without saving: {lost} step{'' if lost == 1 else 's'} lost, {what}"
+
+    # ---- saving ----
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Save where it is due. This is between two steps, never inside one."""
+        step = trainer.global_step
+        due = step % self.every == 0 or step == trainer.max_steps
+        ends = self.ending.look() or trainer.strategy.guard.hopeless
+        if due or ends:
+            self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
+
+    def save(self, trainer: Trainer, in_background: bool) -> None:
+        """Save this step's checkpoint. When it is whole, remove those that are not kept any more."""
+        trainer.strategy.background.wait()
+        step, before = trainer.global_step, self._there()
+        self.wrote, self.failed = [*(other for other in before if other < step), step], None
+        if self.best is not None:
+            self.best.forget(step)
+        path, missed = self.folder.checkpoint(step), partial(self._missed, trainer, step)
+        if trainer.is_global_zero:
+            with self._spare.trying(self.folder.launch):
+                start.note(self.folder, path)
+        if in_background:
+            trainer.strategy.save_in_background(path, missed)
+        else:
+            try:
+                trainer.save_checkpoint(path)
+            except DiskError as error:
+                missed(error)
+        self._remove_others(trainer)
+
+    def _missed(self, trainer: Trainer, step: int, error: DiskError) -> None:
+        """See [Note: a full disk]. All ranks call it, also in the thread that writes."""
+        self.failed, self.wrote = error, [other for other in self.wrote if other != step]
+        if trainer.is_global_zero:
+            there = self._there()
+            older = f"{self.folder.checkpoint(there[-1]).name} remains" if there else "there is none before it"
+            warn(f"{error}; {older}, training goes on, and the next save tries again")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the score of the step that was saved before this validation."""
+        if self.best is None or self.wrote is None or not trainer.is_global_zero:
+            return
+        if trainer.global_step in self.wrote and self.best.score in trainer.callback_metrics:
+            self.best.note(trainer.global_step, float(trainer.callback_metrics[self.best.score]), self.wrote)
+            self._remove_others(trainer)
+
+    def best_checkpoint(self) -> tuple[Path, float] | None:
+        """The best one that is there, and its score. None without one, or if the best ones are not kept."""
+        steps = self.best.among(self._there()) if self.best is not None else []
+        return (self.folder.checkpoint(steps[0]), self.best.scores[steps[0]]) if steps else None
+
+    def _there(self) -> list[int]:
+        """The steps whose checkpoints this run wrote and that are whole."""
+        return [step for step in self.wrote if self.folder.checkpoint(step).exists()]
+
+    def _remove_others(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero:
+            return
+        best = self.best.among(self.wrote)[: self.count] if self.best is not None else []
+        for step in self.wrote:
+            if step not in (*self.wrote[-self.newest :], *best):
+                trainer.strategy.background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
+
+    def _remove(self, path: Path) -> None:
+        with self._spare.trying(path, "older checkpoints", "removed"):
+            remove(path)
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """The steps whose checkpoints this run wrote, and may remove."""
+        return {"wrote": list(self.wrote or ())}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self.wrote = list(need(state, "wrote", list, "callbacks/Keep/"))
+        numbers(self.wrote, "callbacks/Keep/wrote")
+
+    def refuse_if_not_saved(self, first: bool) -> None:
+        """Raise if the last save has failed. The first rank says it for all."""
+        if self.failed is not None:
+            there = self._there()
+            older = f"the newest one is {self.folder.checkpoint(there[-1])}" if there else "there is no other"
+            error = UserError(f"the last checkpoint was not saved, and {older}: {self.failed}")
+            error.said = not first
+            raise error

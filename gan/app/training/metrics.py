@@ -1,0 +1,203 @@
+"""The metrics of a run: metrics.csv, with one row for each logged step, and the picture of its curves."""
+
+import csv
+import io
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from gan.app.run.folder import RunFolder
+from gan.files.disk import whole_file
+from gan.files.errors import UserError, reason
+
+
+class Spare:
+    """Does what may fail, and says it the first time for each kind of file."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    @contextmanager
+    def trying(self, path: Path, kind: str = "", deed: str = "written") -> Iterator[None]:
+        """Inside the `with`, the file is written. A failure ends only that. `kind` stands for files such as this."""
+        try:
+            yield
+        except OSError as error:
+            if (kind or path.name) not in self._said:
+                self._said.add(kind or path.name)
+                warn(f"{path} cannot be {deed} ({reason(error)}); training goes on")
+
+
+def warn(text: str) -> None:
+    """Print a warning below the progress bar."""
+    print(f"\nwarning: {text}", file=sys.stderr, flush=True)
+
+
+class Record(Logger):
+    """A Lightning logger that writes metrics.csv and continues the file when a run is resumed.
+
+    It is written by hand, because Lightning's CSVLogger empties the file of a resumed run. Here a resumed run keeps
+    the rows up to the step it resumes from, and adds its own below them. If the file cannot be written, training goes
+    on, and the next time that it can be, all rows are.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self.folder = folder
+        self.columns: list[str] = ["step"]
+        self.rows: dict[int, dict[str, float]] = {}
+        self._fresh = True
+        self._written = 0  # so many rows are in the file; with 0 all are written
+        self._spare = Spare()
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    @property
+    def version(self) -> str:
+        """Empty: a run has only one version."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder.path)
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the settings are in settings.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add metrics to a step's row. The row is written when the next step comes."""
+        if self._fresh:
+            self._take_up(step)
+        if step not in self.rows:
+            self.save()
+        elif step in list(self.rows)[: self._written]:
+            self._written = 0  # a validation adds to a row that is already in the file, so write all rows again
+        row = self.rows.setdefault(step, {})
+        row.update({name: value for name, value in metrics.items() if name != "epoch"})
+
+    def _take_up(self, step: int) -> None:
+        """Read the rows of a resumed run. Rows that were written after its checkpoint are dropped."""
+        self._fresh = False
+        try:
+            found = read(self.folder.metrics)
+        except UserError as error:
+            found, aside = {}, self.folder.metrics.with_name("metrics-damaged.csv")
+            with self._spare.trying(aside):
+                self.folder.metrics.replace(aside)
+                warn(f"{error}; it is now {aside.name}, and a new file begins")
+        self.rows = {number: row for number, row in found.items() if number < step}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Update the file: append rows, or write all of it again if there are new columns."""
+        if not self.rows:
+            return  # Lightning may call it before anything was logged
+        names = sorted({name for row in self.rows.values() for name in row} - set(self.columns))
+        self.columns += names
+        there, self._written = 0 if names else self._written, 0
+        with self._spare.trying(self.folder.metrics):
+            if there:
+                with self.folder.metrics.open("a", encoding="utf-8", newline="") as file:
+                    file.write(self._text(there))
+            else:
+                with whole_file(self.folder.metrics) as part:
+                    part.write_text(self._text(0), encoding="utf-8", newline="")
+            self._written = len(self.rows)
+
+    def _text(self, first: int) -> str:
+        """The rows from this one on, and above the first one of all the names of the columns."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns, restval="")
+        if not first:
+            writer.writeheader()
+        for step, row in list(self.rows.items())[first:]:
+            writer.writerow({"step": step, **{name: f"{value:.6g}" for name, value in row.items()}})
+        return text.getvalue()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the last row too."""
+        self.save()
+
+
+def read(path: Path) -> dict[int, dict[str, float]]:
+    """The rows of a metrics file by step; none if there is no file. A last line that was cut off is left out."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            names, *rows = [*filter(None, csv.reader(line for line in file if line.endswith("\n")))] or [["step"]]
+        named = (dict(zip(names, values, strict=True)) for values in rows)
+        return {int(row.pop("step")): {name: float(value) for name, value in row.items() if value} for row in named}
+    except (OSError, csv.Error, ValueError, KeyError) as error:  # also what is no text
+        raise UserError(f"'{path}' is damaged ({type(error).__name__}: {error}); remove it, or mend it") from error
+
+
+Panel = dict[str, list[tuple[int, float]]]
+
+
+def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
+    """The curves of each phase's losses, of the gradient norms and of the held-out scores."""
+    found: dict[str, Panel] = defaultdict(lambda: defaultdict(list))
+    for step, row in sorted(rows.items()):
+        for name, value in row.items():
+            group, _, label = name.rpartition("/")
+            if label.endswith("_grad_norm"):
+                group, label = "gradient norms", f"{group}: {label.removesuffix('_grad_norm')}"
+            found[group or "other"][label].append((step, value))
+    order = sorted(found, key=lambda group: (group == "gradient norms", group == "val", group))
+    return {{"val": "held-out scores"}.get(group, group): dict(sorted(found[group].items())) for group in order}
+
+
+def draw_curves(rows: dict[int, dict[str, float]], path: Path, title: str) -> None:
+    """Draw all panels into one picture."""
+    if found := panels(rows):
+        draw_panels(found, path, title)
+
+
+def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
+    """Draw these panels into one picture, in the format of the path's suffix."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(6.4 * columns, 3.4 * lines), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title)
+    for number, (group, panel) in enumerate(panels.items()):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        for colour, (label, points) in enumerate(panel.items()):
+            steps, values = np.array(points).T
+            axes.plot(steps, values, color=f"C{colour}", alpha=0.25, linewidth=0.8)
+            axes.plot(steps, _smooth(values), color=f"C{colour}", label=label, marker="." if len(steps) < 30 else None)
+        everything = np.concatenate([np.array(points)[:, 1] for points in panel.values()])
+        everything = everything[np.isfinite(everything)]
+        if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
+            axes.set_yscale("log")
+        axes.set(title=group, xlabel="step")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    with whole_file(path) as part:
+        figure.savefig(part, format=path.suffix.removeprefix("."))
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """A running mean over a window of one twentieth of the curve."""
+    width = max(1, len(values) // 20)
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - width)
+    return (sums[ends] - sums[starts]) / (ends - starts)

@@ -1,0 +1,173 @@
+"""Starting the ranks of a run, and what they must agree on before they train: the folder and the checkpoint.
+
+[Note: going on after a restart]
+A launcher that lives longer than its ranks starts them again after a failure: torch's elastic agent, or Slurm, which
+requeues a job. The ranks of the next attempt know only their command line, by which they would begin a new run. So the
+run's folder says who has launched the run, and which checkpoints this launch has written last. The first rank looks for
+a folder that one of the launchers of this attempt has begun. All launchers count, because the first host may be lost.
+"""
+
+import itertools
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+
+import torch.distributed as dist
+
+from gan.app.run.folder import RunFolder
+from gan.files.disk import read_text, whole_file
+from gan.files.errors import UserError
+from strategies.processes import agent, launched
+from strategies.processes.agent import NEVER, Progress
+from strategies.processes.failure import FILE
+from strategies.processes.launched import Launched
+
+NOTED = 3  # the two newest checkpoints that are there, and one that is being written
+
+_calls = itertools.count()  # a process may train several times
+
+
+class Refused(UserError):
+    """What the first rank has refused. All ranks raise it."""
+
+    agreed = True
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The run that the ranks train. `again` is true if an earlier attempt of this launch has begun it."""
+
+    folder: RunFolder
+    checkpoint: Path | None = None
+    again: bool = False
+
+
+def command() -> list[str]:
+    """The beginning of the command that a rank runs."""
+    return [sys.executable, "-m", "gan.fit"]
+
+
+def launcher_of(place: Launched | None) -> str | None:
+    """A name of who has started this rank that stays the same over restarts, and is no other launch's."""
+    host = socket.gethostname()
+    if agent.speaks():
+        return agent.name()
+    if place is not None and place.by == "torchrun" and FILE in os.environ:
+        return f"torchrun {host} {Path(os.environ[FILE]).parents[2]}"  # each torchrun makes itself a folder
+    if place is not None and place.by == "slurm":
+        return f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
+    return None
+
+
+def begun_by(out: Path, launchers: list[str], pick: Callable[[list[Path]], Path] = itemgetter(0)) -> Chosen | None:
+    """The newest run in `out` that one of these launchers has begun.
+
+    `pick` chooses one of the launch's checkpoints and those of earlier steps, newest first.
+    """
+    found = [record for path in out.glob("*/launch.json") if (record := _read(RunFolder(path.parent)))]
+    for folder, record in sorted(found, key=lambda pair: pair[0].launch.stat().st_mtime, reverse=True):
+        if set(launchers) & set(record["launchers"]):
+            noted = (folder.checkpoints / name for name in reversed(record["checkpoints"]))
+            there = list(filter(Path.is_dir, noted))
+            return Chosen(folder, pick([*there, *folder.before(there[-1])]) if there else None, again=True)
+    return None
+
+
+def text(launchers: list[str], *checkpoints: str) -> str:
+    """What launch.json holds: the names of who launched this, and of its last checkpoints."""
+    return json.dumps({"launchers": launchers, "checkpoints": checkpoints[-NOTED:]}, indent=1) + "\n"
+
+
+def note(folder: RunFolder, checkpoint: Path) -> None:
+    """This launch saves a checkpoint, from which its next attempt goes on if it has become whole."""
+    if found := _read(folder):
+        record = found[1]
+        others = (
+            name for name in record["checkpoints"] if name != checkpoint.name and (folder.checkpoints / name).exists()
+        )
+        with whole_file(folder.launch) as part:
+            part.write_text(text(record["launchers"], *others, checkpoint.name), encoding="utf-8")
+
+
+def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tuple[Chosen, list[str]]:
+    """What the first rank has chosen, for all ranks, and the names of all launchers.
+
+    It needs no process group, because Lightning makes that only when it trains.
+    """
+    own = launcher_of(place)
+    if place is None or place.world_size == 1:
+        launchers = [] if own is None else [own]
+        return choose(launchers), launchers
+    store = dist.PrefixStore(f"gan.fit {next(_calls)}", launched.store(place))
+    store.set(f"launcher {place.rank}", own or "")
+    everyone = (store.get(f"launcher {rank}").decode() for rank in range(place.world_size))
+    launchers = list(dict.fromkeys(name for name in everyone if name))
+    if place.rank == 0:
+        try:
+            chosen = choose(launchers)
+        except UserError as error:
+            store.set("chosen", json.dumps(str(error)))
+            raise
+        checkpoint = chosen.checkpoint and str(chosen.checkpoint)
+        store.set("chosen", json.dumps([str(chosen.folder.path), checkpoint, chosen.again]))
+        return chosen, launchers
+    try:
+        said = json.loads(store.get("chosen"))
+    except dist.DistError as error:
+        raise Refused("the first rank has ended before it has chosen a run; see what it has said") from error
+    if isinstance(said, str):
+        raise Refused(said)
+    folder, checkpoint, again = said
+    return Chosen(RunFolder(Path(folder)), checkpoint and Path(checkpoint), again), launchers
+
+
+def _read(folder: RunFolder) -> tuple[RunFolder, dict] | None:
+    try:
+        record = json.loads(read_text(folder.launch, 1_000_000))
+        return folder, {"launchers": list(record["launchers"]), "checkpoints": list(record["checkpoints"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# Our own agent counts failures itself. torchrun starts its ranks again after every kind of failure, and tells them only
+# the number of the attempt. So the ranks note their steps in torchrun's folder, and the first rank of the next attempt
+# reads there how far the last one has come.
+
+
+def folder(place: Launched | None) -> Path | None:
+    """The folder that a person's torchrun has made for itself. It is the same for all attempts on this host."""
+    if place is None or place.by != "torchrun" or FILE not in os.environ or agent.speaks():
+        return None
+    return Path(os.environ[FILE]).parents[2]
+
+
+def note_steps(place: Launched | None) -> None:
+    """Let this rank note its steps where the next attempt finds them. Call it before training."""
+    if (there := folder(place)) is not None:
+        os.environ[Progress.VARIABLE] = str(there / "steps")
+
+
+def check(place: Launched | None) -> None:
+    """For the first rank: refuse to begin again if the last three attempts have failed at the same step."""
+    there = folder(place)
+    if there is None:
+        return
+    noted, failed = there / "failures.json", {}
+    if noted.exists():
+        failed = json.loads(noted.read_text("utf-8"))
+        # When a host comes or goes, the ranks start again too, and the number of the attempt stays.
+        failed.setdefault(str(place.restarts), max(Progress.read(place.local_size)))
+    last = [step for attempt, step in failed.items() if attempt != "0"][-agent.SAME_STEP :]
+    if len(last) == agent.SAME_STEP and len(set(last)) == 1:
+        where = f"at step {last[0]}" if last[0] != NEVER else "before the first step"
+        raise UserError(
+            f"the last {agent.SAME_STEP} attempts have failed {where}, so the ranks are not started again; see above "
+            f"what each of them said"
+        )
+    noted.write_text(json.dumps(failed), encoding="utf-8")
+    Progress.clear(place.local_size)

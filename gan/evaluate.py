@@ -1,0 +1,215 @@
+"""`python -m gan.evaluate RUN`: scores of the pictures that a run makes, as a table and as JSON."""
+
+import json
+import logging
+import math
+import os
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
+from lightning.pytorch.utilities import rank_zero_only
+
+from datasets.workers import explained
+from gan.app.outputs import outputs, quiet, run
+from gan.app.painting.reopen import open_run
+from gan.app.run import options
+from gan.app.run.computer import Computer, machine
+from gan.app.run.parser import Parser
+from gan.app.scoring.features import INCEPTION
+from gan.app.scoring.scorer import NEEDS
+from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
+from gan.files.disk import whole_file
+from gan.files.errors import UserError, printable, refuse
+from strategies.processes.launched import connect, launched
+
+WIDTH = 58  # characters of the table's first column
+
+ROWS = {
+    "ssim": "SSIM, data range 1",
+    "ssim_range_2": "SSIM, data range 2 (as published; flatters)",
+    "rmse": "RMSE, of 0..1",
+    "psnr": "PSNR, dB",
+    "transfer_error": "style-transfer error, of 0..1",
+    "region_error": "style-transfer error in the region, of 0..1",
+    "region_spill": "change outside of the region, share of inside",
+    "mel_error": "error of log mel spectrograms",
+    "fid": "FID",
+    "kid": "KID",
+    "feature_distance": "Fréchet distance (not FID)",
+    "kernel_distance": "kernel distance (not KID)",
+    "miou": "mIoU",
+    "accuracy": "pixel accuracy",
+    "miou_of_truth": "mIoU of the true pictures",
+    "accuracy_of_truth": "pixel accuracy of the true pictures",
+}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The scores to read: a column a task, and below it which scores are missing and why, and notes."""
+    scores = result["scores"]
+    network = result["about"].get("features", {}).get("network", "")
+    lines = [
+        f"{result['folder']}, step {result['step']}: {result['pictures']} "
+        + (f"of {result['held_out']} held-out samples" if result["held_out"] else "samples that it trains on"),
+        f"{'':{WIDTH}}" + "".join(f"{title:>16}" for title in scores),
+    ]
+    for name, title in ROWS.items():
+        values = [figures.get(name) for figures in scores.values()]
+        if any(value is not None for value in values):
+            title += f" by {network}" if name.endswith("_distance") else ""
+            cells = ("–" if value is None else f"{value:.5g}" for value in values)
+            lines.append(f"{title:{WIDTH}}" + "".join(f"{cell:>16}" for cell in cells))
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, reason in result["left_out"].items():
+        reasons[reason].append(name)
+    lines += [f"without {' and '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return "\n".join([*lines, *(f"note: {note}" for note in result["notes"])])
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them."""
+    try:
+        with whole_file(path) as part:
+            part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}; the scores are in the table above") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value if isinstance(value, str | int | None) else str(value)
+
+
+EXAMPLES = """examples:
+  python -m gan.evaluate                                    the newest run
+  python -m gan.evaluate runs/001-sean-faces --scores ssim,psnr
+  python -m gan.evaluate RUN --inception weights-inception-2015-12-05-6726825d.pth --devices 4
+  python -m gan.evaluate RUN --segmenter deeplabv3.pth      mIoU by a state dict of torchvision's
+  torchrun --nproc-per-node 4 -m gan.evaluate RUN
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
+    try:
+        request = parse(argv)
+        quiet()
+        asked = {"accelerator": request.accelerator, "devices": request.devices}
+        computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
+        if (place := launched()) is not None:
+            rank_zero_only.rank = place.rank
+            connect(place, "gloo")  # See [Note: one gathering]
+            _evaluate(request, computer, place.local_rank)
+            dist.destroy_process_group()
+        elif computer.processes == 1:
+            _evaluate(request, computer)
+        else:
+            logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # else it names each process it ends
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(_spawned, (request, computer, f"file://{folder}/meet"), nprocs=computer.processes)
+    except (UserError, mp.ProcessRaisedException) as error:
+        if isinstance(error, mp.ProcessRaisedException) and "UserError: " not in str(error):
+            raise
+        return refuse(error)
+    return 0
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    parser = Parser(
+        prog="python -m gan.evaluate",
+        usage="python -m gan.evaluate [RUN] [--scores LIST] [--devices N] [options]",
+        description="Score what a run makes of its held-out samples: a table, and JSON in the run's folder.",
+        epilog=EXAMPLES,
+    )
+    options.add_saved_run(parser)
+    add = parser.add_argument
+    add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
+    what = f"weights for FID and KID; default: {INCEPTION} in torch's cache"
+    add("--inception", type=Path | None, default=None, help=what)
+    what = "weights for mIoU: a state dict of a torchvision segmentation network"
+    add("--segmenter", type=Path | None, default=None, help=what)
+    add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
+    add("--count", type=PositiveInt | None, default=None, help="score only this many held-out samples, the first ones")
+    add("--batch_size", type=PositiveInt, default=8, help="pictures at a time on each device; changes only the speed")
+    what = "processes; auto: all GPUs, or two on CPU; 0,2 (and 2, alone): these GPUs"
+    add("--devices", type=PositiveInt | Literal["auto"] | options.Indices, default="auto", help=what)
+    add("--accelerator", type=str, default="auto", help=options.ACCELERATOR)
+    request = parser.parse_args(options.arguments(argv))
+    request.scores, request.ignore_labels = _score_names(request.scores), _label_numbers(request.ignore_labels)
+    return request
+
+
+def _spawned(rank: int, request: Namespace, computer: Computer, meeting: str) -> None:
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=computer.processes)
+    if computer.kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // computer.devices))
+    quiet()
+    with outputs():
+        _evaluate(request, computer, rank)
+    dist.destroy_process_group()
+
+
+def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> None:
+    """The work of one process; the first one prints and saves the result."""
+    device = computer.device(local_rank)
+
+    # All ranks open the checkpoint that the first one finds, since training may be writing newer ones.
+    opened = failure = None
+    if this_rank() == 0:
+        try:
+            opened = open_run(request.which, request.out, device, request.data, request.run)
+        except UserError as error:
+            failure = error
+    checkpoint, failure = from_first_rank((opened and opened.checkpoint, failure))
+    if failure is not None:
+        raise failure
+    if opened is None:
+        opened = open_run(str(checkpoint), request.out, device, request.data, request.run)
+
+    with explained():
+        result = evaluate(
+            opened,
+            scores=request.scores,
+            inception=request.inception,
+            segmenter=request.segmenter,
+            ignore=request.ignore_labels,
+            count=request.count,
+            batch_size=request.batch_size,
+            device=device,
+        )
+    if result is not None:
+        path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
+        print(printable(table(result)), flush=True)
+        save(result, path)
+        print(printable(f"saved in {path}"), flush=True)
+
+
+def _score_names(text: str) -> tuple[str, ...]:
+    names = () if text == "all" else tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in NEEDS:
+            raise UserError(f"--scores: there is no score '{name}'; known: {', '.join(NEEDS)}, or all")
+    return names
+
+
+def _label_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise UserError(f"--ignore-labels {text}: type numbers with commas, such as 0,182") from error
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,244 @@
+"""`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse import Namespace
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from gan.app.outputs import run
+from gan.app.painting.reopen import SavedRun, open_run
+from gan.app.run import options
+from gan.app.run.parser import Parser
+from gan.files.checkpoint import load, whole
+from gan.files.disk import name_for, whole_file
+from gan.files.errors import UserError, printable, refuse
+from gan.games.sean import Sean
+from gan.module import GanModule
+from nets.discriminator import MultiScaleDiscriminator
+from nets.published import export_discriminator, export_generator
+
+EXAMPLES = """examples:
+  python -m gan.export                           the newest run, into its folder's export/step-<step>/
+  python -m gan.export runs/001-sean-faces --weights raw
+  python -m gan.export RUN --to networks/        into a folder of yours
+  python -m gan.export RUN --published           a SEAN also as latest_net_G.pth and latest_net_D.pth
+"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One player's network with the weights of a checkpoint, under the network's own state-dict keys."""
+
+    player: str
+    file: str
+    network: nn.Module
+    weights: Literal["ema", "raw"]
+    state: dict[str, Tensor]
+
+    @property
+    def parametrized(self) -> list[str]:
+        """The keys that belong to a parametrization, such as spectral norm's."""
+        return [key for key in self.state if "parametrizations" in key.split(".")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
+    try:
+        request = parse(argv)
+        moved = {"data": request.data, "name": request.run}
+        written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
+        print(*map(printable, map(str, written)), sep="\n")
+    except UserError as error:
+        return refuse(error)
+    return 0
+
+
+def parse(argv: list[str] | None = None) -> Namespace:
+    parser = Parser(
+        prog="python -m gan.export",
+        usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",
+        description="Write each player's network as a safetensors file, which plain torch loads.",
+        epilog=EXAMPLES,
+    )
+    options.add_saved_run(parser)
+    add = parser.add_argument
+    add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
+    add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
+    add("--published", action="store_true", help="also SEAN's latest_net_G.pth and latest_net_D.pth")
+    return parser.parse_args(options.arguments(argv))
+
+
+def export(
+    which: str = "auto",
+    to: Path | None = None,
+    weights: Literal["ema", "raw"] = "ema",
+    published: bool = False,
+    out: Path = Path("runs"),
+    **overrides: Any,
+) -> list[Path]:
+    """Write every player's network and a README on how to load them; returns the files.
+
+    `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
+    averaged weights, and any other with raw ones. All networks are made before the first file is written.
+    """
+    opened, players = _open(which, out, weights, **overrides)
+    files = {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
+    if published:
+        files |= _published(opened.run.game, players)
+    files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published), "utf-8")
+
+    default = f"step-{opened.step:06d}" + ("-raw" if weights == "raw" else "")
+    folder = opened.folder.path / "export" / default if to is None else to
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_write(folder / name, write) for name, write in files.items()]
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
+
+
+def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
+    """The players' networks exactly as a checkpoint has them, also in its number format."""
+    # A weight is `generator.0.weight` in the game and `0.weight` in its network: they are the same tensor object.
+    places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
+    found = []
+    for name, player in game.players.items():
+        average = saved["players"][name]["ema"] if weights == "ema" else None
+        tensors = dict([*player.module.named_buffers(), *player.module.named_parameters()])
+        averages = {id(tensors[key]): tensor for key, tensor in (average or {}).items()}
+        state = {}
+        for key, tensor in _state(player.module).items():
+            if not isinstance(tensor, Tensor):
+                raise UserError(
+                    f"player '{name}': '{key}' of its state dict is no tensor but {type(tensor).__name__}, "
+                    f"which a safetensors file cannot hold; keep it in a buffer"
+                )
+            if id(tensor) in averages:
+                state[key] = averages[id(tensor)]
+            elif id(tensor) in places:
+                state[key] = saved["state_dict"][places[id(tensor)]]
+            else:
+                state[key] = tensor.detach()  # left out of checkpoints, as Player(saved=False) asks
+        # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
+        state = {key: tensor.clone() for key, tensor in whole(state).items()}
+        file = name_for(name)
+        while file.lower() in (each.file.lower() for each in found):  # Windows and macOS take G and g for one
+            file += "_"
+        found.append(Exported(name, file, player.module, "raw" if average is None else "ema", state))
+    return found
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    return module.state_dict(keep_vars=True)  # the parameters themselves, not views of them
+
+
+def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[SavedRun, list[Exported]]:
+    while True:
+        opened = open_run(which, out, **overrides)
+        try:
+            return opened, networks(opened.run.game, load(opened.checkpoint), weights)
+        except UserError:
+            if opened.checkpoint.exists() or str(opened.checkpoint) == which:
+                raise
+            continue  # training has just replaced it with a newer one
+
+
+def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
+    about = {
+        "format": "pt",
+        "run": opened.folder.path.resolve().name,
+        "recipe": opened.name,
+        "game": type(opened.run.game).__name__,
+        "player": each.player,
+        "network": _class(each.network),
+        "step": str(opened.step),
+        "weights": each.weights,
+        "torch": torch.__version__,
+        "coordinated-gans": _version(),
+    }
+    return lambda path: save_file(each.state, path, metadata=about)
+
+
+def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[Path], None]]:
+    """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
+    if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
+        raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
+    for each in players:
+        each.network.load_state_dict(each.state, assign=True)
+    try:
+        states = {
+            "latest_net_G.pth": export_generator(game.encoder, game.generator),
+            "latest_net_D.pth": export_discriminator(game.discriminator),
+        }
+    except UserError as error:
+        raise UserError(f"these networks do not have the published form. {error}; or leave --published out") from error
+    return {name: lambda path, state=state: torch.save(state, path) for name, state in states.items()}
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> Path:
+    with whole_file(path) as part:
+        write(part)
+    return path
+
+
+def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
+    first = players[0]
+    about = [
+        f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "
+        f"safetensors to be loaded and nothing else.",
+        "",
+        "    from safetensors.torch import load_file",
+        f'    network.load_state_dict(load_file("{first.file}.safetensors"))',
+        "",
+        "`network` is one of the class and the sizes named here; the run's settings.yaml has the settings they",
+        "were made with. Its keys are the network's own. What is in a file is also in its metadata:",
+        "",
+        "    from safetensors import safe_open",
+        f'    safe_open("{first.file}.safetensors", "pt").metadata()',
+        "",
+    ]
+    for each in players:
+        size = f"{len(each.state)} tensors, {sum(tensor.numel() for tensor in each.state.values()):,} numbers"
+        kind = {"ema": "averaged weights (EMA)", "raw": "raw weights, as they were trained"}[each.weights]
+        about.append(f"{each.file}.safetensors: {_class(each.network)}, {size}; {kind}")
+    about.append("")
+    if any(each.weights == "ema" for each in players):
+        about.append(
+            "An average is of parameters; buffers, such as running statistics, are training's own, unless the player "
+            "has ema_buffers='averaged'."
+        )
+    for each in players:
+        if each.parametrized:
+            about += [
+                f"{each.player}: keys with `parametrizations` (e.g. {each.parametrized[0]}) are torch's own for a",
+                "weight that is computed, such as by spectral norm; a network with the same parametrizations",
+                "takes them as they are.",
+            ]
+    if published:
+        about += [
+            "latest_net_G.pth (encoder and generator) and latest_net_D.pth (discriminator) have the published SEAN's",
+            "key names: torch.load(path, weights_only=True).",
+        ]
+    return "\n".join(about).rstrip() + "\n"
+
+
+def _class(network: nn.Module) -> str:
+    return f"{type(network).__module__}.{type(network).__name__}"
+
+
+def _version() -> str:
+    try:
+        return version("coordinated-gans")
+    except PackageNotFoundError:
+        return "a checkout"
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,5 +1,0 @@
-from gan.export.command import main
-from gan.outputs import run
-
-if __name__ == "__main__":
-    run(main)

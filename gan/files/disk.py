@@ -1,0 +1,125 @@
+"""Files that are written as a whole or not at all, that are read only if they are plain files, or that are locked."""
+
+import errno
+import os
+import pickle
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gan.files.errors import UserError
+from gan.files.system import WINDOWS, after_fork
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a temporary file beside `path` to write to; it becomes `path` when the block ends without an error.
+
+    So a reader of `path` sees either the old content or the new one, also after a crash. The temporary file is made at
+    once: if nothing can be written, the error comes before the work. Its name ends in `.part` and contains the process
+    id, so that two processes may write the same file. After an error it is removed.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.touch()
+        yield part
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# Windows takes no file of these names, with any ending.
+RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10))}
+
+
+def name_for(text: str) -> str:
+    """The text as a part of a file's name that every system takes."""
+    name = re.sub(r"[^\w.-]+", "_", text).strip("_") or "picture"
+    return f"_{name}" if name.partition(".")[0].lower() in RESERVED else name
+
+
+def load_plain(path: Path) -> Any:
+    """What `torch.save` has written, of tensors and plain values only. The error says why it cannot be read.
+
+    torch's own error would advise to run the file's code.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise UserError("it is not of torch.save, or holds more than tensors and plain values") from error
+    except Exception as error:  # torch raises many kinds of errors for broken files
+        raise UserError((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+def regular(path: str | Path) -> os.stat_result:
+    """Size and times of a file that is about to be read. Anything that is no regular file is an OSError that says so.
+
+    A FIFO would wait for a writer, and a device such as /dev/zero never ends.
+    """
+    state = os.stat(path)
+    for test, kind in _OTHERS:
+        if test(state.st_mode):
+            raise OSError(errno.EINVAL, f"it is {kind}, and no file", str(path))
+    return state
+
+
+_OTHERS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def read_text(path: str | Path, most: int) -> str:
+    """The text of a regular file of at most `most` bytes. A larger one is an OSError, text of no UTF-8 a ValueError."""
+    regular(path)
+    with open(path, "rb", opener=_without_waiting) as file:
+        content = file.read(most + 1) or b""  # files of /proc say that they are empty, and some of them wait
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return content.decode()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+_LOCKABLE: set[int] = set()
+
+
+@contextmanager
+def lockable(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Give a handle of a file or folder, to lock it with. The lock ends with the block, and with this process.
+
+    A process that is forked meanwhile, such as a loader's worker, closes its copy, or the lock would outlive this one.
+    Windows opens no folder. There the handle is none, and to lock it fails as on a file system without locks.
+    """
+    if WINDOWS and not flags & os.O_CREAT and path.is_dir():
+        yield -1
+        return
+    handle = os.open(path, flags, 0o666)
+    _LOCKABLE.add(handle)
+    try:
+        yield handle
+    finally:
+        if handle in _LOCKABLE:  # not in a forked process
+            _LOCKABLE.remove(handle)
+            os.close(handle)
+
+
+def _let_go() -> None:
+    for handle in _LOCKABLE:
+        os.close(handle)
+    _LOCKABLE.clear()
+
+
+after_fork(_let_go)

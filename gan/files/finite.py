@@ -1,0 +1,71 @@
+"""Weights that are not finite: a NaN or an infinity, from which no training and no sample recovers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gan.files.errors import UserError
+
+Bad = tuple[str, str, str]  # the player, its tensor, and what is in it
+
+
+class NotFinite(UserError):
+    """A checkpoint has weights that are not finite. Every rank raises it together."""
+
+    agreed = True
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Those of the tensors that have a NaN or an infinity, and which of both. It reads each once, and copies none."""
+    names: list[str] = []
+    bounds: list[Tensor] = []
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta:
+            if tensor.itemsize == 1:
+                tensor = tensor.float()  # torch has no minimum of such numbers
+            names.append(name)
+            ends = torch.stack(torch.aminmax(tensor))  # a NaN is both
+            bounds.append(torch.stack([ends.isnan().any(), ends.isinf().any()]))
+    if not names:
+        return {}
+    found = torch.stack([each.to(bounds[0].device) for each in bounds]).cpu()
+    return {
+        name: "NaN" if nan else "infinity"
+        for name, (nan, infinite) in zip(names, found.tolist(), strict=True)
+        if nan or infinite
+    }
+
+
+def as_made(module: nn.Module) -> set[str]:
+    """The buffers in which infinities are meant, such as masks: the constructor has made them so.
+
+    Also those without values yet, of which nobody knows.
+    """
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {name for name, buffer in buffers.items() if buffer.is_meta} | not_finite(buffers).keys()
+
+
+def named(found: Sequence[Bad]) -> str:
+    """What was found, in words."""
+    player, tensor, what = found[0]
+    more = f", and {len(found) - 1} more tensors have" if len(found) > 1 else " has"
+    return f"'{tensor}' of player '{player}'{more} {what if len(found) == 1 else 'NaN or infinity'}"
+
+
+def of_players(modules: Iterable[tuple[str, nn.Module]], meant: Mapping[str, set[str]]) -> list[Bad]:
+    """What is not finite in whole networks. `meant` has the buffers that may be so."""
+    return [
+        (player, name, what)
+        for player, module in modules
+        for name, what in not_finite(
+            {
+                name: value
+                for name, value in module.state_dict(keep_vars=True).items()
+                if isinstance(value, Tensor) and name not in meant[player]
+            }
+        ).items()
+    ]

@@ -1,0 +1,61 @@
+"""What operating systems differ in. One device needs nothing of POSIX; several need Linux, or on one host macOS."""
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from gan.files.errors import UserError
+
+try:
+    import fcntl
+    import resource
+except ModuleNotFoundError:  # Windows
+    import msvcrt
+
+    fcntl = resource = None
+
+LINUX, WINDOWS = sys.platform == "linux", sys.platform == "win32"
+FAR = 2**30  # where a file is locked on Windows: no other process could read the bytes, and a file begins with text
+
+
+def lock(handle: int, shared: bool = False) -> None:
+    """Lock an open file or folder. BlockingIOError if another process has it, OSError where there are no locks."""
+    if fcntl is not None:
+        return fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.lseek(handle, FAR, os.SEEK_SET)
+    try:
+        return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(*error.args) from error
+
+
+def signals(*names: str) -> tuple[signal.Signals, ...]:
+    """Those of these signals that the system has."""
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+def after_fork(deed: Callable[[], None]) -> None:
+    """Do it in every process that is forked from now on. Windows forks none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=deed)
+
+
+def free_memory() -> float:
+    """The bytes that are free on this machine. macOS says only how many there are, and Windows is not asked."""
+    if LINUX:
+        with open("/proc/meminfo") as file:
+            return int(next(line for line in file if line.startswith("MemAvailable")).split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+
+
+def check_ranks(ranks: int, hosts: int = 1) -> None:
+    """Refuse several ranks where the system cannot start or connect them."""
+    if WINDOWS and ranks > 1:
+        raise UserError(
+            f"{ranks} devices are trained by processes that need Linux or macOS; type --devices 1 or "
+            f"Trainer(devices=1), or --strategy dp for several GPUs in one process, or take Linux in Windows (WSL 2)"
+        )
+    if hosts > 1 and not LINUX:
+        raise UserError(f"{hosts} hosts are connected under Linux only; type --nodes 1 or Trainer(num_nodes=1)")

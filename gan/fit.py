@@ -1,0 +1,318 @@
+"""`python -m gan.fit`: train a run, on one device or many, and write pictures, curves and checkpoints."""
+
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+from jsonargparse import Namespace
+from lightning import Trainer, seed_everything
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from datasets.workers import explained
+from gan.app.outputs import quiet, run
+from gan.app.run import folder, options
+from gan.app.run import job as slurm_job
+from gan.app.run.computer import Computer, machine
+from gan.app.run.folder import RunFolder
+from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
+from gan.app.training import before, start
+from gan.app.training.alike import strategy_of, trainer_of
+from gan.app.training.before import named
+from gan.app.training.callbacks import Bar, Pictures, Score, Steps, WriteSettings
+from gan.app.training.describe import describe
+from gan.app.training.keep import Keep
+from gan.app.training.metrics import Record
+from gan.app.training.start import Chosen
+from gan.files.errors import UserError, printable, refuse
+from gan.files.finite import NotFinite
+from gan.files.tensors import Damaged
+from gan.runs import RUNS, Run, build, short_name
+from strategies import PhaseStrategy
+from strategies.accelerator import GPUS
+from strategies.processes import agent, slurm
+from strategies.processes.agent import Launch
+from strategies.processes.failure import report
+from strategies.processes.launched import Launched, launched
+from strategies.processes.rendezvous import Rendezvous
+from strategies.processes.stopping import WARNING, Signals, Stopped
+
+ON = "python -m gan.fit"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
+    try:
+        with explained():
+            _fit(argv)
+    except BaseException as raised:
+        error = named(raised) or raised
+        report(error)
+        if isinstance(error, UserError):
+            return 2 if agent.speaks() else refuse(error)
+        if isinstance(error, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        raise
+    return 0
+
+
+def _fit(argv: list[str] | None) -> None:
+    typed = sys.argv[1:] if argv is None else argv
+    place = launched()  # first: what is wrong in the environment is named before it is read for defaults
+    settings, resumed = options.parse(typed)
+    if settings.list_runs:
+        for name, function in RUNS.items():
+            say(f"{name:16} {function.__doc__.splitlines()[0]}")
+        return
+    rank_zero_only.rank = place.rank if place is not None else 0
+    if place is not None and place.by == "torchrun":
+        agent.end_with_launcher(place.nodes)
+    if place is not None and place.by == "slurm":
+        go_back_if_warned(place)
+    start.note_steps(place)
+    quiet()
+    seed_everything(settings.get("seed", 0), verbose=False)
+    strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
+    if settings.slurm or settings.submit:
+        script = slurm_job.script(typed, settings, strategy.threaded)
+        say(slurm_job.submit(script) if settings.submit else script)
+        return
+    computer = machine(settings)
+    before.check_files(settings, computer.processes)
+    if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
+        fits = -(-batch // computer.devices) * computer.devices
+        raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
+    out = Path(settings.out) if resumed is None else resumed[0].path.parent
+    if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
+        before.check(settings, strategy, computer.devices, computer.kind == "cpu")
+        start_ranks(settings, computer, out, typed)
+        return
+    now = options.run_settings(settings)
+    trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
+    try:
+        run = build(settings.run, **now)
+    except UserError as error:
+        raise trained.where_data_were(error) if trained is not None else error from None
+    summary, all_settings = describe(run.game), options.dump(settings, settings.run)
+    if settings.resume == "auto" and resumed is None:
+        say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
+
+    def texts(chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
+        """What the files of the run's folder say that are written before its first step."""
+        found = {chosen.folder.settings: all_settings, chosen.folder.game: summary}
+        if launchers and not settings.dry_run:
+            begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
+            found[chosen.folder.launch] = start.text(launchers, *begun_from)
+        return found
+
+    def choose(launchers: list[str]) -> Chosen:
+        """For the first rank. The files of a resumed run stay as they are until it trains."""
+        start.check(place)
+        # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
+        may_have = place is not None and (place.by != "slurm" or place.restarts)
+        begun = start.begun_by(out, launchers, partial(newest_whole, say=say)) if may_have else None
+        if begun is not None:
+            chosen = begun
+        elif resumed is not None:
+            chosen = Chosen(resumed[0], to_resume(settings.resume, *resumed, say))
+        else:
+            chosen = Chosen(folder.create(Path(settings.out), short_name(settings.run)))
+            chosen.folder.fill(texts(chosen, launchers))
+        if settings.dry_run:
+            return chosen
+        if trained is not None and not chosen.again:
+            trained.check(run, chosen.checkpoint)
+        held.enter_context(folder.training(chosen.folder))
+        return chosen
+
+    with ExitStack() as held:
+        chosen, launchers = start.agree(place, choose)
+        where, fresh = chosen.folder, resumed is None and not chosen.again
+        if trained is not None and trained.changed and not chosen.again:
+            say(str(trained))
+        if settings.dry_run:
+            ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
+            say(all_settings, summary, ends)
+            return
+        try:
+            train(settings, computer, strategy, run, chosen, texts(chosen, launchers))
+        except UserError:
+            if rank_zero_only.rank == 0 and fresh:
+                where.discard()
+            raise
+
+
+def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[str]) -> None:
+    """Run this command again as each of the ranks, and wait for them."""
+
+    def advice(launcher: str) -> str:
+        begun = start.begun_by(out, [launcher])
+        if begun is None or begun.checkpoint is None:
+            return ""
+        return f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
+
+    if computer.kind == "tpu":
+        torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)  # torch-tpu wants it from the parent
+    rendezvous = Rendezvous(settings.rendezvous or "", options.nodes(settings.nodes))
+    rendezvous.check()
+    agent.run(Launch([*start.command(), *argv], computer.devices, rendezvous, settings.restarts, advice))
+
+
+def train(
+    settings: Namespace,
+    computer: Computer,
+    strategy: PhaseStrategy,
+    run: Run,
+    chosen: Chosen,
+    texts: Mapping[Path, str],
+) -> None:
+    """Make the Trainer, train, and print how it ended."""
+    where, checkpoint = chosen.folder, chosen.checkpoint
+    log, score = Record(where), Score(run.scores)
+    strategy.requeues = False
+    strategy.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
+    strategy.saved = lambda: where.newest_checkpoint() is not None
+    every = settings.sample_every or max(1, -(-run.max_steps // 10))
+    keep = keeper(settings, run, where, every)
+    trainer = trainer_of(
+        settings,
+        strategy,
+        run.max_steps,
+        accelerator=computer.accelerator,
+        devices=list(computer.chosen) or computer.devices,
+        num_nodes=computer.nodes,
+        logger=[log, *extra_loggers(settings, where)],
+        log_every_n_steps=settings.log_every,
+        val_check_interval=every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=-1 if checkpoint is None else 0,
+        callbacks=[
+            Bar(settings.get("batch_size")),
+            Pictures(where, log, every),
+            score,
+            keep,
+            WriteSettings(texts),
+            Steps(),
+        ],
+        default_root_dir=where.path,
+    )
+    begin(settings, run, computer, where, checkpoint)
+    started = time.monotonic()
+    try:
+        trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
+    except NotFinite as error:
+        earlier = where.before(checkpoint)
+        advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
+        raise UserError(f"{checkpoint}: {error}; {advice}") from error
+    except Damaged as error:
+        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
+    except Stopped:
+        keep.refuse_if_not_saved(trainer.is_global_zero)
+        step = trainer.global_step
+        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
+        if strategy.ending.signal == WARNING and slurm.started_by_srun():
+            requeue(trainer.is_global_zero)
+    else:
+        began = checkpoint and folder.step_of(checkpoint)
+        finish(run, score, trainer, where, keep, began, time.monotonic() - started)
+        keep.refuse_if_not_saved(trainer.is_global_zero)
+
+
+def keeper(settings: Namespace, run: Run, where: RunFolder, every: int) -> Keep:
+    """What saves and removes checkpoints. `every` so many steps the run is validated."""
+    save_every, best = settings.save_every or every, settings.keep_best
+    if best and not run.scores:
+        raise UserError(f"--keep-best {best}: this run has no scores to tell which is best; leave --keep-best out")
+    if best and save_every % every and every % save_every:
+        raise UserError(
+            f"--keep-best {best} needs checkpoints of validated steps, which are {every}, {2 * every}, ..., and those "
+            f"of --save-every {save_every} are others; type --save-every {every}"
+        )
+    score = run.score if best else ""
+    return Keep(where, save_every, settings.save_in_background, settings.keep, best, score)
+
+
+def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
+    """The logger that the settings name, beside the run's own metrics.csv. Its package must be installed."""
+    if settings.logger is None:
+        return []
+    from lightning.pytorch import loggers
+
+    try:
+        if settings.logger == "tensorboard":
+            return [loggers.TensorBoardLogger(where.path, name="", version="tensorboard")]
+        return [loggers.WandbLogger(name=where.path.name, save_dir=where.path, project="gan")]
+    except ModuleNotFoundError as error:
+        raise UserError(f"--logger {settings.logger} needs its package: pip install {settings.logger}") from error
+
+
+def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
+    """Print what will be trained, on what, and where the files go."""
+    word = computer.kind.upper() if computer.kind not in GPUS else "GPU"
+    processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
+    if settings.strategy == "dp" and computer.devices > 1:
+        processes = f"{computer.devices} {word} replicas in one process"
+    how = f"{processes}, strategy {settings.strategy}"
+    resumed = f", from {checkpoint}" if checkpoint is not None else ""
+    batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
+    say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
+    say(f"everything goes to {where.path}/")
+    typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
+    step = folder.step_of(checkpoint) if typed else None
+    if step is not None and (latest := max(where.steps(), default=step)) > step:
+        say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
+
+
+def finish(
+    run: Run, score: Score, trainer: Trainer, where: RunFolder, keep: Keep, began: int | None, seconds: float
+) -> None:
+    """Print the scores and where the results are. `began` is the step at which this training began."""
+    step = trainer.global_step
+    if step == began:
+        say(f"\nthe run is at step {step} already, so nothing was trained")
+    else:
+        say(f"\n{step} steps, {seconds / 60:.1f} minutes")
+        for name, words in run.scores.items():
+            first, last = score.first.get(name), score.last.get(name)
+            if first:
+                say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
+    saved, best = where.checkpoint(step), keep.best_checkpoint()
+    saved = saved if saved.exists() else where.newest_checkpoint()
+    rows = (
+        ("look at", next((grid for at, grid in reversed(where.grids().items()) if at <= step), None)),
+        ("curves", where.curves if where.curves.exists() else None),
+        ("metrics", where.metrics if where.metrics.exists() else None),
+        ("checkpoint", saved),
+        ("best", best and f"{best[0]} ({run.score} {best[1]:.4f})"),
+        ("train on", saved and f"{ON} --resume {where.resuming(step)} --max-steps {2 * max(step, run.max_steps)}"),
+    )
+    for title, value in rows:
+        if value is not None:
+            say(f"  {title:11}{value}")
+
+
+def go_back_if_warned(place: Launched) -> None:
+    """Let a job of Slurm that is warned before it trains go back into the queue at once. There is nothing to save."""
+    Signals().take([WARNING], lambda *_: requeue(place.rank == 0))
+
+
+def requeue(first: bool) -> None:
+    """Put the job back into the queue. It must be said before, because Slurm ends this process at once."""
+    say(f"job {slurm.job()} goes back into the queue, to go on by itself")
+    if first and (reason := slurm.requeue()):
+        say(f"Slurm did not take it: {reason}")
+
+
+@rank_zero_only
+def say(*lines: str, sep: str = "\n") -> None:
+    """Print on the first rank only."""
+    print(*map(printable, lines), sep=sep, flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,270 @@
+"""Each action, by the pixels and files it makes."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datasets import Faces
+from gan import noise
+from gan.app.painting import grids
+from gan.app.painting.actions import ACTIONS
+from gan.app.painting.painter import Painter
+from gan.app.painting.reopen import open_run
+from gan.app.painting.styles import Styles
+from gan.sample import main, parse
+from tests.support import opening
+
+HAIR, HAT = 13, 14
+CELL = 128 + grids.MARGIN
+
+
+@pytest.fixture(scope="module")
+def run(sean_run, tmp_path_factory):
+    """A copy of the trained run, to write into."""
+    return shutil.copytree(sean_run, tmp_path_factory.mktemp("actions") / "runs" / sean_run.name)
+
+
+@pytest.fixture(scope="module")
+def opened(run):
+    return open_run(str(run))
+
+
+@pytest.fixture
+def act(opened, run):
+    """Run an action by the words that are typed after the run; gives its files."""
+    return lambda *words: ACTIONS[words[0]](opened, parse([str(run), *map(str, words)]))
+
+
+def singles(folder):
+    """The single pictures in a folder, as bytes by name."""
+    return {path.stem: Image.open(path).convert("RGB") for path in folder.glob("*.png")}
+
+
+def same(one, other):
+    return one.tobytes() == other.tobytes()
+
+
+def as_saved(picture):
+    return grids.picture(picture)
+
+
+def changed(one, other):
+    """How much each pixel of two pictures differs, [H, W]."""
+    return np.abs(np.asarray(one, np.int32) - np.asarray(other, np.int32)).sum(2)
+
+
+def test_reconstruct_is_what_the_game_makes_of_each_picture(act, opened):
+    grid, folder = act("reconstruct", "--count", 3, "--singles")
+    made = singles(folder)
+    assert sorted(made) == ["picture_0", "picture_1", "picture_2"]
+    painter = Painter(opened)
+    for number in range(3):
+        picture = painter.picture(str(number))
+        game = opened.run.game
+        with noise.at(noise.Place(("sample", 0), 0, 1, 1)):
+            expected = game.repaint(picture.image[None], game.mask(picture.label[None]))[0]
+        assert same(made[f"picture_{number}"], as_saved(expected))
+    with Image.open(grid) as sheet:
+        assert sheet.height == grids.TITLE + grids.MARGIN + 3 * CELL
+        assert 3 * CELL < sheet.width <= 4 * CELL + 2 * grids.MARGIN
+
+
+def test_reconstruct_takes_any_pictures(act):
+    grid, folder = act("reconstruct", "--picture", 2, "train:5", "--singles")
+    assert grid.name == "reconstruct-2-train_5.png"
+    assert set(singles(folder)) == {"picture_2", "train_5"}
+
+
+def test_transfer_paints_each_picture_in_each_style(act, opened):
+    grid, folder = act("transfer", "--from", 2, 3, "--to", 0, 1, "--missing", "zero", "--singles")
+    assert grid.name == "transfer-from-2-3-to-0-1.png"
+    made, painter = singles(folder), Painter(opened)
+    assert set(made) == {"0-in-2", "0-in-3", "1-in-2", "1-in-3"}
+    expected = painter.paint(painter.picture("0"), painter.styles(painter.picture("3")))
+    assert same(made["0-in-3"], as_saved(expected))
+    with Image.open(grid) as sheet:
+        assert sheet.height == grids.TITLE + grids.MARGIN + 3 * CELL
+
+
+def test_transfer_of_a_picture_onto_itself_is_its_reconstruction(act):
+    (_, one), (_, other) = act("transfer", "--from", 2, "--to", 2, "--singles"), act("reconstruct", "--singles")
+    assert same(singles(one)["2-in-2"], singles(other)["picture_2"])
+
+
+def test_transfer_of_a_region_moves_its_code_alone(act, opened):
+    _, folder = act("transfer", "--from", 2, "--to", 0, "--region", "hair", "--singles")
+    painter = Painter(opened)
+    target = painter.picture("0")
+    own, other = painter.styles(target), painter.styles(painter.picture("2"))
+    codes = own.codes.clone()
+    codes[HAIR] = other.codes[HAIR]
+    mixed = Styles(codes, own.present, own.label_names, "")
+    made = singles(folder)["0-in-2"]
+    assert same(made, as_saved(painter.paint(target, mixed)))
+    assert not same(made, as_saved(painter.paint(target, own)))
+
+
+def test_each_region_by_itself_has_a_row(act, opened):
+    grid, folder = act("transfer", "--from", 2, "--to", 0, "--each", "--singles")
+    _, one = act("transfer", "--from", 2, "--to", 0, "--region", "hair", "--singles")
+    made, painter = singles(folder), Painter(opened)
+    styles, shown = painter.styles(painter.picture("2")), painter.picture("0").regions
+    names = [name for k, name in enumerate(styles.label_names) if styles.present[k] and k in shown]
+    assert set(made) == {f"0-{name}" for name in names}
+    assert same(made["0-hair"], singles(one)["0-in-2"])
+    with Image.open(grid) as sheet:
+        assert sheet.height == grids.TITLE + grids.MARGIN + (1 + len(names)) * CELL
+    _, folder = act("transfer", "--from", 2, "--to", 0, 1, "--each", "--region", "hair", 1, "--singles")
+    assert set(singles(folder)) == {"0-hair", "0-skin", "1-hair", "1-skin"}
+
+
+def test_interpolation_ends_at_the_two_and_goes_straight(act, opened):
+    _, folder = act("interpolate", "--between", 2, 3, "--on", 0, "--frames", 5, "--missing", "own", "--singles")
+    frames = singles(folder)
+    assert sorted(frames) == [f"0-{number:03d}" for number in range(5)]
+    for number, end in ((0, 2), (4, 3)):
+        _, folder = act("transfer", "--from", end, "--to", 0, "--missing", "own", "--singles")
+        assert same(frames[f"0-{number:03d}"], singles(folder)[f"0-in-{end}"])
+    _, folder = act("interpolate", "--between", 2, 3, "--frames", 5, "--missing", "zero", "--singles")
+    painter = Painter(opened)
+    on = painter.picture("2")
+    one, other = painter.styles(on), painter.styles(painter.picture("3"))
+    middle = Styles((one.codes + other.codes) / 2, one.present, one.label_names, "")
+    assert changed(singles(folder)["2-002"], as_saved(painter.paint(on, middle))).max() <= 3
+
+
+def test_interpolation_of_a_region_moves_its_code_alone(act, opened):
+    grid, folder = act("interpolate", "--between", 0, 3, "--region", "hair", "--frames", 2, "--singles")
+    _, whole = act("transfer", "--from", 3, "--to", 0, "--region", "hair", "--singles")
+    _, own = act("reconstruct", "--singles")
+    frames = singles(folder)
+    assert same(frames["0-000"], singles(own)["picture_0"])
+    assert same(frames["0-001"], singles(whole)["0-in-3"])
+    assert grid.name == "interpolate-0-3-hair.png"
+
+
+@pytest.mark.parametrize(
+    ("words", "columns", "rows"),
+    [
+        ("reconstruct --picture 1 train:2", ["labels", "picture", "output"], ["picture 1", "train 2"]),
+        ("transfer --from 2 mean --to 0", ["labels", "picture", "styles of 2", "styles of mean"], ["", "picture 0"]),
+        ("transfer --from 2 --to 0 --region hair 1", ["labels", "picture", "hair, skin of 2"], ["", "picture 0"]),
+        ("transfer --from 2 --to 0 1 --each --region 1", ["styles of 2", "picture 0", "picture 1"], ["", "skin"]),
+        ("interpolate --frames 3", ["styles of 0", "0 %", "50 %", "100 %", "styles of 1"], ["picture 0"]),
+        ("interpolate --between mean 1 --on 2 --frames 2", ["0 %", "100 %", "styles of 1"], ["picture 2"]),
+        ("mean-styles --count 1", ["labels", "mean styles", "picture"], ["picture 0"]),
+    ],
+)  # fmt: skip
+def test_columns_and_rows_have_titles(words, columns, rows, act, monkeypatch):
+    drawn, grid = [], grids.grid
+    monkeypatch.setattr(grids, "grid", lambda *given: drawn.append(given) or grid(*given))
+    act(*words.split())
+    ((cells, lines, titles),) = drawn
+    assert (list(cells), list(titles), lines) == (columns, rows, len(rows))
+
+
+def test_more_frames_than_percents_have_a_column_each(act):
+    (grid,) = act("interpolate", "--between", 0, 1, "--frames", 103)
+    with Image.open(grid) as sheet:
+        assert sheet.width > 105 * CELL
+
+
+def test_repainting_with_the_pictures_own_labels_is_its_reconstruction(act, tmp_path):
+    for how in ("numbers", "colours"):
+        label, _ = act("save-labels", "--picture", 3, "-o", tmp_path / "mine.png")
+        if how == "colours":
+            with Image.open(label) as image:
+                rgb = image.convert("RGB")
+            rgb.save(label)
+        _, folder = act("repaint", "--picture", 3, "--label", label, "--singles")
+        _, own = act("reconstruct", "--singles")
+        assert same(singles(folder)["repainted"], singles(own)["picture_3"])
+
+
+def test_repainting_changes_what_was_edited_and_paints_new_regions_in_the_mean(act, opened, tmp_path):
+    label, _ = act("save-labels", "--picture", 0, "-o", tmp_path / "mine.png")
+    painter = Painter(opened)
+    picture = painter.picture("0")
+    assert 3 not in picture.regions
+    with Image.open(label) as image:
+        assert image.size == (512, 512)
+        image.paste(3, (0, 0, 512, 128))  # a band of eye_g above
+        image.save(label)
+    _, folder = act("repaint", "--picture", 0, "--label", label, "--singles")
+    edited = painter.picture(str(label))
+    assert (edited.label[:8] == 3).all() and torch.equal(edited.label[8:], picture.label[8:])
+    styles = painter.styles(picture).taking(painter.mean(), [3])
+    made = singles(folder)["repainted"]
+    assert same(made, as_saved(painter.paint(edited, styles)))
+    difference = changed(made, as_saved(painter.paint(picture, painter.styles(picture))))
+    assert difference[:8].mean() > 3 * difference[24:].mean()
+
+
+def test_mean_styles_are_kept_and_painted(act, opened):
+    kept, _, folder = act("mean-styles", "--count", 2, "--mean-of", 4, "--singles")
+    painter = Painter(opened)
+    mean = Styles.load(kept)
+    assert kept.name == "mean-of-4-step-000002.pt" and torch.equal(mean.codes, painter.mean(4).codes)
+    assert same(singles(folder)["picture_1"], as_saved(painter.paint(painter.picture("1"), mean)))
+    _, other = act("transfer", "--from", "mean", "--to", 1, "--mean-of", 4, "--singles")
+    assert same(singles(other)["1-in-mean"], singles(folder)["picture_1"])
+
+
+def test_saved_styles_paint_the_same_picture_bit_for_bit(act, tmp_path, capsys):
+    (path,) = act("save-styles", "--picture", 2, "-o", tmp_path / "two.pt")
+    assert "hair" in capsys.readouterr().out
+    _, direct = act("transfer", "--from", 2, "--to", 0, "--singles")
+    _, loaded = act("transfer", "--from", path, "--to", 0, "--singles")
+    assert same(singles(loaded)["0-in-two"], singles(direct)["0-in-2"])
+    (path,) = act("save-styles", "--picture", 2)
+    assert path.name == "styles-2.pt"
+    _, folder = act("interpolate", "--between", path, 1, "--on", 0, "--frames", 2, "--singles")
+    assert same(singles(folder)["0-000"], singles(direct)["0-in-2"])
+    _, folder = act("repaint", "--picture", path, "--label", act("save-labels")[0], "--singles")
+    assert same(singles(folder)["repainted"], singles(direct)["0-in-2"])
+
+
+def test_a_label_map_is_written_to_paint_on_with_a_legend(act, opened):
+    label, legend = act("save-labels", "--picture", "train:1")
+    assert (label.name, legend.name) == ("labels-train_1.png", "labels-train_1-legend.png")
+    painter = Painter(opened)
+    assert torch.equal(painter.picture(str(label)).label, painter.picture("train:1").label)
+    with Image.open(label) as image:
+        assert image.mode == "P"
+
+
+def test_files_of_ones_own_are_painted(act, tmp_path, opened):
+    faces = Faces(1, size=64, seed=9)
+    faces.draw(0).save(tmp_path / "me.png")
+    faces.label(0).save(tmp_path / "mine.png")
+    _, folder = act("transfer", "--from", f"{tmp_path}/me.png:{tmp_path}/mine.png", "--to", 0, "--singles")
+    assert set(singles(folder)) == {"0-in-me"}
+    _, folder = act("transfer", "--from", 2, "--to", tmp_path / "mine.png", "--singles")
+    assert set(singles(folder)) == {"mine-in-2"}
+
+
+def test_the_same_again_is_the_same_to_the_bit_whatever_was_drawn_before(act, run):
+    (grid,) = act("transfer", "--from", 0, 1, "--to", 2, 3)
+    before = grid.read_bytes()
+    torch.manual_seed(99)
+    act("transfer", "--from", 0, 1, "--to", 2, 3)
+    assert grid.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "columns"),
+    [
+        ("cyclegan-faces", dict(size=16, width=4, blocks=1, pool=4, faces=4, held_out=4), 6),
+        ("r3gan-faces", dict(size=16, width=4, latent=4, faces=4, held_out=4), 4),
+    ],
+)
+def test_other_games_show_the_grid_that_training_draws(name, settings, columns, tmp_path):
+    run = opening.train(tmp_path / "runs", name, max_steps=1, **settings)
+    assert main([str(run), "--singles"]) == 0
+    with Image.open(run / "samples" / "step-000001.png") as drawn, Image.open(run / "samples" / "show.png") as ours:
+        assert same(ours, drawn)
+        assert ours.width == grids.MARGIN + columns * CELL
+    assert len(list((run / "samples" / "show").glob("*.png"))) == 4 * {6: 2, 4: 3}[columns]

@@ -1,0 +1,127 @@
+"""Grids of samples."""
+
+import pytest
+import torch
+from PIL import Image, ImageFont
+
+from gan.app.painting import grids
+
+
+def test_a_picture_is_what_the_tensor_says():
+    sample = torch.tensor([[[-1.0, 1.0]], [[0.0, 3.0]], [[1.0, -3.0]]])
+    picture = grids.picture(sample)
+    assert picture.size == (2, 1)
+    assert picture.getpixel((0, 0)) == (0, 128, 255)
+    assert picture.getpixel((1, 0)) == (255, 255, 0)
+    assert grids.picture(torch.zeros(1, 2, 2)).getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_labels_keep_their_colour_whatever_else_is_in_the_map():
+    table = grids.palette(19)
+    one = grids.picture(torch.tensor([[3, 5]])).getpixel((0, 0))
+    other = grids.picture(torch.tensor([[18, 3]])).getpixel((1, 0))
+    assert one == other == tuple(table[3].tolist())
+
+
+def test_colours_of_labels_can_be_told_apart():
+    table = grids.palette(40).int()
+    distances = (table[:, None] - table[None]).abs().sum(2) + 1000 * torch.eye(40, dtype=torch.int)
+    assert distances.min() > 15
+    assert torch.equal(grids.palette(10).int(), table[:10])
+
+
+def test_a_grid_has_a_titled_column_a_batch_and_a_row_a_sample():
+    red, green = torch.tensor([1.0, -1, -1]), torch.tensor([-1.0, 1, -1])
+    columns = {"one": red.view(1, 3, 1, 1).expand(5, 3, 16, 16), "two": green.view(1, 3, 1, 1).expand(5, 3, 16, 16)}
+    sheet = grids.grid(columns, rows=3)
+    cell = 128 + grids.MARGIN
+    assert sheet.size == (grids.MARGIN + 2 * cell, grids.TITLE + grids.MARGIN + 3 * cell)
+    for row in range(3):
+        y = grids.TITLE + row * cell + 64
+        assert sheet.getpixel((grids.MARGIN + 64, y)) == (255, 0, 0)
+        assert sheet.getpixel((grids.MARGIN + cell + 64, y)) == (0, 255, 0)
+    titles = sheet.crop((0, 0, sheet.width, grids.TITLE)).convert("L")
+    assert titles.getextrema()[0] < 100  # there is writing
+
+
+def test_wide_pictures_of_a_row_stand_below_each_other():
+    def colour(red: float) -> torch.Tensor:
+        return torch.tensor([red, -1.0, -1.0]).view(3, 1, 1).expand(3, 20, 100)
+
+    columns = {"one": [colour(0.0), colour(0.2)], "two": [colour(0.4), None]}
+    sheet = grids.grid(columns)
+    assert sheet.height == grids.TITLE + grids.MARGIN + 4 * (20 + grids.MARGIN)
+    reds = [sheet.getpixel((sheet.width - 50, grids.TITLE + line * 26 + 10)) for line in range(4)]
+    assert reds == [(128, 0, 0), (178, 0, 0), (153, 0, 0), (255, 255, 255)]
+    titled = grids.grid(columns, titles=["first", "second"])
+    assert titled.height == sheet.height and titled.width > sheet.width
+    narrow = {title: [column[0][:, :, :40]] for title, column in columns.items()}
+    assert grids.grid(narrow).width == grids.MARGIN + 2 * (3 * 40 + grids.MARGIN)
+
+
+def test_large_pictures_are_not_enlarged():
+    assert grids.grid({"x": torch.zeros(1, 3, 200, 200)}).width == 200 + 2 * grids.MARGIN
+
+
+def test_saving_replaces_a_picture_as_a_whole(tmp_path):
+    path = tmp_path / "x.png"
+    for colour in ("red", "blue"):
+        grids.save(Image.new("RGB", (4, 4), colour), path)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
+    with Image.open(path) as image:
+        assert image.getpixel((0, 0)) == (0, 0, 255)
+
+
+def test_rows_may_have_titles_and_cells_may_be_missing():
+    red = torch.tensor([1.0, -1, -1]).view(3, 1, 1).expand(3, 128, 128)
+    plain = grids.grid({"one": [None, red], "two": [red, None]})
+    titled = grids.grid({"one": [None, red], "two": [red, None]}, titles=["first", "the second row"])
+    assert titled.height == plain.height
+    shift = titled.width - plain.width
+    assert 40 < shift <= 128 + grids.MARGIN
+    assert titled.crop((shift, 0, titled.width, titled.height)).tobytes() == plain.tobytes()
+    assert plain.getpixel((70, 80)) == (255, 255, 255) and plain.getpixel((70, 200)) == (255, 0, 0)
+    for row in range(2):  # each title stands beside its row
+        middle = grids.TITLE + row * 134 + 64
+        assert titled.crop((0, middle - 10, shift, middle + 10)).convert("L").getextrema()[0] < 100
+
+
+def test_long_titles_are_shortened_in_their_middle():
+    one = {"a name that is much longer than its picture is wide": torch.zeros(1, 3, 128, 128)}
+    font = ImageFont.load_default(size=14)
+    assert grids._fit("short", font, 128) == "short"
+    short = grids._fit(next(iter(one)), font, 128)
+    assert short.startswith("a name") and short.endswith("wide") and "…" in short
+    assert font.getlength(short) <= 128
+    sheet = grids.grid(one | {"b": torch.zeros(1, 3, 128, 128)})
+    assert sheet.crop((134, 0, 140, grids.TITLE)).convert("L").getextrema()[0] == 255  # stays in its column
+
+
+@pytest.mark.parametrize("labels", [1, 19, 183, 256])
+def test_colours_tell_the_labels_exactly(labels):
+    label = torch.randint(labels, (9, 7), generator=torch.Generator().manual_seed(0))
+    colours = grids.palette(labels)[label]
+    assert torch.equal(grids.unpaint(colours, labels), label)
+    colours[2, 3] = torch.tensor([255, 255, 255])
+    assert (grids.unpaint(colours, labels) < 0).nonzero().tolist() == [[2, 3]]
+
+
+def test_a_colour_of_a_label_that_there_is_not_is_none():
+    assert grids.unpaint(grids.palette(20)[19:].unsqueeze(0), 19).tolist() == [[-1]]
+
+
+def test_a_label_map_to_edit_has_the_labels_as_numbers_and_the_palette_as_colours():
+    label = torch.arange(19).repeat(19, 1)[:, :16]
+    image = grids.label_png(label, 19)
+    assert image.mode == "P" and image.size == (16 * 32, 19 * 32)
+    pixel = (5 * 32 + 3, 40)
+    assert image.getpixel(pixel) == 5
+    assert image.convert("RGB").getpixel(pixel) == tuple(grids.palette(19)[5].tolist())
+    assert grids.label_png(torch.zeros(600, 700, dtype=torch.int64), 2).size == (700, 600)
+
+
+def test_a_legend_shows_each_labels_colour():
+    names = {number: f"name {number}" for number in range(60)}
+    sheet, table = grids.legend(names), grids.palette(60)
+    colours = {colour for _, colour in sheet.getcolors(1 << 20)}
+    assert all(tuple(colour) in colours for colour in table.tolist())

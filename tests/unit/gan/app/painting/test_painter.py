@@ -1,0 +1,202 @@
+"""Using a run: pictures by name, their styles, painting, and the mean."""
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from datasets import Faces
+from gan.app.painting import grids
+from gan.app.painting.painter import PAIR, Painter
+from gan.app.painting.reopen import open_run
+from gan.app.painting.styles import Styles
+from gan.files.errors import UserError
+from gan.games.spade import edges_of
+from tests.support import layouts, opening
+
+
+@pytest.fixture(scope="module")
+def opened(sean_run):
+    return open_run(str(sean_run))
+
+
+@pytest.fixture
+def painter(opened):
+    return Painter(opened)
+
+
+@pytest.fixture
+def copied(sean_run, tmp_path):
+    return Painter(open_run(str(shutil.copytree(sean_run, tmp_path / "001-copy"))))
+
+
+def test_pictures_go_by_number(painter):
+    item = painter.val[3]
+    picture = painter.picture("3")
+    assert picture.title == "3" and picture.edges is None
+    assert torch.equal(picture.label, item["label"].long())
+    assert torch.equal(((picture.image + 1) * 127.5).round().byte(), item["image"])
+    trained = painter.picture("train:5")
+    assert trained.title == "train 5" and torch.equal(trained.label, painter.train[5]["label"].long())
+    assert picture.regions == sorted(set(item["label"].flatten().tolist()))
+
+
+def test_pictures_may_be_files(painter, tmp_path):
+    faces = Faces(1, size=64, seed=5)
+    faces.draw(0).save(tmp_path / "me.png")
+    faces.label(0).save(tmp_path / "mine.png")
+    both = painter.picture(f"{tmp_path}/me.png:{tmp_path}/mine.png")
+    alone = painter.picture(f"{tmp_path}/mine.png")
+    assert (both.title, alone.title) == ("me", "mine")
+    assert both.image.shape == (3, 32, 32) and both.label.shape == (32, 32)
+    assert alone.image is None and torch.equal(alone.label, both.label)
+    with pytest.raises(UserError, match="'mine' is only a label map; give its picture too"):
+        painter.styles(alone)
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ("4", "there is no held-out picture 4; choose from 0 to 3"),
+        ("train:16", "there is no training picture 16; choose from 0 to 15"),
+        ("me.jpg", r"'me.jpg' is no picture; give the number of a held-out one \(0 to 3\), train:NUMBER, or files"),
+        ("-1", "'-1' is no picture"),
+        ("a.jpg:b.png", "there is no file 'a.jpg'"),
+        ("b.png", "there is no file 'b.png'"),
+    ],
+)
+def test_pictures_that_there_are_not_are_refused(which, message, painter):
+    with pytest.raises(UserError, match=message):
+        painter.picture(which)
+
+
+def test_styles_are_the_encoders_and_absent_regions_have_none(painter):
+    picture = painter.picture("1")
+    styles = painter.styles(picture)
+    codes = painter.game.encoder(picture.image[None], painter.game.mask(picture.label[None]))[0]
+    assert torch.equal(styles.codes, codes)
+    absent = set(range(19)) - set(picture.regions)
+    assert absent and styles.lacking(sorted(absent)) == sorted(absent)
+    assert styles.present[0] and styles.label_names == Faces.label_names
+    assert "picture 1 of 001-sean-faces, step 2" in styles.source
+
+
+def test_paint_is_the_generators_with_noise_that_the_seed_decides(opened, painter):
+    opening.set_grain(painter.game, 1.0)
+    try:
+        picture = painter.picture("0")
+        styles = painter.styles(picture)
+        torch.manual_seed(1)
+        one = painter.paint(picture, styles)
+        painter.paint(painter.picture("1"), styles)
+        assert torch.equal(painter.paint(picture, styles), one)
+        assert not torch.equal(Painter(opened, seed=1).paint(picture, styles), one)
+        assert one.shape == (3, 32, 32) and one.abs().max() <= 1
+    finally:
+        opening.set_grain(painter.game, 0.0)
+
+
+def test_the_mean_is_over_the_training_pictures_that_have_the_region(copied):
+    every = [copied.styles(copied.picture(f"train:{k}")) for k in range(16)]
+    mean = copied.mean()
+    for region in range(19):
+        having = [styles.codes[region] for styles in every if styles.present[region]]
+        assert bool(mean.present[region]) == bool(having)
+        expected = torch.stack(having).mean(0) if having else torch.zeros(8)
+        assert torch.allclose(mean.codes[region], expected, atol=1e-6)
+    few = copied.mean(2)
+    ends = [every[0], every[15]]
+    assert torch.allclose(few.codes[0], torch.stack([styles.codes[0] for styles in ends]).mean(0), atol=1e-6)
+
+
+def test_the_mean_is_saved_and_computed_again_for_a_newer_checkpoint(copied):
+    first, path = copied.mean(), copied.mean_path()
+    assert path.parent == copied.opened.folder.path / "styles" and path.name == "mean-of-16-step-000002.pt"
+    marked = Styles(first.codes + 1, first.present, first.label_names, first.source)
+    marked.save(path)
+    assert torch.equal(copied.mean().codes, marked.codes)  # read, not computed
+    later = copied.opened.checkpoint.stat().st_mtime_ns + 10**9
+    os.utime(copied.opened.checkpoint, ns=(later, later + 10**12))
+    assert torch.equal(copied.mean().codes, first.codes)
+    older = path.with_name("mean-of-16-step-000001.pt")
+    path.rename(older)
+    copied.mean()
+    assert path.is_file() and not older.exists()
+
+
+def test_the_mean_can_be_had_though_training_has_gone_on(copied):
+    mean = copied.mean()
+    shutil.rmtree(copied.opened.checkpoint)
+    assert torch.equal(copied.mean().codes, mean.codes)
+    copied.mean_path().unlink()
+    assert torch.equal(copied.mean().codes, mean.codes)
+
+
+def test_a_run_whose_folder_cannot_be_written_has_a_mean_all_the_same(copied, capsys):
+    (copied.opened.folder.path / "styles").write_text("in the way")
+    assert copied.mean(2).present[0]
+    assert "not kept: cannot write styles to" in capsys.readouterr().out
+
+
+def test_files_of_styles_are_checked_against_the_run(painter, tmp_path):
+    path = tmp_path / "a.pt"
+    styles = painter.styles(painter.picture("0"))
+    styles.save(path)
+    assert torch.equal(painter.load(path).codes, styles.codes)
+    Styles(torch.zeros(19, 9), styles.present, styles.label_names, "x").save(path)
+    with pytest.raises(UserError, match=r"a.pt' has style codes of length 9 and this run has them of length 8"):
+        painter.load(path)
+
+
+def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):
+    painter = Painter(open_run(str(folder_run)))
+    label = painter.picture(f"{folder_run.parent.parent}/data/labels/7.png").label
+    assert torch.equal(label, painter.picture("1").label)  # the last picture by name
+    bad = grids.label_png(torch.full((32, 32), 19), 20)
+    bad.putpalette([0] * 768)
+    bad.save(tmp_path / "bad.png")
+    with pytest.raises(UserError, match=r"bad.png has the label 19; with 19 labels the allowed range is 0..18"):
+        painter.picture(str(tmp_path / "bad.png"))
+
+
+def test_edges_of_instances_are_shown_to_the_generator_alone(tmp_path):
+    layouts.cityscapes(tmp_path / "data")
+    settings = {**opening.SMALL, "size": 16, "batch_size": 1, "held_out": 1, "perceptual": "off"}
+    run = opening.train(tmp_path / "runs", "sean-cityscapes", data=tmp_path / "data", max_steps=1, **settings)
+    painter = Painter(open_run(str(run)))
+    picture = painter.picture("0")
+    assert picture.edges.shape == picture.label.shape == (16, 32) and 0 < picture.edges.float().mean() < 1
+    styles = painter.styles(picture)
+    without = replace(picture, edges=torch.zeros_like(picture.edges))
+    assert torch.equal(painter.styles(without).codes, styles.codes)
+    assert not torch.equal(painter.paint(without, styles), painter.paint(picture, styles))
+    # A label map that a user drew has the edges of its regions.
+    drawn = replace(picture, edges=None)
+    assert torch.equal(
+        painter.paint(drawn, styles), painter.paint(replace(picture, edges=edges_of(drawn.label[None])[0]), styles)
+    )
+
+
+def test_a_game_without_styles_is_refused_in_words(tmp_path):
+    run = opening.train(tmp_path / "runs", "pix2pix-faces", size=32, width=4, faces=4, held_out=4, max_steps=1)
+    with pytest.raises(UserError, match=r"is a run of pix2pix-faces, whose game Pix2pix has no styles; type .* show"):
+        Painter(open_run(str(run)))
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("me.jpg:l.png", ("me.jpg", "l.png")),
+        ("/a/me.jpg:/b/l.png", ("/a/me.jpg", "/b/l.png")),
+        ("a:b.jpg:l.png", ("a:b.jpg", "l.png")),
+        (r"C:\me.jpg:D:\l.png", (r"C:\me.jpg", r"D:\l.png")),
+        (r"me.jpg:D:\l.png", ("me.jpg", r"D:\l.png")),
+        ("C:/l.png", None),
+        ("l.png", None),
+    ],
+)
+def test_a_drive_is_no_picture(typed, files):
+    found = PAIR.fullmatch(typed)
+    assert (found and found.groups()) == files

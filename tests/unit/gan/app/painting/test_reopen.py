@@ -1,0 +1,222 @@
+"""Runs opened again: found, built, and with the weights of a checkpoint."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gan.app.painting import reopen
+from gan.app.painting.reopen import open_run
+from gan.app.run.folder import RunFolder
+from gan.files.errors import UserError
+from gan.runs import build
+from tests.support import opening
+from tests.support.saved import damage, read_checkpoint, write_checkpoint
+
+
+@pytest.fixture
+def copy(sean_run, tmp_path):
+    """A copy of the trained run, to damage."""
+    return shutil.copytree(sean_run, tmp_path / "runs" / sean_run.name)
+
+
+def the_checkpoint(run):
+    (path,) = run.glob("checkpoints/*.ckpt")
+    return path
+
+
+def test_a_run_is_opened_as_it_was_saved(sean_run):
+    found = open_run(str(sean_run))
+    saved = read_checkpoint(the_checkpoint(sean_run))
+    assert (found.name, found.step, found.checkpoint) == ("sean-faces", 2, the_checkpoint(sean_run))
+    assert found.folder.path == sean_run
+    assert found.settings["size"] == 32 and found.settings["run"] == "sean-faces"
+    state = found.run.game.state_dict()
+    assert state.keys() == saved["state_dict"].keys()
+    assert all(torch.equal(state[name], weight) for name, weight in saved["state_dict"].items())
+    assert len(found.run.data.train) == 16 and len(found.run.data.val) == 4
+
+
+def test_its_networks_are_in_evaluation_and_require_no_gradients(sean_run):
+    game = open_run(str(sean_run)).run.game
+    assert not any(module.training for module in game.modules())
+    assert not any(parameter.requires_grad for parameter in game.parameters())
+
+
+def test_auto_is_the_newest_run_with_a_checkpoint(sean_run):
+    assert open_run("auto", sean_run.parent).folder.path == sean_run
+    assert open_run(out=sean_run.parent).folder.path == sean_run
+    assert open_run(str(the_checkpoint(sean_run))).folder.path == sean_run
+
+
+def test_a_player_with_an_average_has_it(copy):
+    path = the_checkpoint(copy)
+    saved = read_checkpoint(path)
+    names = [name for name, _ in build("sean-faces", **opening.WIDTHS).game.generator.named_parameters()]
+    weights = {name: saved["state_dict"][f"generator.{name}"] for name in names}
+    saved["players"]["generator"]["ema"] = {name: weight + 1 for name, weight in weights.items()}
+    write_checkpoint(path, saved)
+    game = open_run(str(copy)).run.game
+    for name, weight in game.generator.named_parameters():
+        assert torch.equal(weight, weights[name] + 1)
+    encoder = game.encoder.state_dict()
+    assert all(torch.equal(encoder[name], saved["state_dict"][f"encoder.{name}"]) for name in encoder)
+
+
+def test_a_checkpoint_that_training_replaces_meanwhile_is_not_missed(copy, monkeypatch):
+    path, build = the_checkpoint(copy), reopen.build
+    moves = iter([path.with_name("step-000003.ckpt")])
+
+    def slow(*args, **settings):
+        if (newer := next(moves, None)) is not None:
+            path.rename(newer)
+        return build(*args, **settings)
+
+    monkeypatch.setattr(reopen, "build", slow)
+    assert open_run(str(copy)).checkpoint.name == "step-000003.ckpt"
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_end(sean_run, monkeypatch):
+    newest, answers = RunFolder.newest_checkpoint, iter([FileNotFoundError])
+
+    def look(folder):
+        for error in answers:
+            raise error
+        return newest(folder)
+
+    monkeypatch.setattr(RunFolder, "newest_checkpoint", look)
+    assert open_run(str(sean_run)).step == 2
+
+
+def test_settings_may_be_changed(sean_run):
+    assert len(open_run(str(sean_run), faces=8).run.data.train) == 8
+
+
+def test_data_that_have_moved_are_named_by_their_setting(folder_run, tmp_path):
+    moved = shutil.copytree(folder_run, tmp_path / "runs" / folder_run.name)
+    opening.rewrite(moved, data="gone")
+    message = r"cannot be opened: there is no folder gone.* If its data have moved, type --data and their folder"
+    with pytest.raises(UserError, match=message):
+        open_run(str(moved))
+    found = open_run(str(moved), data=str(folder_run.parent.parent / "data"))
+    assert len(found.run.data.val) == 2
+
+
+def test_what_only_training_needs_is_not_looked_for(folder_run):
+    perceptual = Path(open_run(str(folder_run)).settings["perceptual"])
+    assert perceptual.name == "vgg.pth" and not perceptual.exists()
+
+
+def test_no_run_is_said_in_words(tmp_path, sean_run):
+    with pytest.raises(UserError, match=r"no run with a checkpoint in '.*absent'; train one with python -m gan.fit"):
+        open_run("auto", tmp_path / "absent")
+    with pytest.raises(UserError, match="there is no 'absent'; give a run's folder such as runs/001-sean-faces"):
+        open_run("absent")
+    with pytest.raises(UserError, match=r"is not of a run: .*settings.yaml is missing"):
+        open_run(str(tmp_path))
+    with pytest.raises(UserError, match=r"there is no '.*step-000001.ckpt'"):
+        open_run(str(sean_run / "checkpoints" / "step-000001.ckpt"))
+
+
+def test_a_run_without_a_checkpoint_is_said_in_words(copy):
+    the_checkpoint(copy).rename(the_checkpoint(copy).with_suffix(".ckpt.part"))
+    with pytest.raises(UserError, match="has no checkpoint yet; wait for its first"):
+        open_run(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"siz": 32}, "settings.yaml' and run sean-faces do not fit together: .*'siz' is not accepted"),
+        ({"size": -32}, "settings.yaml' and run sean-faces do not fit together: .*size.*-32"),
+        ({"width": 2}, "step-000002.ckpt has other networks than the run's settings make: .*size mismatch"),
+        ({"run": "gone-faces"}, "unknown run 'gone-faces'; known: sean-faces"),
+        ({"run": None}, "settings.yaml': its run is no text"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(copy, changes, message):
+    opening.rewrite(copy, **changes)
+    with pytest.raises(UserError, match=message):
+        open_run(str(copy))
+
+
+def test_settings_that_cannot_be_read_are_refused(copy):
+    for text in (b"a: [", b"\xff\xfe\x00", b"- 1\n"):
+        (copy / "settings.yaml").write_bytes(text)
+        with pytest.raises(UserError, match=r"cannot read settings from '.*settings.yaml'"):
+            open_run(str(copy))
+
+
+def test_a_checkpoint_of_another_game_or_none_is_refused(copy):
+    path = the_checkpoint(copy)
+    saved = read_checkpoint(path)
+    write_checkpoint(path, {**saved, "game": "Pix2pix", "players": {"a": {}}})
+    with pytest.raises(UserError, match="is of Pix2pix with players a; the run's settings make Sean with players enc"):
+        open_run(str(copy))
+    write_checkpoint(path, {"epoch": 1})
+    with pytest.raises(UserError, match="is of another program with players unknown"):
+        open_run(str(copy))
+    (path / "values.pt").write_bytes(b"PK not at all")
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        open_run(str(copy))
+    shutil.rmtree(path)
+    torch.save(saved, path)
+    with pytest.raises(UserError, match=r"step-000002.ckpt cannot be read as a checkpoint: it is one file"):
+        open_run(str(copy))
+
+
+def test_a_damaged_one_is_named_with_the_whole_one_before_it(copy):
+    path = the_checkpoint(copy)
+    other = shutil.copytree(path, path.with_name("step-000001.ckpt"))
+    damage(path)
+    for which in (copy, path):
+        with pytest.raises(UserError, match=f"000002.ckpt cannot .* damaged: .* before it is {other}: type {other}$"):
+            open_run(str(which))
+    assert open_run(str(other)).checkpoint == other
+    damage(other)
+    with pytest.raises(UserError, match=r"000002.ckpt cannot .* damaged.*; no earlier checkpoint of the run is whole"):
+        open_run(str(copy))
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_weights_that_are_not_finite_are_refused_by_name(averaged, copy):
+    path = the_checkpoint(copy)
+    saved = read_checkpoint(path)
+    weights = {name.removeprefix("generator."): weight for name, weight in saved["state_dict"].items()}
+    player = build("sean-faces", **opening.WIDTHS).game.generator
+    averages = {name: weights[name].clone() for name, _ in player.named_parameters()}
+    saved["players"]["generator"]["ema"] = averages
+    name = list(averages)[3]
+    (averages if averaged else weights)[name].view(-1)[-1] = torch.nan
+    write_checkpoint(path, saved)
+    message = rf"000002.ckpt cannot be used: '{name}' of player 'generator' has NaN; "
+    with pytest.raises(UserError, match=f"{message}the run has no earlier one$"):
+        open_run(str(copy))
+    earlier = path.with_name("step-000001.ckpt")
+    earlier.mkdir()
+    with pytest.raises(UserError, match=f"{message}give an earlier one: type {earlier}$"):
+        open_run(str(copy))
+
+
+def test_devices_that_are_not_there_are_refused(sean_run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert open_run(str(sean_run), device="auto").run.game.device == torch.device("cpu")
+    with pytest.raises(UserError, match="device 'cuda' is not there: this machine has 0 GPUs; type cpu"):
+        open_run(str(sean_run), device="cuda")
+    with pytest.raises(UserError, match="unknown device 'gpus'; type auto, cpu"):
+        open_run(str(sean_run), device="gpus")
+
+
+def test_the_settings_are_those_of_the_file(sean_run):
+    saved = yaml.safe_load((sean_run / "settings.yaml").read_text())
+    settings = open_run(str(sean_run)).settings
+    assert {name: settings[name] for name in saved} == saved
+
+
+@pytest.mark.parametrize(("which", "out"), [("auto", "x" * 300), ("x" * 300, "runs"), ("x" * 300 + "/y.ckpt", "runs")])
+def test_a_name_that_is_too_long_is_refused(which, out):
+    with pytest.raises(UserError, match=r"^cannot look for the run '.*': File name too long: "):
+        open_run(which, Path(out))

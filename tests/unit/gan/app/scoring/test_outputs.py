@@ -1,0 +1,127 @@
+"""What is scored of each game."""
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from datasets.augment import to_tensors
+from gan import GanModule, noise
+from gan.app.scoring.outputs import makes
+from gan.files.errors import UserError
+from gan.runs import build
+from tests.support import opening
+
+SMALL = dict(size=32, batch_size=2, faces=4, held_out=4, width=4)
+NUMBERS = torch.tensor([1, 2])
+
+
+def game_and_batch(name, **settings):
+    run = build(name, **SMALL, **settings)
+    batch = default_collate([to_tensors(run.data.val[number]) for number in NUMBERS.tolist()])
+    return run.game.eval(), batch
+
+
+@torch.no_grad()
+def made_of(name, drop=(), **settings):
+    game, batch = game_and_batch(name, **settings)
+    batch = {key: value for key, value in batch.items() if key not in drop}
+    with noise.at(noise.Place(("test",), 1, 2, 4)):
+        return game, batch, makes(game, batch, NUMBERS)
+
+
+def test_sean_paints_pictures_again_and_transfers():
+    game, batch, made = made_of("sean-faces", hidden=8, style=8)
+    own, transfer = made["reconstruction"], made["transfer"]
+    assert own.paired and own.known is None
+    assert torch.equal(own.truth, batch["image"]) and torch.equal(own.label, batch["label"])
+    with noise.at(noise.Place(("test",), 1, 2, 4)), torch.no_grad():
+        mask = game.mask(batch["label"])
+        assert torch.equal(own.pictures, game.generator(mask, game.encoder(batch["image"], mask)))
+    assert torch.equal(transfer.truth, batch["truth"])
+    for row in range(2):
+        theirs = set(batch["style_label"][row].unique().tolist())
+        expected = [[label in theirs for label in line] for line in batch["label"][row].tolist()]
+        assert transfer.known[row].bool().tolist() == expected
+    assert not transfer.known.bool().all()  # else this showed nothing
+
+
+def test_sean_changes_the_style_of_one_region():
+    _, batch, made = made_of("sean-faces", hidden=8, style=8)
+    one = made["one region"]
+    assert torch.equal(one.truth, batch["region_truth"]) and one.known is None
+    for row, region in enumerate(batch["region"].tolist()):
+        assert torch.equal(one.region[row], batch["label"][row] == region)
+        assert not torch.equal(one.pictures[row], one.before[row])
+
+
+def test_the_noise_of_a_sample_does_not_depend_on_its_batch():
+    game, batch = game_and_batch("sean-faces", hidden=8, style=8)
+    opening.set_grain(game, 0.5)
+    with torch.no_grad():
+        both = makes(game, batch, NUMBERS)["one region"]
+        second = makes(game, {name: value[1:] for name, value in batch.items()}, NUMBERS[1:])["one region"]
+    torch.testing.assert_close(both.pictures[1:], second.pictures)
+    torch.testing.assert_close(both.before[1:], second.before)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("spade-faces", dict(hidden=8)), ("pix2pix-faces", {})])
+def test_spade_and_pix2pix_paint(name, settings):
+    _, batch, made = made_of(name, **settings)
+    (painted,) = made.values()
+    assert painted.paired and torch.equal(painted.truth, batch["image"]) and torch.equal(painted.label, batch["label"])
+    assert painted.pictures.shape == batch["image"].shape
+
+
+def test_sean_without_drawn_truth_has_no_transfers():
+    drop = ("truth", "style_image", "style_label", "region", "region_truth")
+    assert list(made_of("sean-faces", drop, hidden=8, style=8)[2]) == ["reconstruction"]
+
+
+def test_cyclegan_translates_both_ways():
+    _, batch, made = made_of("cyclegan-faces", blocks=1)
+    assert list(made) == ["a to b", "b to a"]
+    assert torch.equal(made["a to b"].truth, batch["truth_b"]) and made["a to b"].paired
+    assert torch.equal(made["b to a"].truth, batch["truth_a"]) and made["b to a"].paired
+    _, batch, made = made_of("cyclegan-faces", ("truth_a", "truth_b"), blocks=1)
+    assert torch.equal(made["a to b"].truth, batch["b"]) and not made["a to b"].paired
+
+
+@pytest.mark.parametrize("name", ["r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces"])
+def test_games_from_noise_make_the_pictures_of_their_samples_numbers(name):
+    game, batch, made = made_of(name, latent=8)
+    (drawn,) = made.values()
+    assert not drawn.paired and drawn.label is None
+    with torch.no_grad():
+        torch.testing.assert_close(drawn.pictures[1:], game.numbered(torch.tensor([2]), like=batch["image"]))
+
+
+def test_vqgan_paints_pictures_again():
+    game, batch, made = made_of("vqgan-faces")
+    (painted,) = made.values()
+    assert painted.paired and torch.equal(painted.truth, batch["image"])
+    with torch.no_grad():
+        assert torch.equal(painted.pictures, game.autoencoder(batch["image"])[0])
+
+
+def test_byol_makes_no_pictures_and_says_where_its_score_is():
+    with pytest.raises(UserError, match=r"Byol makes no pictures .* val/neighbour_error in the run's metrics\.csv"):
+        made_of("byol-faces")
+
+
+def test_a_game_that_is_not_known_says_what_to_do():
+    class Mine(GanModule):
+        pass
+
+    with pytest.raises(UserError, match="what Mine makes is not known here; register a function for it"):
+        makes(Mine(), {}, NUMBERS)
+
+
+def test_a_game_of_ones_own_can_be_registered():
+    class Mine(GanModule):
+        pass
+
+    @makes.register
+    def _mine(game: Mine, batch, numbers):
+        return {"mine": numbers}
+
+    assert makes(Mine(), {}, NUMBERS) == {"mine": NUMBERS}

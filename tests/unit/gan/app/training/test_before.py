@@ -1,0 +1,76 @@
+"""What is refused before any process is started."""
+
+import os
+
+import pytest
+
+from gan.app.run import options
+from gan.app.training import before
+from gan.files.errors import UserError
+from gan.files.system import resource
+from strategies import PhaseStrategy
+from tests.support.posix import not_on_windows
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """`check(*typed, devices=2)`: check a command for so many devices on each host."""
+    for name in [*os.environ]:
+        if name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def make(*typed, devices=2, on_cpu=True):
+        settings = options.parse([*typed])[0]
+        before.check(settings, PhaseStrategy(settings.strategy), devices, on_cpu)
+
+    return make
+
+
+def test_what_can_be_trained_is_not_refused(check, tmp_path):
+    check("wgan-gp-faces")
+    check("wgan-gp-faces", "--batch-size", "64", devices=32)
+    check("wgan-gp-faces", "--batch-size", "64", devices=64, on_cpu=False)
+    check("wgan-gp-faces", "--strategy", "generator=zero3+hybrid:2,*=ddp", devices=4)
+    check("wgan-gp-faces", "--strategy", "generator=pipeline+schedule:interleaved+stages:6,*=ddp", devices=4)
+    check("wgan-gp-faces", "--strategy", "generator=zero3@2-3,*=ddp@0-1", "--batch-size", "6", devices=4)
+    check("wgan-gp-faces", "--batch-size", "6", "--nodes", "2:4")  # two hosts may come, or three
+    check("sean-folder", "--data", str(tmp_path), "--labels", "3")
+
+
+@pytest.mark.parametrize(
+    ("typed", "devices", "words"),
+    [
+        ("", 1000, "1000 processes on 2 CPU cores; type --devices 2, and 32 at most"),
+        ("--batch-size 16", 3, "batch 16 is not divisible by 3 ranks; try --batch-size 15 or --batch-size 18"),
+        ("--batch-size 6 --nodes 2", 2, "batch 6 is not divisible by 4 ranks"),
+        ("--batch-size 7 --strategy generator=zero3@2-3,*=ddp@0-1", 4, "batch 7 is not divisible by 2 ranks"),
+        ("--strategy generator=zero3@2-3,*=ddp@0-1", 2, "is on ranks 2-3, and there are 2, .* type --devices 4"),
+        ("--strategy generator=single,*=ddp", 2, "trains on one device and there are 2 ranks"),
+        ("--strategy zero3+hybrid:3", 4, r"4 ranks .* groups of 3, as 'zero3\+hybrid:3' asks; type zero3\+hybrid:N"),
+        ("--strategy pipeline+stages:3", 4, r"groups of 3, .* type pipeline\+stages:N with an N that divides 4"),
+    ],
+)
+def test_what_cannot_be_is_refused(typed, devices, words, check):
+    with pytest.raises(UserError, match=words):
+        check("wgan-gp-faces", *typed.split(), devices=devices)
+
+
+def test_a_folder_that_is_not_there_is_refused(check):
+    with pytest.raises(UserError, match="there is no folder nowhere; give the folder"):
+        check("sean-folder", "--data", "nowhere", "--labels", "3")
+
+
+def test_an_own_run_may_mean_something_else_by_its_batch(check, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "from gan.runs import Run\ndef own(batch_size: int = 3, data: str = 'x') -> Run:\n    '''A run.'''\n"
+    (tmp_path / "own.py").write_text(text)
+    check("own.py:own")
+
+
+@not_on_windows
+def test_files_are_counted_for_the_workers(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
+    before.check_files(options.parse(["wgan-gp-faces", "--workers", "3"])[0], 8)
+    with pytest.raises(UserError, match="allows a process 500, and a rank with 4 workers needs 512; type ulimit -n 4"):
+        before.check_files(options.parse(["wgan-gp-faces", "--workers", "4"])[0], 1)

@@ -1,0 +1,124 @@
+"""The callbacks of `gan.fit` by themselves, under a Trainer of one's own."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader
+
+from gan.app.run.folder import RunFolder
+from gan.app.training.callbacks import Bar, Pictures, Score, WriteSettings, _losses
+from gan.app.training.metrics import Record
+from strategies import PhaseStrategy
+from tests.support.hard_games import Plain
+from tests.support.parity import distance, parts, snapshot, trainer, vectors
+from tests.support.posix import not_on_windows
+
+
+def test_the_bar_names_each_phase_and_leaves_gradient_norms_out():
+    losses = {
+        "d/real": torch.tensor(0.5),
+        "d/fake": torch.tensor(0.25),
+        "d/d_grad_norm": torch.tensor(9.0),
+        "g/loss": torch.tensor(-1.0),
+    }
+    assert _losses(losses) == "d: real 0.500 fake 0.250 | g: loss -1.000"
+
+
+def test_the_bar_counts_steps_and_images(capsys):
+    made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16)], enable_progress_bar=True)
+    made.fit(Plain(), parts(5))
+    said = capsys.readouterr().err
+    assert "5/5" in said
+
+
+class Show(Plain):
+    """Draws from the global random state, in training and for its pictures, and minds its modes."""
+
+    modes: list
+
+    def fake(self, real):
+        self.modes.append((self.generator.training, self.discriminator.training))
+        return self.generator(torch.randn(len(real), 4, dtype=real.dtype))
+
+    def show(self, batch):
+        assert not self.generator.training
+        assert not torch.is_grad_enabled()
+        return {
+            "made": self.generator(torch.randn(len(batch["x"]), 4, dtype=torch.float64))[:, None, None].repeat(
+                1, 3, 6, 1
+            )
+        }
+
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        return parts(4)
+
+    def val_dataloader(self):
+        return DataLoader([{**vectors(9), "image": torch.zeros(16, 3, 4, 4)}], batch_size=None)
+
+
+def shown(folder, callbacks):
+    torch.manual_seed(5)
+    game, strategy = Show(), PhaseStrategy("single")
+    game.modes = []
+    game.discriminator.eval()
+    trainer(strategy, 1, 4, callbacks=callbacks).fit(game, datamodule=Data())
+    return snapshot(game, strategy), game.modes
+
+
+def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.samples.mkdir()
+    log = Record(folder)
+    log.rows = {0: {"d/x": 1.0}}
+    plain, modes = shown(folder, [])
+    drawn, modes_too = shown(folder, [Pictures(folder, log, every=3)])
+    assert distance(plain, drawn) == 0
+    assert modes == modes_too == [(True, False)] * 8
+    names = sorted(path.name for path in folder.samples.iterdir())
+    assert names == ["reals.png", "step-000000.png", "step-000003.png", "step-000004.png"]
+    assert folder.curves.is_file()
+
+
+def test_the_score_remembers_the_first_value_over_an_interruption():
+    score, other = Score(["val/x", "val/y"]), Score(["val/x", "val/y"])
+    engine = SimpleNamespace(callback_metrics={}, loggers=[])
+    for value in (None, 3.0, 2.0, 1.0):
+        if value is not None:
+            engine.callback_metrics = {"val/x": torch.tensor(value), "val/y": torch.tensor(value + 1), "z": value}
+        score.on_validation_end(engine, None)
+    assert (score.first, score.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 1, "val/y": 2})
+    other.load_state_dict(score.state_dict())
+    engine.callback_metrics = {"val/x": torch.tensor(0.5)}
+    other.on_validation_end(engine, None)
+    assert (other.first, other.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 0.5, "val/y": 2})
+
+
+@pytest.mark.parametrize("spoil", ["samples", "curves"])
+def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    if spoil == "samples":
+        folder.samples.write_text("a file")
+    else:
+        folder.curves.mkdir()
+    log = Record(folder)
+    log.rows = {0: {"d/x": 1.0}}
+    plain, _ = shown(folder, [])
+    drawn, _ = shown(folder, [Pictures(folder, log, every=2)])
+    assert distance(plain, drawn) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert said.endswith("; training goes on") and str(folder.samples if spoil == "samples" else folder.curves) in said
+    assert folder.curves.is_file() == (spoil == "samples")
+
+
+@not_on_windows
+def test_settings_that_cannot_be_written_are_said_and_the_older_ones_stay(tmp_path, capsys):
+    settings, game = tmp_path / "settings.yaml", tmp_path / "game.txt"
+    game.mkdir()
+    WriteSettings({game: "players", settings: "new"}).on_train_start(SimpleNamespace(is_global_zero=True), None)
+    assert settings.read_text() == "new"
+    assert re.search(r"warning: .*game.txt cannot be written \(Is a directory: .*\); training", capsys.readouterr().err)

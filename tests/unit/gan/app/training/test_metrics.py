@@ -1,0 +1,141 @@
+"""metrics.csv over interruptions, and the picture of the curves."""
+
+import errno
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gan.app.run.folder import RunFolder
+from gan.app.training import metrics
+from gan.files.errors import UserError
+
+
+def write(folder, rows):
+    log = metrics.Record(folder)
+    for step, row in rows:
+        log.log_metrics({**row, "epoch": 0}, step)
+    log.finalize("success")
+    return log
+
+
+def test_a_row_a_step_and_new_columns_keep_old_rows(tmp_path):
+    folder = RunFolder(tmp_path)
+    write(folder, [(0, {"d/loss": 1.5}), (10, {"d/loss": 1.25}), (10, {"val/score": 0.5}), (20, {"g/loss": -2.0})])
+    assert folder.metrics.read_text() == ("step,d/loss,val/score,g/loss\n0,1.5,,\n10,1.25,0.5,\n20,,,-2\n")
+    assert metrics.read(folder.metrics) == {
+        0: {"d/loss": 1.5},
+        10: {"d/loss": 1.25, "val/score": 0.5},
+        20: {"g/loss": -2},
+    }
+
+
+def test_rows_are_on_disk_while_the_run_goes_on(tmp_path):
+    log = metrics.Record(RunFolder(tmp_path))
+    for step in range(5):
+        log.log_metrics({"x": step}, step)
+    assert list(metrics.read(tmp_path / "metrics.csv")) == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_continues_from_its_checkpoint(tmp_path):
+    folder = RunFolder(tmp_path)
+    write(folder, [(step, {"x": step}) for step in range(0, 50, 10)])
+    write(folder, [(30, {"x": 300}), (40, {"x": 400}), (50, {"y": 1})])
+    rows = metrics.read(folder.metrics)
+    assert [row.get("x") for row in rows.values()] == [0, 10, 20, 300, 400, None]
+    assert rows[50] == {"y": 1}
+
+
+def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
+    rows = {
+        step: {"d/real": 1 / (step + 1), "d/fake": 2.0, "g/d_grad_norm": 3.0, "val/error": float(np.exp(-step))}
+        for step in range(100)
+    }
+    metrics.draw_curves(rows, tmp_path / "curves.png", "a run")
+    with Image.open(tmp_path / "curves.png") as image:
+        picture = np.asarray(image.convert("RGB"))
+        assert image.width > image.height
+    blue, orange = np.array([31, 119, 180]), np.array([255, 127, 14])
+    for colour in (blue, orange):
+        assert (np.abs(picture.astype(int) - colour).sum(2) < 30).sum() > 100
+
+
+def test_panels_are_the_phases_then_scores_then_gradient_norms():
+    rows = {
+        1: {"val/error": 1.0, "generator/encoder_grad_norm": 4.0, "generator/hinge": 2.0, "skipped": 0.0},
+        0: {"generator/hinge": 3.0, "discriminator/hinge": 5.0},
+    }
+    panels = metrics.panels(rows)
+    assert list(panels) == ["discriminator", "generator", "other", "held-out scores", "gradient norms"]
+    assert panels["generator"] == {"hinge": [(0, 3.0), (1, 2.0)]}
+    assert panels["gradient norms"] == {"generator: encoder": [(1, 4.0)]}
+    assert metrics.panels({}) == {}
+
+
+def test_a_panel_is_drawn_by_itself_as_lines_too(tmp_path):
+    metrics.draw_panels({"losses": {"hinge": [(0, 1.0), (1, 2.0)]}}, tmp_path / "losses.svg")
+    assert "<svg" in (tmp_path / "losses.svg").read_text()
+
+
+def test_curves_survive_nothing_and_infinities(tmp_path):
+    metrics.draw_curves({}, tmp_path / "none.png", "empty")
+    assert not (tmp_path / "none.png").exists()
+    metrics.draw_curves({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}}, tmp_path / "bad.png", "bad")
+    assert (tmp_path / "bad.png").exists()
+
+
+def test_smoothing_is_a_running_mean():
+    values = np.arange(100.0)
+    assert metrics._smooth(values)[10] == np.mean(values[6:11])
+    assert metrics._smooth(np.array([4.0]))[0] == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x89PNG\r\n\x1a\n\x00\x00\n",
+        b"\xff\xfe\n",
+        b"time,x\n0,1\n",
+        b"step,x\n0,1\n10,many\n",
+        b"step,x\n0,1\nten,1\n",
+        b"step,x\n0,1,2\n",
+        b"step,x\n0\n10,1\n",
+        b"step,x\n0," + b"1" * 200_000 + b"\n",
+    ],
+)
+def test_a_damaged_file_is_named_and_a_resumed_run_puts_it_aside(content, tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(content)
+    with pytest.raises(UserError, match=r"^'.*metrics.csv' is damaged \(.*\); remove it, or mend it$"):
+        metrics.read(folder.metrics)
+    write(folder, [(20, {"x": 3})])
+    assert metrics.read(folder.metrics) == {20: {"x": 3}}
+    assert (tmp_path / "metrics-damaged.csv").read_bytes() == content
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1 and "it is now metrics-damaged.csv, and a new file begins" in said
+
+
+@pytest.mark.parametrize("content", ["", "st", "step,x\r\n", "step,x\r\n0,1\r\n10,2", "step,x\n\n0,1\n"])
+def test_a_last_line_that_was_cut_off_is_left_out(content, tmp_path):
+    (tmp_path / "metrics.csv").write_text(content, newline="")
+    assert metrics.read(tmp_path / "metrics.csv") == ({0: {"x": 1}} if "0,1" in content else {})
+
+
+def test_rows_that_could_not_be_written_are_when_there_is_room_again(tmp_path, monkeypatch, capsys):
+    folder = RunFolder(tmp_path)
+    log = metrics.Record(folder)
+    log.log_metrics({"x": 0}, 0)
+    log.log_metrics({"x": 1}, 1)
+    before = folder.metrics.read_text()
+    for step in (2, 3, 4):  # added to the file, and then all rows of it again
+        with monkeypatch.context() as full:
+            for method in ("open", "write_text"):
+                full.setattr(Path, method, mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+            log.log_metrics({"x": step}, step)
+        assert folder.metrics.read_text() == before
+    said = capsys.readouterr().err
+    assert said == f"\nwarning: {folder.metrics} cannot be written (No space left on device); training goes on\n"
+    log.finalize("success")
+    assert metrics.read(folder.metrics) == {step: {"x": step} for step in range(5)}

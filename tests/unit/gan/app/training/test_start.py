@@ -1,0 +1,156 @@
+"""Which run the ranks train: a new one, or the one that an earlier attempt of their launch has begun."""
+
+import json
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from gan.app.run.folder import RunFolder
+from gan.app.training import start
+from gan.app.training.start import Chosen
+from strategies.processes.launched import Launched
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch):
+    for name in ("GAN_AGENT", "TORCHELASTIC_ERROR_FILE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def place(by="torchrun"):
+    return Launched(by, 0, 0, 1, 1, 0)
+
+
+def begun(out, name, launchers, checkpoint=None, age=0.0):
+    folder = RunFolder(out / name)
+    folder.checkpoints.mkdir(parents=True)
+    noted = []
+    if checkpoint is not None:
+        folder.checkpoint(checkpoint).mkdir()
+        noted.append(folder.checkpoint(checkpoint).name)
+    folder.launch.write_text(start.text(launchers, *noted))
+    os.utime(folder.launch, (time.time() - age,) * 2)
+    return folder
+
+
+def test_an_agent_names_itself(monkeypatch):
+    assert start.launcher_of(None) is None
+    monkeypatch.setenv("GAN_AGENT", "agent host /tmp/gan-agent-x")
+    assert start.launcher_of(place()) is None  # somebody has set it: an agent sets the other one too
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/tmp/gan-agent-x/none/attempt_0/0/error.json")
+    assert start.launcher_of(place()) == "agent host /tmp/gan-agent-x"
+
+
+def test_a_torchrun_is_known_by_its_folder_over_all_attempts(monkeypatch):
+    assert start.launcher_of(place()) is None
+    names = set()
+    for attempt, rank in ((0, 0), (1, 0), (1, 3)):
+        path = f"/tmp/torchelastic_abc/none_xyz/attempt_{attempt}/{rank}/error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", path)
+        names.add(start.launcher_of(place()))
+    (name,) = names
+    assert name.endswith("/tmp/torchelastic_abc/none_xyz")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/tmp/torchelastic_abc/none_other/attempt_0/0/error.json")
+    assert start.launcher_of(place()) != name
+
+
+def test_a_slurm_job_is_known_by_its_step(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert start.launcher_of(place("slurm")) == "slurm 7.0"
+
+
+def test_ranks_that_a_person_started_have_no_launcher():
+    assert start.launcher_of(place("environment")) is None
+
+
+def test_the_run_of_the_same_launch_goes_on_from_its_own_checkpoint(tmp_path):
+    folder = begun(tmp_path, "003-mine", ["a", "b"], checkpoint=8, age=60)
+    begun(tmp_path, "004-other", ["c"], checkpoint=100)
+    (tmp_path / "005-nobody's").mkdir()
+    assert start.begun_by(tmp_path, ["b", "x"]) == Chosen(folder, folder.checkpoint(8), again=True)
+    assert start.begun_by(tmp_path, ["x"]) is None
+    assert start.begun_by(tmp_path, []) is None
+
+
+def test_an_attempt_that_ended_before_its_first_checkpoint_begins_the_same_run_again(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"])
+    assert start.begun_by(tmp_path, ["a"]) == Chosen(folder, None, again=True)
+
+
+def test_the_newest_of_several_runs_of_one_launch_goes_on(tmp_path):
+    begun(tmp_path, "009-first", ["a"], age=60)
+    second = begun(tmp_path, "002-resumed", ["a"])
+    assert start.begun_by(tmp_path, ["a"]).folder == second
+
+
+def test_each_checkpoint_is_noted(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a", "b"])
+    for step in (8, 10, 12, 14):
+        folder.checkpoint(step).mkdir()
+        start.note(folder, folder.checkpoint(step))
+        start.note(folder, folder.checkpoint(step))
+        assert start.begun_by(tmp_path, ["b"]).checkpoint == folder.checkpoint(step)
+    assert len(json.loads(folder.launch.read_text())["checkpoints"]) == 3
+    assert json.loads(folder.launch.read_text())["launchers"] == ["a", "b"]
+
+
+def test_a_checkpoint_that_did_not_become_whole_is_left_out(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
+    start.note(folder, folder.checkpoint(12))
+    assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
+
+
+def test_saves_that_failed_do_not_push_out_the_last_one_that_was_whole(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
+    for step in (10, 12, 14, 16):
+        start.note(folder, folder.checkpoint(step))
+    assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
+
+
+def test_checkpoints_of_later_steps_that_this_launch_did_not_write_are_left_alone(tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"], checkpoint=8)
+    folder.checkpoint(100).mkdir()
+    assert start.begun_by(tmp_path, ["a"]).checkpoint == folder.checkpoint(8)
+
+
+def test_without_a_launcher_nothing_is_noted(tmp_path):
+    folder = RunFolder(tmp_path / "001-mine")
+    folder.checkpoints.mkdir(parents=True)
+    start.note(folder, folder.checkpoint(12))
+    assert not folder.launch.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"launchers": 3}'])
+def test_a_broken_record_is_nobodys(text, tmp_path):
+    folder = begun(tmp_path, "001-mine", ["a"])
+    folder.launch.write_text(text)
+    assert start.begun_by(tmp_path, ["a"]) is None
+
+
+def test_one_process_chooses_alone():
+    chosen, launchers = start.agree(None, lambda launchers: Chosen(RunFolder("x"), None, bool(launchers)))
+    assert (chosen, launchers) == (Chosen(RunFolder("x")), [])
+
+
+def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch):
+    class Gone:
+        def __init__(self, *_):
+            pass
+
+        def set(self, *_):
+            pass
+
+        def get(self, key):
+            if key == "chosen":
+                raise dist.DistNetworkError("Connection reset by peer")
+            return b""
+
+    monkeypatch.setattr(start.dist, "PrefixStore", Gone)
+    monkeypatch.setattr(start.launched, "store", lambda place: None)
+    monkeypatch.setattr(start, "launcher_of", lambda place: None)
+    with pytest.raises(start.Refused, match="the first rank has ended before it has chosen a run"):
+        start.agree(SimpleNamespace(world_size=2, rank=1), None)

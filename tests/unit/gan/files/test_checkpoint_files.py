@@ -1,0 +1,400 @@
+"""Damage in the files of a checkpoint, and what is crafted: see [Note: damage] in gan/files/checkpoint_files.py."""
+
+import errno
+import json
+import os
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from gan.files.checkpoint import Share, check, load, read, whole
+from gan.files.errors import UserError
+from gan.files.tensors import CHECKSUMS, STARTS, Damaged
+from strategies.checkpoint.folders import remove
+from strategies.checkpoint.writing import save
+from tests.support.posix import not_on_windows
+from tests.support.saved import number_of, numbered, seal
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(tmp_path / "x.ckpt", numbered(1, 20))
+    return tmp_path / "x.ckpt"
+
+
+def test_a_file_that_is_gone_or_torn_is_named(path):
+    for file in path.iterdir():
+        content = file.read_bytes()
+        name = re.escape(file.name)
+        for torn in (content[:-1], content[:5], b"", content + b" ", content + b"x"):
+            file.write_bytes(torn)
+            with pytest.raises(Damaged, match=rf"x.ckpt cannot be read as a checkpoint: {name} is damaged"):
+                number_of(path)
+        file.unlink()
+        with pytest.raises(Damaged, match=f"{name} is missing"):
+            number_of(path)
+        file.write_bytes(content)
+        assert number_of(path) == 1
+    (path / "values.pt").unlink()
+    (path / "digests.json").unlink()
+    with pytest.raises(UserError, match=r"it has no values.pt; is it a run's folder\?"):
+        number_of(path)
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(path):
+    """And `check` finds the same."""
+    for file in path.iterdir():
+        content = bytearray(file.read_bytes())
+        for place in range(len(content)):
+            content[place] ^= 1 << place % 8
+            file.write_bytes(content)
+            with pytest.raises(Damaged, match=rf"{re.escape(file.name)} is damaged"):
+                number_of(path) if place % 2 else check(path)
+            content[place] ^= 1 << place % 8
+        file.write_bytes(content)
+    check(path)
+    assert number_of(path) == 1
+
+
+def shard_of(path):
+    """The file with tensors, its header and its elements."""
+    (file,) = path.glob("shard-*")
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return file, json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def put_shard(file, header, elements):
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + elements)
+
+
+def exchange_names(header):
+    header["state/a"], header["state/b"] = header["state/b"], header["state/a"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        exchange_names,
+        lambda header: header["state/a"].update(dtype="I32"),
+        lambda header: header["__metadata__"].update({STARTS: header["__metadata__"][STARTS].replace("[0]", "[1]")}),
+    ],
+)
+def test_tensors_that_are_exchanged_or_of_another_dtype_are_noticed(change, path):
+    file, header, elements = shard_of(path)
+    put_shard(file, header, elements)
+    assert number_of(path) == 1  # the same header, written again
+    change(header)
+    put_shard(file, header, elements)
+    with pytest.raises(Damaged, match="its header is not what was written"):
+        load(path)
+
+
+def test_elements_that_are_exchanged_are_noticed_with_their_tensor(path):
+    file, header, elements = shard_of(path)
+    half = len(elements) // 2
+    put_shard(file, header, elements[half:] + elements[:half])
+    tree = load(path)
+    for name in ("state/a", "state/b"):
+        with pytest.raises(Damaged, match=f"{file.name} is damaged: '{name}' in it is not what was written"):
+            whole(tree["state"][name[-1]])
+
+
+def test_a_file_of_another_checkpoint_is_noticed(path, tmp_path):
+    save(tmp_path / "y.ckpt", numbered(2))
+    for file in path.iterdir():
+        own = file.read_bytes()
+        file.write_bytes((tmp_path / "y.ckpt" / file.name).read_bytes())
+        with pytest.raises(Damaged):
+            number_of(path)
+        file.write_bytes(own)
+    (path / "shard-00009-model-00001-of-00001.safetensors").write_bytes(b"")
+    with pytest.raises(Damaged, match=r"shard-00009-.* is no file of it; remove that file"):
+        load(path)
+
+
+def test_what_a_rank_does_not_read_is_not_checked_by_it_but_by_check(tmp_path):
+    path, tensor = tmp_path / "x.ckpt", torch.arange(1_000_000.0)  # four chunks
+    save(path, {"t": Share.whole(tensor)})
+    file, header, elements = shard_of(path)
+    put_shard(file, header, elements[:-1] + b"!")
+    part = torch.zeros(1000)
+    read({load(path)["t"]: Share(part, tensor.shape, 500_000)})
+    assert torch.equal(part, tensor[500_000:501_000])
+    with pytest.raises(Damaged, match="'t' in it is not what was written"):
+        read({load(path)["t"]: Share(part, tensor.shape, 999_000)})
+    with pytest.raises(Damaged, match="'t' in it is not what was written"):
+        check(path)
+
+
+def test_a_disk_that_fails_is_damage_and_a_folder_that_may_not_be_read_is_not(path):
+    for number, kind in ((errno.EIO, Damaged), (errno.EACCES, UserError)):
+        with mock.patch("gan.files.tensors.fill", side_effect=OSError(number, "a reason")):
+            with pytest.raises(UserError, match="a reason") as raised:
+                number_of(path)
+            assert type(raised.value) is kind
+
+
+def test_one_that_is_replaced_while_it_is_read_is_noticed(path):
+    tree = load(path)
+    save(path, numbered(2))
+    with pytest.raises(UserError, match="it was replaced by a newer one meanwhile; try again"):
+        whole(tree)
+    assert number_of(path) == 2
+
+
+def test_one_that_is_removed_while_it_is_read_is_noticed(path):
+    tree = load(path)
+    remove(path)
+    with pytest.raises(UserError, match=r"it was removed meanwhile$"):
+        whole(tree)
+
+
+def test_a_later_format_is_named(path):
+    saved = torch.load(path / "values.pt", weights_only=True)
+    torch.save({**saved, "format": 3}, path / "values.pt")
+    seal(path)
+    with pytest.raises(UserError, match="it has format 3, and this version reads 1 and 2") as raised:
+        load(path)
+    assert not isinstance(raised.value, Damaged)  # there is nothing wrong with it
+
+
+def test_a_checkpoint_of_the_format_with_checksums_must_have_them(path):
+    (path / "digests.json").unlink()
+    with pytest.raises(Damaged, match=r"digests.json is missing"):
+        load(path)
+
+
+def test_a_checkpoint_with_a_note_in_it_is_still_one(path):
+    (path / "note.txt").write_text("the good one")
+    assert number_of(path) == 1
+    save(path, numbered(2))
+    assert number_of(path) == 2 and not (path / "note.txt").exists()
+    (path / "note.txt").write_text("the good one")
+    remove(path)
+    assert not path.exists()
+
+
+# ---- crafted on purpose, with checksums that fit ----
+
+
+def change_header(**changes):
+    """A change of what the header says of `state/a`, which has 20 numbers of 4 bytes."""
+
+    def change(path):
+        file, header, elements = shard_of(path)
+        header["state/a"].update(changes)
+        put_shard(file, header, elements)
+
+    return change
+
+
+def change_metadata(**changes):
+    def change(path):
+        file, header, elements = shard_of(path)
+        header["__metadata__"].update({name.upper(): text for name, text in changes.items()})
+        put_shard(file, header, elements)
+
+    return change
+
+
+def write_header(text):
+    def change(path):
+        file, _, elements = shard_of(path)
+        file.write_bytes(len(text).to_bytes(8, "little") + text + elements)
+
+    return change
+
+
+def twice(path):
+    """The same ranges in two files."""
+    file, header, elements = shard_of(path)
+    put_shard(file.with_name("shard-00002-model-00001-of-00001.safetensors"), header, elements)
+
+
+def half_twice(path):
+    """Two pieces that are together as many numbers as the tensor has, but the same ones."""
+    file, header, elements = shard_of(path)
+    for name in ("state/a", "state/b"):
+        header[name] |= {"shape": [10], "data_offsets": [0, 40] if name == "state/a" else [40, 80]}
+    header["__metadata__"][CHECKSUMS] = json.dumps({name: 8 * "0" for name in ("state/a", "state/b")})
+    put_shard(file, header, elements[:80])
+    twice(path)
+
+
+def change_values(**changes):
+    def change(path):
+        saved = torch.load(path / "values.pt", weights_only=True)
+        torch.save({**saved, **changes}, path / "values.pt")
+
+    return change
+
+
+def claim(key=("state", "a"), shape=(20,), dtype=torch.float32):
+    return change_values(tensors={"state/a": (key, shape, dtype)})
+
+
+def laughs():
+    """A tree of 2**60 leaves, of 60 lists."""
+    many = [0]
+    for _ in range(60):
+        many = [many, many]
+    return many
+
+
+def endless():
+    inside = []
+    inside.append(inside)
+    return inside
+
+
+def deep():
+    inside = []
+    for _ in range(220):
+        inside = [inside]
+    return inside
+
+
+def compressed(path):
+    values = path / "values.pt"
+    with zipfile.ZipFile(values) as archive:
+        members = [(each.filename, archive.read(each)) for each in archive.infolist()]
+    with zipfile.ZipFile(values, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content + bytes(10**6))
+
+
+def counted_often(path):
+    """The archive's directory has each member many times, as if it were larger than its bytes."""
+    change_values(more=torch.zeros(50_000))(path)
+    with zipfile.ZipFile(path / "values.pt", "a") as archive:
+        archive.filelist *= 50
+        archive._didModify = True
+
+
+SHARD, PLACE = "shard-00001.* is damaged: ", "'state/[ab]' in it has no place of its own"
+NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a checkpoint's file", "'state/a' is missing or not whole"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_header(shape=[10**15]), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
+        (change_header(dtype="F64"), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
+        (change_header(dtype=["F32"]), SHARD + "'state/a' in it does not hold numbers"),
+        (change_header(shape=[-20]), SHARD + PLACE),
+        (change_header(shape=["20"]), SHARD + PLACE),
+        (change_header(shape=[]), NO_HEADER),
+        (change_header(shape=[4, 5]), NO_HEADER),
+        (change_header(data_offsets=[0, 160]), SHARD + PLACE),
+        (change_header(data_offsets=[80, 160]), SHARD + PLACE),
+        (change_header(data_offsets=[0, 10**15]), SHARD + "'state/a' in it has no checksums"),
+        (change_header(data_offsets="0"), NO_HEADER),
+        (change_metadata(dcp_sharding_info="["), NO_HEADER),
+        (change_metadata(dcp_sharding_info="3"), NO_HEADER),
+        (change_metadata(dcp_sharding_info='{"state/a": {}}'), NO_HEADER),
+        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [0]}}'), "'state/b' is missing or not"),
+        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [-5]}}'), SHARD + PLACE),
+        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [5]}}'), NOT_WHOLE),
+        (change_metadata(crc32_of_each_mib="{}"), NO_HEADER),
+        (change_metadata(crc32_of_each_mib='{"state/a": "", "state/b": ""}'), SHARD + ".* has no checksums"),
+        (write_header(b"["), NO_HEADER),
+        (write_header(b"[" * 100_000), NO_HEADER),
+        (write_header(b"3"), NO_HEADER),
+        (write_header(b'{"state/a": 3}'), NO_HEADER),
+        (write_header(b"\xff\xfe"), NO_HEADER),
+        (lambda path: shard_of(path)[0].write_bytes(b"\xff" * 100), SHARD + "it has no header"),
+        (lambda path: shard_of(path)[0].write_bytes(b""), SHARD + "it has no header"),
+        (twice, NOT_WHOLE),
+        (half_twice, NOT_WHOLE),
+        (claim(shape=(10**15,)), NOT_WHOLE),
+        (claim(shape=(0, 2**62, 2**62)), "values.pt is damaged|'state/a' is missing or not whole"),
+        (claim(shape=(-4, -5)), "values.pt is damaged"),
+        (claim(shape="20"), "values.pt is damaged: what it says of tensors"),
+        (claim(dtype=torch.float64), SHARD + "'state/a' in it does not hold numbers of torch.float64"),
+        (claim(dtype="torch.float32"), "values.pt is damaged: what it says of tensors"),
+        (claim(key=()), "values.pt is damaged: what it says of tensors"),
+        (claim(key=("number", "a")), "values.pt is damaged: what it says of tensors"),
+        (claim(key=([],)), "values.pt is damaged: what it says of tensors"),
+        (change_values(tensors={"state/a": 3}), "values.pt is damaged: what it says of tensors"),
+        (change_values(tensors=[]), "values.pt is damaged: it has no values and tensors"),
+        (change_values(values=None), "values.pt is damaged: it has no values and tensors"),
+        (change_values(format="two"), "values.pt is damaged: it is not of a checkpoint"),
+        (change_values(more=laughs()), "values.pt is damaged: its values are nested without end"),
+        (change_values(more=endless()), "values.pt is damaged: its values are nested without end"),
+        (change_values(more=deep()), "values.pt is damaged: its values are nested without end"),
+        (change_values(more=torch.zeros(1).expand(10**15)), "values.pt is damaged: a tensor in it claims more than"),
+        (lambda path: torch.save([], path / "values.pt"), "values.pt is damaged: it is not of a checkpoint"),
+        (compressed, "values.pt is damaged: it is compressed"),
+        (counted_often, "values.pt is damaged: it claims more than it has"),
+        (change_values(values={"players": 3}), "values.pt is damaged: 'players' is not of kind dict"),
+    ],
+)
+def test_what_was_crafted_is_refused_in_one_line(change, message, path):
+    change(path)
+    seal(path)
+    with pytest.raises(Damaged, match=f"x.ckpt cannot be read as a checkpoint: ({message})") as raised:
+        whole(load(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_as_it_was_is_read_though_it_was_written_again(path):
+    change_header()(path)
+    change_metadata()(path)
+    change_values()(path)
+    seal(path)
+    assert number_of(path) == 1
+
+
+class Malice:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "name", ["values.pt", ".metadata", "__0_0.distcp", "shard-00002-model-00001-of-00001.safetensors"]
+)
+def test_code_in_a_checkpoint_is_not_run(name, path, tmp_path):
+    malice = Malice(str(tmp_path / "ran"))
+    if name == "values.pt":
+        torch.save({"format": 2, "values": malice, "tensors": {}}, path / name)
+        seal(path)
+    else:
+        (path / name).write_bytes(pickle.dumps(malice))
+    if name[0] in "._":
+        assert number_of(path) == 1
+    else:
+        with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+            number_of(path)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(pickle.dumps(malice))  # the control: it would have been
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
+    torch.save({"state_dict": {}}, tmp_path / "old.ckpt")
+    with pytest.raises(UserError, match=r"old.ckpt cannot be read .*: it is one file, and checkpoints are directories"):
+        load(tmp_path / "old.ckpt")
+
+
+@not_on_windows
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("make", [lambda file: os.mkfifo(file), lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_file_in_it_is_refused_and_not_waited_for(make, which, path):
+    file = sorted(path.iterdir())[which]
+    file.unlink()
+    make(file)
+    with pytest.raises(
+        UserError, match=r"x.ckpt cannot be read as a checkpoint: it is a .*, and no file: .*" + file.name
+    ):
+        whole(load(path))
