@@ -17,7 +17,6 @@ from typing import Any, NoReturn, TextIO
 
 from gan.files.errors import escape_warnings, reason
 from gan.files.system import signals
-from strategies import private
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -32,6 +31,8 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 def quiet() -> None:
     """Hide Lightning's hints for beginners, which do not apply here."""
+    from strategies import private  # only here: a command that prints something and ends need not wait for torch
+
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     private.LINES.setLevel(logging.INFO)

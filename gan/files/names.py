@@ -6,7 +6,7 @@ import warnings
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-HOME = Path(__file__).resolve().parent.parent
+HOME = Path(__file__).resolve().parents[2]
 OURS = ("nets", "strategies", "datasets")
 ADVICE = "rename yours, or give this project an environment of its own"
 

@@ -72,7 +72,7 @@ def _be(folder: Path, out: Path, name: str, words: list[str], variables: dict[st
     device.load()
     try:
         module, _, function = name.partition(":")
-        called = importlib.import_module(module if function else f"{module}.command")
+        called = importlib.import_module(module)
         status = getattr(called, function or "main")(words) or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -12,7 +12,7 @@ from gan.files.checkpoint import Share, check_left_out, checksum, load, load_mod
 from gan.files.errors import UserError
 from strategies.checkpoint.writing import save
 
-FORMER = Path(__file__).parents[2] / "support" / "former.ckpt"  # see test_checkpoint_io.py
+FORMER = Path(__file__).parents[3] / "support" / "former.ckpt"  # see test_checkpoint_io.py
 BITS = "2a6e3665ad3ad2b77cc75ab5fb123670eed8ef4042d4e428ca0d084ec09aaecd"  # by the former reader
 
 
