@@ -1,4 +1,4 @@
-"""Looking into the tables of gan/painting/."""
+"""Looking into the tables of gan/app/page/."""
 
 from gan.app.page.table import Cell, Table
 from gan.app.painting import grids
