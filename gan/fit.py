@@ -174,9 +174,9 @@ def train(
     """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
     log, score = Record(where), Score(run.scores)
-    strategy.requeues = False
-    strategy.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
-    strategy.saved = lambda: where.newest_checkpoint() is not None
+    strategy.lockstep.requeues = False
+    strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
+    strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
     keep = keeper(settings, run, where, every)
     trainer = trainer_of(

@@ -1,9 +1,12 @@
-"""What a serving rank does in place of training: it sets up the players that it serves."""
+"""Runs in which some ranks only serve players: of which this rank is, and what a serving rank does. See '@'."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 
@@ -14,12 +17,82 @@ from strategies.assignment import assign, choose
 from strategies.checkpoint.writing import SavingRanks
 from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, without_values
-from strategies.placing.elsewhere import check, leave
-from strategies.placing.placement import Placement
+from strategies.meeting import Meeting
+from strategies.placing.elsewhere import check, connect, leave
+from strategies.placing.messages import Bridge
+from strategies.placing.placement import Part, Placement
+from strategies.placing.server import Server
+from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
 from strategies.processes.stopping import SIGNALS, Signals
 from strategies.sharding.resharded_parameter import resharded
+
+
+class Division:
+    """The ranks that train and those that serve. Without '@' all ranks train, and there is no placement."""
+
+    def __init__(self) -> None:
+        self.placement: Placement | None = None
+        self.part: Part | None = None  # of which this rank is one; its process group is torch's default group
+        self.bridge: Bridge | None = None  # to the ranks of the other parts
+
+    @property
+    def trains(self) -> bool:
+        """Whether this rank trains."""
+        return self.part is None or self.part.trains
+
+    def take_part(self, rank: int, trains: Callable[..., Any], serves: Callable[..., Any]) -> Callable[..., Any]:
+        """What this rank of the whole run does: one of the functions."""
+        if self.placement is None:
+            return trains
+        if self.part is not None:
+            raise UserError(
+                "the ranks that serve players have ended with the first fit, validate, test or predict of this "
+                "program; do the next one in a program of its own, or without '@' in its strategy"
+            )
+        self.part = self.placement.part(rank)
+        return trains if self.part.trains else serves
+
+    def end(self) -> None:
+        """End a serving process where the training has ended. The program goes on on the ranks that have trained."""
+        if not self.trains:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def connect(self, store: dist.Store, meeting: Meeting) -> None:
+        """Make the process group of this rank's part."""
+        if self.part is not None:
+            size, backend = self.placement.size, meeting.backend
+            self.bridge = connect(self.part, store, size, meeting.device, backend, **meeting.options)
+
+    def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
+        """Free the networks that other ranks serve."""
+        if self.placement is not None:
+            game.assemble()
+            for name, each in served(self.placement, choice, game).items():
+                leave(game.players[name], f"ranks {ranks_as_typed(each.ranks)}")
+
+    def servers(self, game: GanModule, choice: Mapping[str, Choice], wish: Callable[..., None]) -> dict[str, Servers]:
+        """For each player that other ranks serve, the line to them."""
+        if self.placement is None:
+            return {}
+        lines = {
+            ranks: Servers(self.bridge, self.placement.training, ranks, wish)
+            for ranks in dict.fromkeys(self.placement.serving.values())
+        }
+        return {name: lines[each.ranks] for name, each in served(self.placement, choice, game).items()}
+
+    def serve(self, policies: Mapping[str, Policy], notice: "Notice") -> None:
+        """Answer the ranks that train, until the training ends."""
+        Server(self.bridge, self.placement.training, self.part.ranks, policies, notice).run()
+
+    def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
+        """What was typed for the players that this rank serves."""
+        game.assemble()
+        chosen = served(self.placement, choice, game)
+        return {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}
 
 
 def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, Choice]:

@@ -1,36 +1,71 @@
-"""PhaseStrategy: the strategy that trains a game of several players. Here are its steps, and whole weights."""
+"""PhaseStrategy: the one class that Lightning sees. Its hooks stand in the order in which Lightning calls them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning import Trainer
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+import torch.distributed as dist
+from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from datasets import GlobalStream, ResumableLoader
+from gan.files.checkpoint_files import failing
 from gan.files.errors import UserError
+from gan.files.system import check_ranks as check_system
+from gan.making import aside
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import private, threads
-from strategies.adopting_strategy import AdoptingStrategy
-from strategies.check.first_step import check_step
-from strategies.check.trial import Trial, Trials
-from strategies.draws import Draws
+from nets.norm import synchronised
+from strategies import private, random_state, threads
+from strategies.accelerator import pins, same_parameters
+from strategies.assignment import check_ranks, in_threads
+from strategies.auto import Auto
+from strategies.checkpoint.attributes import Attributes
+from strategies.checkpoint.game_state import check_training
+from strategies.checkpoint.left_out import LeftOut
+from strategies.checkpoint.player_state import optimizer_state
+from strategies.checkpoint.saving import InBackground, Saving, WholeCheckpointIO, refuse_other
+from strategies.checkpoint.writing import Background, DiskError, SavingRanks, StoreRanks, check_loadable, prepare
+from strategies.choice import choices
+from strategies.draws import Following
+from strategies.first_weights import FirstWeights, without_values
+from strategies.hooks import NO_HOOKS, GameFirst, Hooks, refuse_what_is_not_called
+from strategies.loaders import check_loader
+from strategies.lockstep import Lockstep
+from strategies.meeting import Meeting, backend_for, check_backend, check_device
+from strategies.placing.placement import placement_of
+from strategies.players import Players
+from strategies.policies import POLICIES
+from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE
-from strategies.replicas import Writes, compare_replicas
-from strategies.saving_strategy import refuse_other
-from strategies.turn import PhaseContext, play
+from strategies.policies.world import Groups, World
+from strategies.processes import heap
+from strategies.processes.interface import clear_errors
+from strategies.processes.launched import environment, place_of
+from strategies.processes.launcher import Here, launcher
+from strategies.processes.stopping import Ending, Stopped
+from strategies.ranks import Ranks
+from strategies.serving import Division, Notice, Served
+from strategies.sharding.resharded_parameter import resharded
+from strategies.steps import Steps
+from strategies.threads import ThreadRanks
 
 
-class PhaseStrategy(AdoptingStrategy):
+class PhaseStrategy(DDPStrategy):
     """Trains a `GanModule`, each player under a policy of its own.
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
@@ -40,10 +75,10 @@ class PhaseStrategy(AdoptingStrategy):
     so before a phase is played for the first time, and again at growing distances; with `check="often"` every tenth
     time.
     `check_replicas` compares weights and buffers on all ranks after every phase. Processes, devices and the process
-    group are Lightning's own: the other arguments are those of its DDPStrategy. `start_method` "spawn" starts the ranks
-    from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl or mpi; without it nccl on GPUs, else
-    gloo. `init_method` is where ranks meet, if not at MASTER_ADDR and MASTER_PORT: `tcp://HOST:PORT`, or `file:///PATH`
-    on a disk that they share (a file that does not exist yet).
+    group are Lightning's own: the other arguments are those of its DDPStrategy, and the model is never wrapped in DDP.
+    `start_method` "spawn" starts the ranks from a script, "fork" from a notebook. `process_group_backend` is gloo, nccl
+    or mpi; without it nccl on GPUs, else gloo. `init_method` is where ranks meet, if not at MASTER_ADDR and
+    MASTER_PORT: `tcp://HOST:PORT`, or `file:///PATH` on a disk that they share (a file that does not exist yet).
     """
 
     def __init__(
@@ -66,134 +101,423 @@ class PhaseStrategy(AdoptingStrategy):
         if check not in (True, False, "often"):
             raise UserError(f"PhaseStrategy(check={check!r}): type True, False or 'often'")
         super().__init__(
-            policy,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
-            init_method=init_method,
             timeout=timeout,
             start_method=start_method,
         )
+        if process_group_backend is not None:
+            check_backend(process_group_backend)
+        self.init_method = init_method
+        self.choice = choices(policy, {**POLICIES, "auto": Auto})
+        self.threaded = in_threads(self.choice)
+        if self.threaded and cluster_environment is None:
+            self.cluster_environment = LightningEnvironment()
         self.check, self.check_replicas = check, check_replicas
-        self.trials = Trials()
-        self.trial: Trial | None = None
-        self.draws = Draws()
-        self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
-        self.writes: Writes | None = None  # inside gathered()
-        self.averaging = False  # inside averaged()
 
-    # ---- a step ----
+        # What the launcher finds out.
+        self.resumes_from: Any = None  # the checkpoint from which the run resumes
+        self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
+
+        # The parts, each of which does one thing.
+        self.lockstep = Lockstep()
+        self.division = Division()
+        self.players = Players()
+        self.ranks = Ranks()
+        self.saving: Saving  # made in set-up
+        self.steps: Steps
+        self.background = Background()
+        self.following = Following()  # draws that follow the samples
+        self.until_teardown = ExitStack()
+
+    # ---- what Lightning reads ----
+
+    @property
+    def cluster_environment(self) -> ClusterEnvironment | None:
+        """What tells Lightning the place of this process."""
+        return self._environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, found: ClusterEnvironment | None) -> None:
+        self._environment = environment(found)
+
+    @property
+    def num_processes(self) -> int:
+        """Lightning's number; under dp one process for all devices."""
+        return 1 if self.threaded else super().num_processes
+
+    @property
+    def root_device(self) -> torch.device:
+        """Lightning's device; under dp the first one."""
+        return self.parallel_devices[0] if self.threaded else super().root_device
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that train, or of those that serve with this one. See [Note: serving]."""
+        return super().world_size if self.division.part is None else self.division.part.size
+
+    @property
+    def global_rank(self) -> int:
+        """This rank's number among those."""
+        return super().global_rank if self.division.part is None else self.division.part.rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first of the ranks that train."""
+        return self.global_rank == 0 and self.division.trains
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """Always ours: no other one can write shares. But spawned ranks hand whole weights over in a plain file."""
+        return TorchCheckpointIO() if self.handing_over else WholeCheckpointIO(self._saving_ranks())
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        refuse_other(io)
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """True, because averages exist only after the policies have adopted the players in `setup`."""
+        return True
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The policy of each player, by its name."""
+        return self.players.policies
+
+    # ---- start the ranks, and connect them ----
+
+    def _configure_launcher(self) -> None:
+        """Refuse impossible choices before any process is started."""
+        place = place_of(self.cluster_environment)
+        if self.threaded:
+            others = max(self.num_nodes, place.world_size if place is not None else 1)
+            if others > 1:
+                raise UserError(f"strategy dp is one process on one machine, and there are {others}; {ADVICE}")
+        ranks = self.num_processes * self.num_nodes
+        if place is not None and (place.local_size, place.nodes) != (self.num_processes, self.num_nodes):
+            raise UserError(
+                f"{place}, {place.world_size} on all hosts, and the Trainer is for {self.num_processes} on each of "
+                f"{self.num_nodes}; type Trainer(devices={place.local_size}, num_nodes={place.nodes})"
+            )
+        self.division.placement = placement_of(self.choice, ranks)
+        check_ranks(self.choice, ranks, self.division.placement)
+        check_system(ranks, self.num_nodes)
+        if ranks > 1:
+            check_device(self._get_process_group_backend(), self.root_device)
+        self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)
+
+    def _get_process_group_backend(self) -> str:
+        return backend_for(self._process_group_backend, self.root_device)
+
+    def take_part(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What this rank of the whole run does: the function, which trains, or serving those that train."""
+        return self.division.take_part(rank, function, partial(self.serve, getattr(function, "__self__", None)))
+
+    def set_world_ranks(self) -> None:
+        """Lightning's. A serving rank prints nothing."""
+        super().set_world_ranks()
+        if self.division.part is not None:
+            private.set_first(self.is_global_zero)
+
+    def setup_distributed(self) -> None:
+        """A single process needs no process group. Several are tied before they are connected, to end together."""
+        before = random_state.capture()
+        self.set_world_ranks()
+        if self.num_processes * self.num_nodes > 1:
+            self._connect()
+        random_state.restore_alike(before)  # Lightning seeds ranks a second time, and one device not
+
+    def _connect(self) -> None:
+        part, main = self.division.part, self.cluster_environment.main_address
+        meeting = Meeting(
+            self.cluster_environment,
+            rank=self.global_rank if part is None else part.ranks[part.rank],
+            size=self.world_size if part is None else self.division.placement.size,
+            nodes=self.num_nodes,
+            backend=self._get_process_group_backend(),
+            device=self.root_device,
+            timeout=self._timeout,
+            where=self.init_method,
+            divided=part is not None,
+        )
+        store = meeting.store(self.broadcast)  # held until the process group holds it too: rank 0 may be its server
+        self.lockstep.tie(store, meeting.size, meeting.host, settle=self.background.settle)
+        with clear_errors(main):
+            self.division.connect(store, meeting)
+            super().setup_distributed()
+
+    def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
+        """Serve players until the training ends: see [Note: serving]. Lightning's hooks for set-up are called."""
+        game = _game(game or trainer.lightning_module)
+        game.trainer = trainer
+        self.connect(game)
+        training = trainer.state.fn == TrainerFn.FITTING
+        notice = Notice(self.lockstep.signals)
+        try:
+            self.setup_environment()
+            if training:
+                self.following.begin(self.root_device)
+            private.call_module(trainer, "setup", stage=trainer.state.fn.value)
+            private.call_module(trainer, "configure_model")
+            served = Served(game, self.division.served_here(game, self.choice), self._world(()), self.precision_plugin)
+            self.players.policies = served.policies(training, partial(self.reduce, reduce_op="min"))
+            self.division.serve(self.policies, notice)
+        finally:
+            self.players.release()
+            self.following.end()
+            self.lockstep.signals.give_back()
+
+    # ---- set-up ----
+
+    def connect(self, model: LightningModule) -> None:
+        """Lightning calls it first. Some settings it would refuse later, with words that do not help; so do it here."""
+        super().connect(model)
+        if isinstance(model, GanModule) and model.trainer.state.fn == TrainerFn.FITTING:
+            refuse_what_is_not_called(model.trainer, model)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Lightning calls this with every loader, after it has chosen the sampler."""
+        check_loader(dataloader, self.world_size, self.lightning_module.trainer.training)
+        if isinstance(dataloader, ResumableLoader | GlobalStream):
+            dataloader.pin_memory = pins(self.root_device)
+        return super().process_dataloader(dataloader)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
+        training = trainer.state.fn == TrainerFn.FITTING
+        game = _game(self.lightning_module)
+        if training and trainer.checkpoint_callbacks:
+            check_loadable({"hyper_parameters": dict(game.hparams)})
+
+        self._prepare_device(trainer, training)
+        self._move_networks(game, training)
+        attributes = Attributes(game, self.root_device) if training else None
+
+        # What all ranks must agree on.
+        seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
+        rank, size = self.global_rank, self.world_size
+        self.lockstep.agree(rank, size, self.broadcast, self.gather_objects, trainer if training else None)
+
+        # The players, and what Lightning wants to know of them.
+        self._adopt_players(game, training, seed, attributes)
+        self.optimizers = [policy.optimizer for policy in self.players.learners()]
+        self.lr_scheduler_configs = self.players.schedules()
+        self.setup_precision_plugin()
+
+    def _prepare_device(self, trainer: Trainer, training: bool) -> None:
+        if self.world_size == 1:
+            private.leave_samplers(trainer)
+        self.accelerator.setup(trainer)
+        if isinstance(self.precision_plugin, MixedPrecision):
+            self.precision_plugin.device = self.root_device.type  # Lightning says cuda for what it does not know
+        if self.root_device.type == "cpu":
+            private.stop_looking_for_gpus()
+        if not training:
+            return
+        self.following.begin(self.root_device)
+        if self.root_device.type == "cpu" and heap.keep_freed_memory():
+            self.until_teardown.callback(heap.give_freed_memory_back)  # see [Note: memory that is kept] there
+        trainer.callbacks = [GameFirst(), *(each for each in trainer.callbacks if not isinstance(each, GameFirst))]
+        # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
+        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+        if self._layer_sync is not None and max(self.world_size, len(self.parallel_devices)) > 1:
+            self.until_teardown.enter_context(synchronised())
+
+    def _move_networks(self, game: GanModule, training: bool) -> None:
+        """To this device, and with the same values on all ranks. What other ranks serve is not needed here."""
+        self.division.leave_to_others(game, self.choice)
+        with aside(game, resharded):
+            self.precision_plugin.convert_module(game)
+        with without_values(game), same_parameters(self.root_device):
+            self.model_to_device()
+            if self.world_size > 1:
+                private.broadcast_module(game)
+        game.assemble()
+
+    def _adopt_players(self, game: GanModule, training: bool, seed: int, attributes: Attributes | None) -> None:
+        resumed, ranks = self.resumes_from is not None, self._saving_ranks()
+        first = FirstWeights(game, self.root_device, seed, resumed and game.strict_loading, ranks)
+        world, servers = self._world(game.phases), self.division.servers(game, self.choice, self.ending.wish)
+        self.players.assign(game, self.choice, world, self.precision_plugin, self.reduce, servers)
+        self.ranks = Ranks(self.global_rank, self.world_size)
+        left_out = LeftOut(game, self.policies, self.is_global_zero, first.frozen_files)
+        self.saving = Saving(game, self.policies, ranks, self.gather_objects, seed, left_out, attributes)
+        self.players.adopt(first, left_out, training, resumed, first_of_host=self.local_rank == 0)
+
+        # What needs all of them: hooks of the author, replicas under dp.
+        hooks = Hooks.of(game.trainer, game) if training else NO_HOOKS
+        if training and self.threaded and len(self.parallel_devices) > 1:
+            hooks.refuse_in_threads()
+            self._make_replicas(game)
+        self.players.stop_other_parameters(game, training)
+        self.steps = Steps(
+            game,
+            self.players,
+            self.ranks,
+            self.lockstep,
+            self.precision_plugin,
+            self.saving,
+            hooks,
+            self.gather_objects,
+            tried=bool(self.check) and training and self.ranks.size > 1,
+            often=self.check == "often",
+            compared=self.check_replicas,
+        )
+
+    def _world(self, phases: Sequence[Phase]) -> World:
+        self.players.groups = Groups(phases, self._timeout)
+        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.players.groups)
+
+    def _make_replicas(self, game: GanModule) -> None:
+        self.ranks = ThreadRanks(game, self.parallel_devices, self.policies)
+        self.until_teardown.callback(self.ranks.close)
+        self.saving.other_replicas = self.ranks.other_replicas
+        rank_zero_warn(
+            f"strategy dp: one process, and a replica with a thread for each of {len(self.parallel_devices)} devices. "
+            f"All weights are copied to the others in every step; {self.root_device} alone adds up gradients and holds "
+            f"the optimizers' states and averages; the threads take turns at Python. That is for a quick try; to "
+            f"train, {ADVICE}"
+        )
+
+    # ---- load a checkpoint ----
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
+        tree = super().load_checkpoint(checkpoint_path, weights_only)
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == TrainerFn.FITTING and not self.handing_over:
+            with failing(Path(checkpoint_path)):
+                check_training(tree, trainer)
+        return tree
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Weights and averages."""
+        self.saving.load_networks(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Everything else that training needs to resume."""
+        self.saving.load_training(checkpoint)
+
+    # ---- train ----
+
+    def on_train_start(self) -> None:
+        """What the game remembers comes back only here, after the game's own on_train_start."""
+        super().on_train_start()
+        self.lockstep.begin()
+        self.saving.resume(self.lightning_module.trainer, self.broadcast)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """End here if any rank got a signal. If that is because a save has failed, raise that."""
+        if self.ending.look():
+            self.background.wait()
+            raise Stopped
 
     def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
-        game = self.lightning_module
-        self.guard.raise_if_hopeless()
-        for policy in self.policies.values():
-            policy.begin_step(game.step)
-        self.equal_rows.begin(batch)
-        with self.places.named():
-            self._try_first(game, batch, *args, **kwargs)
-            output = self._step(game, batch, *args, **kwargs)
-            self.places.end_step()
-            self._log(game)
-        private.count_step(game.trainer)
-        return output
-
-    def _step(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        game.forget_shared()
-        self.losses = {}
-        output = self.ranks.step(game, batch, *args, **kwargs)
-        game.forget_shared()
-        if not self.ending.played and any(phase.due(game.step, lambda _: False) for phase in game.phases):
-            raise UserError(
-                f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
-                f"super().training_step(batch) in it, or leave it out"
-            )
-        for policy in self.policies.values():
-            policy.end_step(game.trainer.is_last_batch)
-        return output
-
-    def ask(self, phase: Phase) -> bool:
-        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
-        return self.ranks.ask(phase.when, self.root_device) if self.trial is None else self.trials.ready(phase)
-
-    def _try_first(self, game: GanModule, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """If a trial is due before this step: check that the ranks would train as one device."""
-        if not self.trials.due(game.phases, game.step):
-            return
-
-        def step(trial: Trial, samples: Any) -> None:
-            game.forget_shared()
-            self.trial = trial
-            for policy in self.policies.values():
-                policy.trying = True
-            try:
-                samples = move_data_to_device(samples, self.root_device)
-                self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
-            finally:
-                self.trial = None
-                for policy in self.policies.values():
-                    policy.trying = False
-                    policy.learn(True)
-
-        games = [game, *(replica.game for replica in self.ranks.other_replicas)]
-        check_step(games, self._context(), batch, step, self.gather_objects, self.trials.ready)
-        for replica in self.ranks.other_replicas:
-            replica.note()  # what a trial has changed is put back, and no replica must take it for a change
+        return self.steps.step(batch, self.reduce, *args, **kwargs)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
-        context = self._context()
-        if self.trial is not None:
-            self.trial.play(phase, batch, context)
-            return
-        self.places.begin(context.step, phase.name)
-        found = play(phase, batch, context)
-        self.losses.update(found)
-        self.ending.played += 1
-        if phase.name not in self.trials.played and self.ranks.number == 0 and (draws := self.draws.said(phase)):
-            private.say(draws)
-        self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
-        if self.check_replicas:
-            self._compare_replicas(phase)
+        self.steps.run(phase, batch)
 
-    def _context(self) -> PhaseContext:
-        return PhaseContext(
-            policies=self.policies,
-            ranks=self.ranks,
-            precision=self.precision_plugin,
-            guard=self.guard,
-            number=self.ranks.number,
-            size=self.ranks.size,
-            seed=self.seed,
-            step=self.lightning_module.step,
-            hooks=self.hooks,
-            equal_rows=self.equal_rows,
-            draws=self.draws,
-        )
+    def ask(self, phase: Phase) -> bool:
+        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
+        return self.steps.ask(phase, self.root_device)
 
-    def _log(self, game: GanModule) -> None:
-        """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
+    def all_learning(self) -> AbstractContextManager[None]:
+        """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
+        return self.steps.all_learning()
 
-        Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
+    # ---- save a checkpoint ----
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """This rank's shares of the weights, and the other state of the modules."""
+        return self.saving.networks()
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """This rank's shares of a player's optimizer state."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        return optimizer_state(next(each for each in self.policies.values() if each.optimizer is optimizer))
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Lightning's checkpoint, with the players' averages and scales and every rank's random states.
+
+        Every rank writes its shares, to the path that the first rank gives. All machines must share this file system.
         """
-        if not (private.logs_are_due(game.trainer) or game.trainer.is_last_batch):
-            return
-        if self.losses:
-            values = torch.stack([loss.float() for loss in self.losses.values()])
-            self.losses = dict(zip(self.losses, self.reduce(values, reduce_op="mean"), strict=True))
-        skipped = {f"{name}/skipped": float(policy.skipped) for name, policy in self.policies.items() if policy.skipped}
-        game.log_dict({**self.losses, **skipped})
+        self.background.wait()
+        self.lockstep.places.compare()
+        path, name = self.saving.complete(checkpoint, filepath)
+        if isinstance(storage_options, InBackground):
+            write = partial(prepare(path, checkpoint, self._saving_ranks(), copied=True), self._ranks_of_thread(name))
+            self.background.start(write, self.ending.wish, storage_options.excuse)
+        else:
+            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
-    def _compare_replicas(self, phase: Phase) -> None:
-        replica = threads.here()
-        game = self.lightning_module if replica is None else replica.game
-        gather = self.gather_objects if replica is None else partial(self.ranks.every, "the comparison of replicas")
-        compare_replicas(game, self.policies, gather, f"after phase '{phase.name}' of step {game.step}")
+    def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:
+        """Save a checkpoint while training goes on. It returns as soon as the content is copied to host memory.
 
-    # ---- whole weights ----
+        Every rank must call it, between two steps. The checkpoint appears completely or not at all. It is there when
+        the next save returns, and when `fit` does. If it cannot be written, all ranks raise that after the same step.
+        With `excuse` they do not raise the failure of a disk: each calls that with it, here or in a thread, at once.
+        """
+        trainer = self.lightning_module.trainer
+        running = trainer.state.status == TrainerStatus.RUNNING
+        try:
+            trainer.save_checkpoint(path, storage_options=InBackground(excuse) if running else None)
+        except DiskError as error:
+            if excuse is None:
+                raise
+            excuse(error)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint, but only when the one that is being saved is whole."""
+        if self.is_global_zero:
+            self.background.afterwards(partial(self.checkpoint_io.remove_checkpoint, filepath))
+
+    def _saving_ranks(self) -> SavingRanks:
+        return SavingRanks(self.global_rank, self.world_size)
+
+    def _ranks_of_thread(self, name: str) -> SavingRanks:
+        if self.world_size == 1:
+            return self._saving_ranks()
+        limit, lockstep = (self._timeout or default_pg_timeout).total_seconds(), self.lockstep
+        return StoreRanks(self.global_rank, self.world_size, f"save {name}", limit, lambda: lockstep.lost)
+
+    # ---- validate, with averaged weights, and disturb no training ----
+
+    def set_random_states_aside(self) -> None:
+        """Save training's random states before the loaders of a validation draw random numbers."""
+        self.saving.set_random_states_aside()
+
+    def on_validation_start(self) -> None:
+        """Save them here too, for a validation that was not started by training."""
+        self.saving.set_random_states_aside()
+
+    def on_validation_end(self) -> None:
+        """Restore training's random states, as if validation had drawn nothing."""
+        self.saving.restore_random_states()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Averaged only during the step: between steps a checkpoint may save the raw weights."""
+        with self.averaged():
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.averaged():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.averaged():
+            return super().predict_step(*args, **kwargs)
+
+    # ---- what programs ask ----
 
     @contextmanager
     def gathered(self, write: bool = False) -> Iterator[None]:
@@ -202,43 +526,16 @@ class PhaseStrategy(AdoptingStrategy):
         With `write` they may be written: all ranks write the same values, and each keeps its part of them. Without it
         a write is an error. Together with `averaged()`, in either order, it is the averages that are read or written.
         """
-        with ExitStack() as stack:
-            for policy in self.policies.values():
-                stack.enter_context(policy.gathered())
-            outer, self.writes = self.writes, Writes(self.policies, write, self.gather_objects)
-            try:
-                yield
-                self.writes.check(self.averaging)
-            finally:
-                self.writes = outer
+        with self.players.gathered(write, self.gather_objects):
+            yield
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the `with`, players that keep an average have their averaged weights. Every rank must call it."""
         if threads.here() is not None:
             raise UserError(f"averaged() in a step: under strategy dp the first device alone has averages; {ADVICE}")
-        if self.averaging:  # a validation step is inside already
+        with self.players.averaged():
             yield
-            return
-        writes = self.writes
-        if writes is not None:
-            writes.check(averaged=False)
-        self.averaging = True
-        try:
-            with ExitStack() as stack:
-                for policy in self.policies.values():
-                    stack.enter_context(policy.averaged())
-                if writes is not None:
-                    writes.begin()
-                yield
-                if writes is not None:
-                    writes.check(averaged=True)
-        finally:
-            self.averaging = False
-        if writes is not None:  # the weights of before are whole again, for the rest of gathered()
-            for policy in self.policies.values():
-                policy.storage.unshard(exact=True)
-            writes.begin()
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Lightning's all_gather; in a step under dp, from all replicas."""
@@ -246,38 +543,56 @@ class PhaseStrategy(AdoptingStrategy):
             return self.ranks.gather(tensor, sync_grads)
         return super().all_gather(tensor, group, sync_grads)
 
-    @contextmanager
-    def all_learning(self) -> Iterator[None]:
-        """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
-        second_order = any(phase.second_order for phase in self.lightning_module.phases)
-        with ExitStack() as stack:
-            for policy in self.policies.values():
-                stack.enter_context(policy.for_several_phases())
-            stack.enter_context(self.ranks.all_learning(self.policies, second_order))
-            yield
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The values of all ranks, on every rank. All ranks must call it."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
-    # ---- set-up ----
+    @property
+    def ending(self) -> Ending:
+        """Whether the run ends before its last step, and by which signal."""
+        return self.lockstep.ending
 
-    def setup(self, trainer: Trainer) -> None:
-        """Give each player its policy. On several ranks each phase is tried before its first time."""
-        super().setup(trainer)
-        tried = self.check and trainer.state.fn == TrainerFn.FITTING and self.ranks.size > 1
-        self.draws = Draws()
-        self.trials = Trials(self.lightning_module.phases if tried else (), often=self.check == "often")
+    def end_at_once(self, why: str) -> None:
+        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
+        self.lockstep.end_at_once(why, speaks=self.is_global_zero)
 
-    # ---- evaluation uses averaged weights, and disturbs no training ----
+    # ---- the end ----
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """With averaged weights, but only during the step: between steps a checkpoint may save the raw weights."""
-        with self.averaged():
-            return super().validation_step(*args, **kwargs)
+    def on_train_end(self) -> None:
+        """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
+        super().on_train_end()
+        self.background.wait()
+        self.lockstep.places.compare()
+        self.players.give_back(self.root_device, self.num_processes, self.reduce)
+        self.steps.guard.raise_if_hopeless()
 
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """With averaged weights."""
-        with self.averaged():
-            return super().test_step(*args, **kwargs)
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self.lockstep.places.tell()
+        self.background.settle()
 
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """With averaged weights."""
-        with self.averaged():
-            return super().predict_step(*args, **kwargs)
+    def teardown(self) -> None:
+        """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
+        self.until_teardown.close()
+        self.ranks = Ranks()
+        self.players.release()
+        self.following.end()
+        self.background.close()
+        self.lockstep.end()
+        with without_values(self.lightning_module), same_parameters(self.root_device):
+            super().teardown()
+        if self.is_global_zero:
+            self.lockstep.requeue()
+
+
+def _game(module: LightningModule) -> GanModule:
+    if not isinstance(module, GanModule):
+        raise UserError(
+            f"PhaseStrategy trains a gan.GanModule, got {type(module).__name__}; "
+            f"derive it from GanModule, or use one of Lightning's own strategies"
+        )
+    return module

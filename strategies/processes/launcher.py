@@ -51,11 +51,11 @@ class Scripts(ScriptLauncher):
             del os.environ[PARENT]
         first, local = environment.node_rank() * self.num_processes, environment.local_rank()
         parent = number({PARENT: _parent}, PARENT) if _parent and local else None
-        self.strategy.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
+        self.strategy.lockstep.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
         set_threads(num_processes=self.num_processes)
         note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
-        result = self.strategy.survivor.run(self.strategy.take_part(first + local, function), *args, **kwargs)
-        self.strategy.end_serving()
+        result = self.strategy.lockstep.survivor.run(self.strategy.take_part(first + local, function), *args, **kwargs)
+        self.strategy.division.end()
         return result
 
     def _call_children_scripts(self) -> None:
@@ -120,11 +120,11 @@ class Functions(FunctionLauncher):
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
     first = environment.node_rank() * strategy.num_processes
-    strategy.survivor = Survivor(first + environment.local_rank(), first)
+    strategy.lockstep.survivor = Survivor(first + environment.local_rank(), first)
     strategy.handing_over = False
     note_checkpoint(function, partial(setattr, strategy, "resumes_from"))
     function = strategy.take_part(first + environment.local_rank(), function)
-    result = strategy.survivor.run(function, *args, **kwargs)
-    strategy.end_serving()
+    result = strategy.lockstep.survivor.run(function, *args, **kwargs)
+    strategy.division.end()
     strategy.handing_over = True
     return result

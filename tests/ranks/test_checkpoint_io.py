@@ -19,7 +19,7 @@ from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.saving_strategy import WholeCheckpointIO
+from strategies.checkpoint.saving import WholeCheckpointIO
 from tests.support.hard_games import Plain
 from tests.support.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint

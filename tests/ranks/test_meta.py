@@ -256,7 +256,7 @@ def ended(policy: str, world: int) -> str | None:
     """Train where little memory is free: then the network stays sharded."""
     game, strategy = Vectors(), PhaseStrategy(policy)
     made = trainer(strategy, world, 1)
-    with mock.patch("strategies.adopting_strategy.memory", return_value=64.0):
+    with mock.patch("strategies.players.memory", return_value=64.0):
         made.fit(game, parts(1, world))
     with pytest.raises(UserError, match="its values are not on this rank"):
         game.generator[0].weight.sum()

@@ -57,7 +57,7 @@ class Bar(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
         if self.bar is not None and self.bar.update(1):
-            text = _losses(trainer.strategy.losses)
+            text = _losses(trainer.strategy.steps.losses)
             if self.batch_size is not None:
                 steps = trainer.global_step - self.first
                 text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} samples/s"

@@ -139,7 +139,7 @@ class Keep(Callback):
         """Save where it is due. This is between two steps, never inside one."""
         step = trainer.global_step
         due = step % self.every == 0 or step == trainer.max_steps
-        ends = self.ending.look() or trainer.strategy.guard.hopeless
+        ends = self.ending.look() or trainer.strategy.steps.guard.hopeless
         if due or ends:
             self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
 

@@ -95,7 +95,7 @@ class Recorder(Callback):
     def after(self, phase: Phase, strategy: PhaseStrategy) -> None:
         """The phase has been played, with the updates of its learners."""
         game = strategy.lightning_module
-        for name, loss in strategy.losses.items():
+        for name, loss in strategy.steps.losses.items():
             if name.startswith(f"{phase.name}/") and not name.endswith("_grad_norm"):
                 self._note(phase.name, "loss", name.removeprefix(f"{phase.name}/"), (loss.item(),))
         for name, norm in self.norms.items():
@@ -144,7 +144,7 @@ class Recorded(PhaseStrategy):
         before = random_state.capture()
         with self.recorder.watching:
             super().run(phase, batch)
-        if self.trial is not None:
+        if self.steps.trial is not None:
             return
         for recorder in self.ranks.once([self.recorder], f"the record of phase '{phase.name}'"):
             if random_state.changed(before):

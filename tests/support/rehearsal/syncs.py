@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies import PhaseStrategy, threads
 from strategies.policies.policy import Policy
+from strategies.steps import Steps
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -92,17 +93,17 @@ def counted() -> Iterator[Syncs]:
     """Inside the `with`, the host syncs of every training step of this process are counted, but not those of trials."""
     Syncs.played = []
     syncs, host = Syncs(), set()
-    step, run = PhaseStrategy._step, PhaseStrategy.run
+    step, run = Steps._train, Steps.run
 
-    def counted_step(self: PhaseStrategy, *args: Any, **kwargs: Any) -> Any:
-        for policy in self.policies.values():
+    def counted_step(self: Steps, *args: Any, **kwargs: Any) -> Any:
+        for policy in self.players.policies.values():
             _put(policy, host)
         for replica in self.ranks.replicas if isinstance(self.ranks, threads.ThreadRanks) else ():
             replica.device = DEVICE
         with syncs.during(BETWEEN), _Calls(syncs, host), _Operations(syncs, host):
             return step(self, *args, **kwargs)
 
-    def counted_run(self: PhaseStrategy, phase: Any, batch: Any) -> None:
+    def counted_run(self: Steps, phase: Any, batch: Any) -> None:
         with ExitStack() as modes:
             if self.trial is None:
                 modes.enter_context(syncs.during(phase.name))
@@ -112,8 +113,8 @@ def counted() -> Iterator[Syncs]:
             run(self, phase, batch)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(PhaseStrategy, "_step", counted_step))
-        patches.enter_context(mock.patch.object(PhaseStrategy, "run", counted_run))
+        patches.enter_context(mock.patch.object(Steps, "_train", counted_step))
+        patches.enter_context(mock.patch.object(Steps, "run", counted_run))
         patches.enter_context(mock.patch.object(PhaseStrategy, "root_device", DEVICE))
         clip = "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype"
         patches.enter_context(mock.patch(clip, _grouped))

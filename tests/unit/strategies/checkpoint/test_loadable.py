@@ -17,8 +17,8 @@ from gan.files.checkpoint import load
 from gan.files.checkpoint_files import VALUES
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
+from strategies.checkpoint.saving import WholeCheckpointIO
 from strategies.checkpoint.writing import save, unloadable
-from strategies.saving_strategy import WholeCheckpointIO
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.saved import number_of, numbered, seal

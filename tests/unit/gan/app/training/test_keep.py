@@ -15,7 +15,7 @@ from lightning import Callback
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Best, Keep
 from gan.files.errors import UserError
-from strategies import PhaseStrategy, launched_strategy
+from strategies import PhaseStrategy, lockstep
 from strategies.checkpoint import writing
 from strategies.processes.stopping import SIGNALS, Stopped
 from tests.support.hard_games import Plain
@@ -131,7 +131,7 @@ def exits(monkeypatch):
         seen.append(status)
         raise Exited
 
-    monkeypatch.setattr(launched_strategy.os, "_exit", leave)
+    monkeypatch.setattr(lockstep.os, "_exit", leave)
     return seen
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strategies import PhaseStrategy, launched_strategy
+from strategies import PhaseStrategy, meeting
 from strategies.processes import interface
 from strategies.processes.interface import GLOO
 from tests.support.parity import trainer
@@ -24,17 +24,17 @@ def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk,
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
     monkeypatch.setattr(interface, "_interface", {"127.0.0.1": "lo", "10.0.0.7": "far0"}.get)
     monkeypatch.setattr(interface, "own_address", lambda towards: towards)
-    monkeypatch.setattr(launched_strategy, "own_name", lambda main: main)
+    monkeypatch.setattr(meeting, "own_name", lambda main: main)
     strategy = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=nodes).strategy
     strategy.set_world_ranks = lambda: None
-    strategy._meet = lambda: None
+    monkeypatch.setattr(meeting.Meeting, "_store", lambda self, broadcast: None)
     told = []
 
     def tie(store, size, host, advice):
         told.append(host)
         raise Tied
 
-    strategy.survivor = SimpleNamespace(tie=tie)
+    strategy.lockstep.survivor = SimpleNamespace(tie=tie)
     with pytest.raises(Tied):
         strategy.setup_distributed()
     assert (os.environ[GLOO], *told) == talk

@@ -1,0 +1,103 @@
+"""What keeps the ranks of a training together: all end after the same step, and name one that is lost."""
+
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from lightning import Trainer
+
+from strategies import private
+from strategies.processes import agent
+from strategies.processes.equal_rows import EqualRows
+from strategies.processes.lost_ranks import Survivor
+from strategies.processes.places import Places
+from strategies.processes.slurm import Requeue
+from strategies.processes.stopping import OTHERS, Ending, Signals, tell
+from strategies.processes.watch import Watch
+
+
+class Lockstep:
+    """The ranks as one training. Before set-up, and in a single process, there is nothing to keep together."""
+
+    def __init__(self) -> None:
+        self.ending, self.equal_rows, self.places = Ending(), EqualRows(), Places()
+        self.signals = Signals()
+        self.survivor: Survivor | None = None  # made by the launcher
+        self.advice = ""  # the command to type after a rank was lost
+        self.saved: Callable[[], bool] = _yes  # whether there is a checkpoint from which that goes on
+        self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
+        self._watch: Watch | None = None
+        self._requeue: Requeue | None = None
+
+    def tie(self, store: dist.Store, size: int, host: str, settle: Callable[[], None]) -> None:
+        """From here on a rank that fails is named by all others. They `settle` first what all do together."""
+        if self.survivor is None:
+            return
+        self.survivor.beside = lambda lost: self.places.beside(lost)
+        self.survivor.saved = self.saved
+        self.survivor.settle = settle
+        self.survivor.tie(store, size, host, self.advice)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank is lost."""
+        return self.survivor is not None and self.survivor.lost
+
+    def agree(
+        self,
+        rank: int,
+        size: int,
+        broadcast: Callable[[Any], Any],
+        gather: Callable[[Any], list[Any]],
+        trainer: Trainer | None,
+    ) -> None:
+        """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
+        run = broadcast(secrets.token_hex(8))
+        self.ending = Ending(run if size > 1 else "")
+        self.equal_rows = EqualRows(rank, size, run, gather)
+        self.places = Places(rank, size, run, gather)
+        if trainer is None:
+            return
+        if size > 1:
+            private.end_by(trainer, self.ending.wish)
+        warning = private.warn_by(trainer, self.ending.wish)
+        if warning is not None and self.requeues:
+            others = [each for each in trainer.callbacks if each is not self._requeue]
+            self._requeue = Requeue(warning)
+            trainer.callbacks = [*others, self._requeue]
+
+    def begin(self) -> None:
+        """Handle the signals to end that have no handler yet. SIGTERM is Lightning's."""
+        self.signals.take(OTHERS, self.ending.wish, gently=True)
+        if self.survivor is not None and threading.current_thread() is threading.main_thread():
+            self._watch = Watch(self.places, self.survivor.end)
+
+    def end_at_once(self, why: str, speaks: bool) -> None:
+        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
+        if speaks and not agent.speaks():
+            tell(why)
+        status = 128 + signal.SIGINT
+        if self.survivor is not None:
+            self.survivor.interrupt(why, status)
+        os._exit(status)
+
+    def end(self) -> None:
+        """Put the earlier signal handlers back."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self.signals.give_back()
+
+    def requeue(self) -> None:
+        """A job that was warned goes back into the queue."""
+        if self._requeue is not None:
+            self._requeue.requeue()
+
+
+def _yes() -> bool:
+    """Unlike a lambda, it may be handed to a spawned process."""
+    return True

@@ -1,0 +1,187 @@
+"""The players of a game, each under its policy: from the set-up of a training to its end."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+
+from gan.module import GanModule
+from strategies.assignment import assign
+from strategies.auto import USABLE, memory
+from strategies.checkpoint.left_out import LeftOut
+from strategies.choice import Choice
+from strategies.first_weights import FirstWeights
+from strategies.loss_scale import LossScale
+from strategies.placing.elsewhere import Elsewhere
+from strategies.placing.servers import Servers
+from strategies.policies.policy import Policy
+from strategies.policies.world import Groups, World
+from strategies.replicas import Writes
+
+Gather = Callable[[Any], list[Any]]  # the values of all ranks
+Reduce = Callable[..., Tensor]
+
+
+class Players:
+    """Empty before set-up. `servers` are the lines to the ranks that serve players."""
+
+    def __init__(self) -> None:
+        self.policies: dict[str, Policy] = {}
+        self.servers: Mapping[str, Servers] = {}
+        self.groups = Groups()
+        self.first: FirstWeights  # made in set-up
+        self.scaled = False
+        self._writes: Writes | None = None  # inside gathered()
+        self._averaging = False  # inside averaged()
+
+    # ---- set-up, in this order ----
+
+    def assign(
+        self,
+        game: GanModule,
+        choice: Mapping[str, Choice],
+        world: World,
+        precision: Precision,
+        reduce: Reduce,
+        servers: Mapping[str, Servers],
+    ) -> None:
+        """Which policy each player has. `auto` takes the ranks' smallest numbers."""
+        self.servers = servers
+        self.policies = assign(choice, game, world, precision, partial(reduce, reduce_op="min"), servers)
+        self.scaled = _needs_loss_scale(precision)
+
+    def adopt(self, first: FirstWeights, left_out: LeftOut, training: bool, resumed: bool, first_of_host: bool) -> None:
+        """Their first weights. What a policy shards gets its values after the policy has adopted its player."""
+        self.first = first
+        first.begin(self.policies.values() if training else ())
+        if training or resumed:
+            left_out.note(first.digests(first_of_host=first_of_host))
+        for policy in self.policies.values():
+            policy.adopt(training)
+            if self.scaled:
+                policy.loss_scale = LossScale()
+        first.fill_shards()
+
+        # What needs all of them: serving ranks, followers.
+        for servers in dict.fromkeys(self.servers.values()):
+            servers.meet()
+        for policy in self.policies.values():
+            if training and policy.followed is not None:
+                policy.follow()
+
+    def stop_other_parameters(self, game: GanModule, training: bool) -> None:
+        """A parameter of no player is never updated, so it requires no gradient."""
+        of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
+        lost = [name for name, each in game.named_parameters(recurse=False) if id(each) not in of_players]
+        if training and lost:
+            rank_zero_warn(f"'{lost[0]}' is a parameter of no player, and never learns; put it into a player's module")
+        for parameter in game.parameters():
+            if id(parameter) not in of_players:
+                parameter.requires_grad_(False)
+
+    def learners(self) -> list[Policy]:
+        """The policies that have an optimizer."""
+        return [policy for policy in self.policies.values() if policy.optimizer is not None]
+
+    def schedules(self) -> list[LRSchedulerConfig]:
+        """Their schedules, as Lightning names them to callbacks."""
+        return [
+            LRSchedulerConfig(policy.schedule, name=f"lr-{policy.player.name}")
+            for policy in self.learners()
+            if policy.schedule is not None
+        ]
+
+    # ---- whole weights ----
+
+    @contextmanager
+    def gathered(self, write: bool, gather: Gather) -> Iterator[None]:
+        """See PhaseStrategy.gathered."""
+        with ExitStack() as stack:
+            for policy in self.policies.values():
+                stack.enter_context(policy.gathered())
+            outer, self._writes = self._writes, Writes(self.policies, write, gather)
+            try:
+                yield
+                self._writes.check(self._averaging)
+            finally:
+                self._writes = outer
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """See PhaseStrategy.averaged."""
+        if self._averaging:  # a validation step is inside already
+            yield
+            return
+        writes = self._writes
+        if writes is not None:
+            writes.check(averaged=False)
+        self._averaging = True
+        try:
+            with ExitStack() as stack:
+                for policy in self.policies.values():
+                    stack.enter_context(policy.averaged())
+                if writes is not None:
+                    writes.begin()
+                yield
+                if writes is not None:
+                    writes.check(averaged=True)
+        finally:
+            self._averaging = False
+        if writes is not None:  # the weights of before are whole again, for the rest of gathered()
+            self._unshard(self.policies.values())
+            writes.begin()
+
+    @contextmanager
+    def for_several_phases(self) -> Iterator[None]:
+        """Inside the `with`, policies hold what a fake needs that several phases use."""
+        with ExitStack() as stack:
+            for policy in self.policies.values():
+                stack.enter_context(policy.for_several_phases())
+            yield
+
+    # ---- the end ----
+
+    def give_back(self, device: torch.device, per_node: int, reduce: Reduce) -> None:
+        """Make the author's weights whole again, where they fit on this rank."""
+        if not self.first.begin_sharded:
+            self._unshard(self.policies.values())
+            return
+        free = torch.tensor(memory(device, per_node), dtype=torch.float64).to(device)
+        free = reduce(free, reduce_op="min").item() * USABLE
+        small = []
+        for policy in self.policies.values():
+            if isinstance(policy, Elsewhere):
+                continue
+            if self.first.bytes_of(policy) > max(free, 0):
+                rank_zero_warn(
+                    f"player '{policy.player.name}' stays sharded after the training, for its weights do not fit into "
+                    f"half of the memory that is free; load a checkpoint to use it"
+                )
+            else:
+                small.append(policy)
+                free -= self.first.bytes_of(policy)
+        self._unshard(small)
+
+    def _unshard(self, policies: Iterable[Policy]) -> None:
+        for policy in policies:
+            policy.storage.unshard(exact=True)
+
+    def release(self) -> None:
+        """Take the policies away, with hooks and process groups."""
+        for servers in dict.fromkeys(self.servers.values()):
+            servers.end()
+        self.servers = {}
+        for policy in self.policies.values():
+            policy.release()
+        self.groups.release()
+
+
+def _needs_loss_scale(precision: Precision) -> bool:
+    """Whether small gradients would become zero without a loss scale."""
+    return isinstance(precision, MixedPrecision) and precision.precision == "16-mixed"
