@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
+from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 
 from gan.ema import Ema
@@ -21,6 +22,8 @@ from gan.files.errors import UserError
 from gan.making import Making, aside, give_memory
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, open_files
+from strategies import private
+from strategies.accelerator import same_parameters
 from strategies.checkpoint.writing import SavingRanks
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded, show
@@ -150,6 +153,16 @@ class FirstWeights:
         made = self.making.tensors.keys() | self.gone.keys()
         weights = policy.belongings.parameters.values() if policy in self.begin_sharded else ()
         return sum(weight.numel() * weight.element_size() for weight in weights if id(weight) in made)
+
+
+def move(game: nn.Module, device: torch.device, precision: Precision, everywhere: bool = False) -> None:
+    """To this device, in the run's precision. With `everywhere`, all ranks get the values of the first one."""
+    with aside(game, resharded):
+        precision.convert_module(game)
+    with without_values(game), same_parameters(device):
+        game.to(device)
+        if everywhere:
+            private.broadcast_module(game)
 
 
 def without_values(game: nn.Module) -> AbstractContextManager[None]:

@@ -11,12 +11,11 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from gan.making import aside
 from gan.module import GanModule
 from strategies.assignment import assign, choose
 from strategies.checkpoint.writing import SavingRanks
 from strategies.choice import Choice, ranks_as_typed
-from strategies.first_weights import FirstWeights, without_values
+from strategies.first_weights import FirstWeights, move
 from strategies.meeting import Meeting
 from strategies.placing.elsewhere import check, connect, leave
 from strategies.placing.messages import Bridge
@@ -26,7 +25,6 @@ from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
 from strategies.processes.stopping import SIGNALS, Signals
-from strategies.sharding.resharded_parameter import resharded
 
 
 class Division:
@@ -125,10 +123,7 @@ class Served(GanModule):
     def policies(self, training: bool, smallest: Callable[[Tensor], Tensor]) -> dict[str, Policy]:
         """The policies, with the weights from their files. `smallest` returns the smallest of all ranks' numbers."""
         world = self.world
-        with aside(self, resharded):
-            self.precision.convert_module(self)
-        with without_values(self):
-            self.to(world.device)
+        move(self, world.device, self.precision)
         first = FirstWeights(self, world.device, 0, False, SavingRanks(world.rank, world.size))
         policies = assign(self.chosen, self, world, self.precision, smallest)
         first.begin(policies.values() if training else ())

@@ -1,7 +1,6 @@
 """PhaseStrategy: the one class that Lightning sees. Its hooks stand in the order in which Lightning calls them."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
@@ -26,10 +25,8 @@ from datasets import GlobalStream, ResumableLoader
 from gan.files.checkpoint_files import failing
 from gan.files.errors import UserError
 from gan.files.system import check_ranks as check_system
-from gan.making import aside
 from gan.module import GanModule
 from gan.phase import Phase
-from nets.norm import synchronised
 from strategies import private, random_state, threads
 from strategies.accelerator import pins, same_parameters
 from strategies.assignment import check_ranks, in_threads
@@ -41,9 +38,8 @@ from strategies.checkpoint.player_state import optimizer_state
 from strategies.checkpoint.saving import InBackground, Saving, WholeCheckpointIO, refuse_other
 from strategies.checkpoint.writing import Background, DiskError, SavingRanks, StoreRanks, check_loadable, prepare
 from strategies.choice import choices
-from strategies.draws import Following
-from strategies.first_weights import FirstWeights, without_values
-from strategies.hooks import NO_HOOKS, GameFirst, Hooks, refuse_what_is_not_called
+from strategies.first_weights import FirstWeights, move, without_values
+from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loaders import check_loader
 from strategies.lockstep import Lockstep
 from strategies.meeting import Meeting, backend_for, check_backend, check_device
@@ -53,16 +49,15 @@ from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.policies.replica import ADVICE
 from strategies.policies.world import Groups, World
-from strategies.processes import heap
 from strategies.processes.interface import clear_errors
 from strategies.processes.launched import environment, place_of
 from strategies.processes.launcher import Here, launcher
 from strategies.processes.stopping import Ending, Stopped
 from strategies.ranks import Ranks
 from strategies.serving import Division, Notice, Served
-from strategies.sharding.resharded_parameter import resharded
 from strategies.steps import Steps
 from strategies.threads import ThreadRanks
+from strategies.while_training import draws_follow, while_training
 
 
 class PhaseStrategy(DDPStrategy):
@@ -130,7 +125,6 @@ class PhaseStrategy(DDPStrategy):
         self.saving: Saving  # made in set-up
         self.steps: Steps
         self.background = Background()
-        self.following = Following()  # draws that follow the samples
         self.until_teardown = ExitStack()
 
     # ---- what Lightning reads ----
@@ -255,25 +249,26 @@ class PhaseStrategy(DDPStrategy):
             super().setup_distributed()
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
-        """Serve players until the training ends: see [Note: serving]. Lightning's hooks for set-up are called."""
+        """What a serving rank does in place of training: see [Note: serving]. Lightning's set-up hooks are called."""
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer
         self.connect(game)
-        training = trainer.state.fn == TrainerFn.FITTING
-        notice = Notice(self.lockstep.signals)
+        signals = self.lockstep.signals
         try:
+            notice = Notice(signals)
             self.setup_environment()
-            if training:
-                self.following.begin(self.root_device)
+            if trainer.state.fn == TrainerFn.FITTING:
+                self.until_teardown.enter_context(draws_follow(self.root_device))
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
             served = Served(game, self.division.served_here(game, self.choice), self._world(()), self.precision_plugin)
-            self.players.policies = served.policies(training, partial(self.reduce, reduce_op="min"))
+            training, smallest = trainer.state.fn == TrainerFn.FITTING, partial(self.reduce, reduce_op="min")
+            self.players.policies = served.policies(training, smallest)
             self.division.serve(self.policies, notice)
         finally:
             self.players.release()
-            self.following.end()
-            self.lockstep.signals.give_back()
+            self.until_teardown.close()
+            signals.give_back()
 
     # ---- set-up ----
 
@@ -297,8 +292,21 @@ class PhaseStrategy(DDPStrategy):
         if training and trainer.checkpoint_callbacks:
             check_loadable({"hyper_parameters": dict(game.hparams)})
 
-        self._prepare_device(trainer, training)
-        self._move_networks(game, training)
+        # The devices, and the networks on them. What other ranks serve is not needed here.
+        if self.world_size == 1:
+            private.leave_samplers(trainer)
+        self.accelerator.setup(trainer)
+        if isinstance(self.precision_plugin, MixedPrecision):
+            self.precision_plugin.device = self.root_device.type  # Lightning says cuda for what it does not know
+        if self.root_device.type == "cpu":
+            private.stop_looking_for_gpus()
+        if training:
+            several = max(self.world_size, len(self.parallel_devices)) > 1
+            synchronise = self._layer_sync is not None and several
+            self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
+        self.division.leave_to_others(game, self.choice)
+        move(game, self.root_device, self.precision_plugin, everywhere=self.world_size > 1)
+        game.assemble()
         attributes = Attributes(game, self.root_device) if training else None
 
         # What all ranks must agree on.
@@ -311,36 +319,6 @@ class PhaseStrategy(DDPStrategy):
         self.optimizers = [policy.optimizer for policy in self.players.learners()]
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
-
-    def _prepare_device(self, trainer: Trainer, training: bool) -> None:
-        if self.world_size == 1:
-            private.leave_samplers(trainer)
-        self.accelerator.setup(trainer)
-        if isinstance(self.precision_plugin, MixedPrecision):
-            self.precision_plugin.device = self.root_device.type  # Lightning says cuda for what it does not know
-        if self.root_device.type == "cpu":
-            private.stop_looking_for_gpus()
-        if not training:
-            return
-        self.following.begin(self.root_device)
-        if self.root_device.type == "cpu" and heap.keep_freed_memory():
-            self.until_teardown.callback(heap.give_freed_memory_back)  # see [Note: memory that is kept] there
-        trainer.callbacks = [GameFirst(), *(each for each in trainer.callbacks if not isinstance(each, GameFirst))]
-        # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
-        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
-        if self._layer_sync is not None and max(self.world_size, len(self.parallel_devices)) > 1:
-            self.until_teardown.enter_context(synchronised())
-
-    def _move_networks(self, game: GanModule, training: bool) -> None:
-        """To this device, and with the same values on all ranks. What other ranks serve is not needed here."""
-        self.division.leave_to_others(game, self.choice)
-        with aside(game, resharded):
-            self.precision_plugin.convert_module(game)
-        with without_values(game), same_parameters(self.root_device):
-            self.model_to_device()
-            if self.world_size > 1:
-                private.broadcast_module(game)
-        game.assemble()
 
     def _adopt_players(self, game: GanModule, training: bool, seed: int, attributes: Attributes | None) -> None:
         resumed, ranks = self.resumes_from is not None, self._saving_ranks()
@@ -580,7 +558,6 @@ class PhaseStrategy(DDPStrategy):
         self.until_teardown.close()
         self.ranks = Ranks()
         self.players.release()
-        self.following.end()
         self.background.close()
         self.lockstep.end()
         with without_values(self.lightning_module), same_parameters(self.root_device):
