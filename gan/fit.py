@@ -79,16 +79,13 @@ def _fit(argv: list[str] | None) -> None:
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
     if settings.slurm or settings.submit:
-        script = slurm_job.script(typed, settings, strategy.threaded)
+        script = slurm_job.script(typed, settings, strategy.is_dp)
         say(slurm_job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
     before.check_files(settings, computer.processes)
-    if strategy.threaded and (batch := settings.get("batch_size", 0)) % computer.devices:
-        fits = -(-batch // computer.devices) * computer.devices
-        raise UserError(f"batch {batch} is not divisible by {computer.devices} devices; try --batch-size {fits}")
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
-    if place is None and not strategy.threaded and computer.processes > 1 and not settings.dry_run:
+    if place is None and computer.processes > 1 and not settings.dry_run:
         before.check(settings, strategy, computer.devices, computer.kind == "cpu")
         start_ranks(settings, computer, out, typed)
         return
@@ -255,8 +252,6 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     """Print what will be trained, on what, and where the files go."""
     word = computer.kind.upper() if computer.kind not in GPUS else "GPU"
     processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
-    if settings.strategy == "dp" and computer.devices > 1:
-        processes = f"{computer.devices} {word} replicas in one process"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
     batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""

@@ -178,7 +178,7 @@ def go_to(place: Place | None, calls: int) -> None:
 
 @cache
 def _generator(device: torch.device, thread: int) -> torch.Generator:
-    """Each thread has its own: the threads of dp draw at the same time. Making one costs as much as a draw."""
+    """Each thread has its own, for loaders may draw in threads. Making one costs as much as a draw."""
     return torch.Generator(device)
 
 

@@ -108,8 +108,7 @@ def main(argv: list[str] | None = None) -> int:
 def _choice(strategy: str) -> dict[str, Choice]:
     """What was typed for --strategy. Refuses what has no plan."""
     choice = choices(strategy, {**POLICIES, "auto": Auto})
-    if assignment.in_threads(choice):
-        raise UserError("strategy dp is for a quick try of one process, and has no plan; type --strategy ddp")
+    assignment.is_dp(choice)  # it refuses dp for some of the players
     for each in choice.values():
         for option, why in (("bf16", "counts 32-bit numbers"), ("compile", "cannot know what torch.compile keeps")):
             if option in each.options:

@@ -16,8 +16,7 @@ sum, that of a mean is a mean, and a gathered row gets the sum of what all ranks
 
 A mean and a gathering are made of sums: the mean is a sum divided by the number of ranks, and to gather, each rank adds
 its rows to zeros. A sum is an all-reduce of torch.distributed. Inside a `with`, something else can take its place:
-threads of one process that add up among themselves (`summed_by`), or the recorded sums of an earlier forward
-(`replaying`).
+a sum over other ranks (`summed_by`), or the recorded sums of an earlier forward (`replaying`).
 
 [Note: the world of a forward]
 On a GPU, autograd runs backward in a thread of its own for each device, which is inside no `with` of ours. So a sum
@@ -167,7 +166,7 @@ def go_to(world: World | None) -> None:
 def summed_by(
     add: Callable[[Tensor], Tensor], number: int, size: int, of_gradients: World | None = None
 ) -> AbstractContextManager[None]:
-    """Let this function make the sums of this thread: for ranks that are threads and not processes."""
+    """Let this function make the sums of this thread, in place of torch.distributed."""
     return at(World(number, size, add, of_gradients))
 
 

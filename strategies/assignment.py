@@ -22,8 +22,8 @@ from strategies.policies.policy import Policy
 from strategies.policies.world import World
 
 
-def in_threads(choice: Mapping[str, Choice]) -> bool:
-    """Whether the strategy is dp. It is for all players or for none, because they share one backward."""
+def is_dp(choice: Mapping[str, Choice]) -> bool:
+    """Whether the strategy is dp. It is for all players or for none, because it starts the ranks of the training."""
     policies = {each.policy for each in choice.values()}
     if "dp" in policies and len(policies) > 1:
         raise UserError(

@@ -1,6 +1,6 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -10,8 +10,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies import private
 
-BACKWARD = ("on_before_backward", "on_after_backward")
-HOOKS = (*BACKWARD, "on_before_optimizer_step", "on_before_zero_grad")
+HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
 # Methods of a LightningModule that nobody calls here, and what to write instead.
 INSTEAD = {
@@ -53,30 +52,20 @@ class GameFirst(Callback):
 class Hooks:
     """Calls those of HOOKS that the game or a callback overrides. Which these are is decided once."""
 
-    def __init__(self, trainer: Trainer | None = None, wanted: Mapping[str, str] | None = None) -> None:
-        """`wanted` has the hooks that are overridden, and by whom."""
-        self.trainer, self.wanted = trainer, wanted or {}
+    def __init__(self, trainer: Trainer | None = None, wanted: Collection[str] = ()) -> None:
+        """`wanted` are the hooks that are overridden."""
+        self.trainer, self.wanted = trainer, wanted
 
     @classmethod
     def of(cls, trainer: Trainer, game: GanModule) -> "Hooks":
         """Those that this game and this trainer's callbacks override."""
         pairs = [(game, GanModule), *((callback, Callback) for callback in trainer.callbacks)]
-        wanted = {name: type(each).__name__ for name in HOOKS for each, base in pairs if overrides(each, name, base)}
-        return cls(trainer, wanted)
+        return cls(trainer, [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)])
 
     def call(self, name: str, *args: Any) -> None:
         """In Lightning's order: the callbacks, then the game."""
         if name in self.wanted:
             private.call_hooks(self.trainer, name, *args)
-
-    def refuse_in_threads(self) -> None:
-        """Each replica of dp has a backward of its own, and there is one callback for all of them."""
-        for name in BACKWARD:
-            if name in self.wanted:
-                raise UserError(
-                    f"strategy dp does not call {name} of {self.wanted[name]}, because each device has a backward of "
-                    f"its own; write on_before_optimizer_step, or type --strategy ddp"
-                )
 
 
 NO_HOOKS = Hooks()

@@ -1,6 +1,7 @@
 """What several ranks must agree on about a loader."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
@@ -11,6 +12,7 @@ from datasets import GlobalStream, ResumableLoader
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
+from strategies.micro_batches import deal_batch
 
 
 class SameOrder(DistributedSamplerWrapper):
@@ -26,6 +28,50 @@ class SameOrder(DistributedSamplerWrapper):
             return iter(list(super().__iter__()))
 
 
+class Dealt:
+    """A loader of global batches, of which this rank takes its rows: under dp a loader need not know of ranks.
+
+    Each rank reads all of it, as one process would. All must read the same, so what the loader draws comes from
+    generators of its own, which begin on all ranks where the first one's are.
+    """
+
+    def __init__(self, loader: Iterable[Any], rank: int, ranks: int, draws: Mapping[str, Any]) -> None:
+        self.loader, self.rank, self.ranks, self.draws = loader, rank, ranks, draws
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["loader"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._drawing():
+            batches = iter(self.loader)
+        while True:
+            with self._drawing():
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield deal_batch(batch, self.rank, self.ranks)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        own = random_state.capture()
+        random_state.restore(self.draws)
+        try:
+            yield
+        finally:
+            self.draws = random_state.capture()
+            random_state.restore(own)
+
+
+def dealt(loader: Any, rank: int, ranks: int, draws: Mapping[str, Any]) -> Any:
+    """The loader itself if it was made for this rank, as by GlobalLoader in `train_dataloader()`; else `Dealt`."""
+    made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
+    return loader if made_for == ranks else Dealt(loader, rank, ranks, draws)
+
+
 def check_loader(loader: Any, ranks: int, training: bool) -> None:
     """Make the order of a loader the same on all ranks. Refuse or name what would differ from one device."""
     if isinstance(loader, (ResumableLoader, GlobalStream)) and loader.ranks != ranks:
@@ -33,7 +79,8 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
             f"a {type(loader).__name__} was made for {loader.ranks} rank(s), and there are {ranks}; make it in "
             f"train_dataloader() of the game or its data module, where the ranks are known"
         )
-    streams = isinstance(getattr(loader, "dataset", None), IterableDataset) and not isinstance(loader, GlobalStream)
+    streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    streams = streams and not isinstance(loader, GlobalStream | Dealt)
     if training and ranks > 1 and streams:
         rank_zero_warn(
             f"each of the {ranks} ranks reads the stream {type(loader.dataset).__name__} by itself, so training "

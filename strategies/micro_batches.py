@@ -1,4 +1,4 @@
-"""Cutting a batch by its samples: into the micro-batches of a phase, and among the replicas of dp.
+"""Cutting a batch by its samples: into the micro-batches of a phase, and among the ranks of dp.
 
 [Note: what has a row for each sample]
 A batch may be any nesting of dicts, UserDicts, lists, tuples, NamedTuples and dataclasses. In it are cut:
@@ -73,16 +73,16 @@ def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
     return [Cut(f"phase '{phase}'", slice(part, None, parts), total)(batch) for part in range(parts)]
 
 
-def deal_batch(batch: Any, replicas: int) -> list[Any]:
-    """The parts of the replicas of dp: neighbouring rows of the global batch."""
+def deal_batch(batch: Any, rank: int, ranks: int) -> Any:
+    """The part of a rank of dp: neighbouring rows of the global batch."""
     total = rows(batch)
-    if total % replicas:
+    if total % ranks:
         raise UserError(
-            f"a batch of {total} does not divide among the {replicas} devices of strategy dp; choose a "
-            f"--batch-size that does, and drop_last=True in a loader of your own"
+            f"a batch of {total} does not divide among the {ranks} ranks of strategy dp; choose a batch_size that "
+            f"does, and drop_last=True in the loader"
         )
-    size = total // replicas
-    return [Cut("strategy dp", slice(first, first + size), total)(batch) for first in range(0, total, size)]
+    size = total // ranks
+    return Cut("strategy dp", slice(rank * size, (rank + 1) * size), total)(batch)
 
 
 def first_rows(batch: Any, count: int) -> Any:

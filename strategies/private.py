@@ -17,10 +17,12 @@ import torch.distributed as dist
 from lightning import Trainer
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed as set_threads
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.overrides.distributed import _sync_module_states as broadcast_module
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher as FunctionLauncher
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher as ScriptLauncher
 from lightning.pytorch.strategies.launchers.launcher import _Launcher as Launcher
+from lightning.pytorch.strategies.launchers.multiprocessing import _WorkerOutput as WorkerOutput
 from lightning.pytorch.strategies.launchers.subprocess_script import _basic_subprocess_cmd as same_command
 from lightning.pytorch.trainer.call import _call_callback_hooks as call_callbacks
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module
@@ -36,6 +38,7 @@ __all__ = [
     "FunctionLauncher",
     "Launcher",
     "ScriptLauncher",
+    "WorkerOutput",
     "broadcast_coalesced",
     "broadcast_module",
     "is_transformed",
@@ -120,6 +123,27 @@ def note_checkpoint(function: Callable[..., Any], seen: Callable[[Any], None]) -
         return path
 
     connector._select_ckpt_path = selected
+
+
+def restore(trainer: Trainer, checkpoint: Any) -> None:
+    """Load what a training would go on from, where nothing is trained."""
+    connector = trainer._checkpoint_connector
+    connector._loaded_checkpoint = trainer.strategy.load_checkpoint(checkpoint)
+    connector.restore_model()
+    connector.restore_callbacks()
+    connector.restore_training_state()
+    connector._loaded_checkpoint = {}
+
+
+def name_version(logger: Logger, version: int | str | None) -> bool:
+    """Tell a logger that has chosen no folder the number of one, or another logger to choose anew (None).
+
+    Returns whether it was told.
+    """
+    if "_version" not in vars(logger) or (logger._version is not None and version is not None):
+        return False
+    logger._version = version
+    return True
 
 
 def stop_looking_for_gpus() -> None:

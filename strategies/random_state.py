@@ -20,9 +20,6 @@ def capture() -> dict[str, Any]:
     }
 
 
-ALIKE = "numpy", "python"  # those generators that are in the same state on all ranks
-
-
 def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     before = state["accelerator"] if "accelerator" in state else {"cuda": state["cuda"]}  # as it was saved before
@@ -50,10 +47,10 @@ def restore_alike(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
 
 
-def changed(before: dict[str, Any], *others: str) -> bool:
-    """Whether something was drawn from torch's generators, or from these others, since that state."""
+def changed(before: dict[str, Any]) -> bool:
+    """Whether something was drawn from torch's generators since that state."""
     now = capture()
-    return not all(equal(before[name], now[name]) for name in ("torch", "accelerator", *others))
+    return not all(equal(before[name], now[name]) for name in ("torch", "accelerator"))
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -21,7 +21,6 @@ from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
 from strategies.processes.equal_rows import EqualRows
-from strategies.ranks import Ranks
 from strategies.sharding.unshard_on_read import other_order
 
 
@@ -34,7 +33,6 @@ class PhaseContext:
     """
 
     policies: Mapping[str, Policy]
-    ranks: Ranks
     precision: Precision
     guard: Guard
     number: int
@@ -53,28 +51,27 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
     with later.together(), gradients(phase, batch, context, scale) as losses:
-        for together in context.ranks.once([learners], f"the update of phase '{phase.name}'"):
-            # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
-            every = finish(phase, together, context.policies, scale)
-            context.equal_rows.check(phase.name, context.step)
+        # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
+        every = finish(phase, learners, context.policies, scale)
+        context.equal_rows.check(phase.name, context.step)
 
-            # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
-            for learner, (norms, values) in zip(together, every, strict=True):
-                if "on_before_optimizer_step" in context.hooks.wanted:
-                    with learner.whole_gradients():
-                        context.hooks.call("on_before_optimizer_step", learner.optimizer)
-                    norms = learner.norms()
-                    values = norms.tolist()
-                norm = torch.linalg.vector_norm(norms)
-                finite = all(map(_is_finite, values))
-                if finite:
-                    learner.update(norm)
-                if learner.loss_scale is not None:
-                    learner.loss_scale.update(finite)
-                context.guard.saw(phase, learner, finite, losses, context.step)
-                context.hooks.call("on_before_zero_grad", learner.optimizer)
-                learner.drop_gradients()
-                found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
+        # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
+        for learner, (norms, values) in zip(learners, every, strict=True):
+            if "on_before_optimizer_step" in context.hooks.wanted:
+                with learner.whole_gradients():
+                    context.hooks.call("on_before_optimizer_step", learner.optimizer)
+                norms = learner.norms()
+                values = norms.tolist()
+            norm = torch.linalg.vector_norm(norms)
+            finite = all(map(_is_finite, values))
+            if finite:
+                learner.update(norm)
+            if learner.loss_scale is not None:
+                learner.loss_scale.update(finite)
+            context.guard.saw(phase, learner, finite, losses, context.step)
+            context.hooks.call("on_before_zero_grad", learner.optimizer)
+            learner.drop_gradients()
+            found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
 
@@ -106,12 +103,13 @@ def finish(
 @contextmanager
 def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.0) -> Iterator[dict[str, Tensor]]:
     """Inside the `with`, each learner has its gradients, for `finish`. The value is the losses, by name."""
-    policies, ranks = context.policies, context.ranks
+    policies = context.policies
     learners = [policies[name] for name in phase.learners]
 
     # Only the learners require gradients. No gradient of an earlier phase remains.
-    ranks.begin(phase, policies)
-    for learner in ranks.once(learners, f"phase '{phase.name}'"):
+    for policy in policies.values():
+        policy.begin(phase)
+    for learner in learners:
         learner.drop_gradients()
 
     with ExitStack() as held:
@@ -133,7 +131,7 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
             for name, loss in losses.items():
                 mean = loss.detach() / len(parts) if len(parts) > 1 else loss.detach()
                 means[name] = means[name] + mean if name in means else mean
-            if not ranks.any(total.requires_grad):
+            if not total.requires_grad:
                 raise UserError(
                     f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
                     f"is something detached, frozen, or computed under no_grad, or does it call backward() itself?"
@@ -141,16 +139,35 @@ def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.
             for learner in learners:
                 total = learner.arm(total, last=index == len(parts) - 1)
             context.hooks.call("on_before_backward", total)
-            if total.requires_grad:
-                total.backward()
+            total.backward()
             context.hooks.call("on_after_backward")
-        yield ranks.mean(means)
+        yield means
+
+
+@contextmanager
+def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> Iterator[None]:
+    """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use.
+
+    With `second_order`, compiled players run eagerly inside.
+    """
+    before = {name: policy.learning for name, policy in policies.items()}
+    compiled = [policy.compiled for policy in policies.values() if second_order and policy.compiled is not None]
+    for policy in policies.values():
+        policy.learn(not policy.player.frozen)
+    try:
+        with ExitStack() as stack:
+            for each in compiled:
+                stack.enter_context(each.as_written())
+            yield
+    finally:
+        for name, policy in policies.items():
+            policy.learn(before[name])
 
 
 def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
     place = _place(phase, row_counts(part), index, context)
-    with noise.at(place), context.ranks.forward(context.precision.forward_context()):
+    with noise.at(place), context.precision.forward_context():
         losses: Losses = phase.loss(part)
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
     if not isinstance(named, Mapping) or not named:

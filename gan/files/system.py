@@ -55,7 +55,7 @@ def check_ranks(ranks: int, hosts: int = 1) -> None:
     if WINDOWS and ranks > 1:
         raise UserError(
             f"{ranks} devices are trained by processes that need Linux or macOS; type --devices 1 or "
-            f"Trainer(devices=1), or --strategy dp for several GPUs in one process, or take Linux in Windows (WSL 2)"
+            f"Trainer(devices=1), or take Linux in Windows (WSL 2)"
         )
     if hosts > 1 and not LINUX:
         raise UserError(f"{hosts} hosts are connected under Linux only; type --nodes 1 or Trainer(num_nodes=1)")

@@ -17,7 +17,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -64,7 +63,7 @@ DRAWS = (
 
 
 def check_step(
-    games: Sequence[GanModule],
+    game: GanModule,
     context: PhaseContext,
     batch: Any,
     trying: Callable[[Trial, Any], None],
@@ -73,13 +72,13 @@ def check_step(
 ) -> None:
     """Raise if the ranks together would not train as one device does.
 
-    `games` are the game and its replicas in this process. `trying(trial, batch)` plays the step for a trial. `gather`
-    returns the values of all processes. `ready`: whether a phase with a `when` is tried.
+    `trying(trial, batch)` plays the step for a trial. `gather` returns the values of all ranks. `ready`: whether a
+    phase with a `when` is tried.
     """
-    own = _few_samples(games, context, batch)
+    own = _few_samples(game, context, batch)
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
-    kept = Kept(games, context.policies)
+    kept = Kept(game, context.policies)
     if kept.iterators:
         rank_zero_warn(
             f"the first step is not checked against one device, because a trial would move on the iterator "
@@ -88,16 +87,16 @@ def check_step(
         return
 
     # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
-    pools = [[each for each in game.modules() if isinstance(each, ImagePool)] for game in games]
-    images = gather([[move_data_to_device(pool.own(), torch.device("cpu")) for pool in of_game] for of_game in pools])
+    pools = [each for each in game.modules() if isinstance(each, ImagePool)]
+    images = gather([move_data_to_device(pool.own(), torch.device("cpu")) for pool in pools])
 
     def tried(samples: Any, alone: bool = False, shake: int = 0) -> Tried:
         trial = Trial(gather, context.step, alone, scale=1 + 2 * shake)
         with kept.aside():
-            for number, pool in chain.from_iterable(map(enumerate, pools)):
-                for of_game in chain.from_iterable(images):
-                    pool.slots |= {place: list(own) for place, own in of_game[number].items()}
-            vars(games[0])["log"] = lambda *_, **__: None
+            for number, pool in enumerate(pools):
+                for of_rank in images:
+                    pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
+            vars(game)["log"] = lambda *_, **__: None
             if shake:
                 shake_weights(context.policies.values(), shake)
             try:
@@ -115,7 +114,7 @@ def check_step(
             trial.tried.state = kept.written()
         return trial.tried
 
-    for phase in games[0].phases:
+    for phase in game.phases:
         if phase.when is not None and phase.due(context.step, ready):
             with kept.aside():
                 answers = gather(bool(phase.when()))
@@ -138,8 +137,7 @@ def check_step(
     if unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws other "
-            f"numbers on each rank: by Phase(draws='torch'), in backward, within attention on a GPU, or from NumPy or "
-            f"Python under strategy dp"
+            f"numbers on each rank: by Phase(draws='torch'), in backward, or within attention on a GPU"
         )
     learners = [policy for policy in context.policies.values() if policy.requiring_grad]
     dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
@@ -154,20 +152,20 @@ def check_step(
         raise Different(_said(lines, context, any(together.drawn.values())))
 
 
-def _few_samples(games: Sequence[GanModule], context: PhaseContext, batch: Any) -> Any:
-    """The first samples of this process's batch, on the CPU; None, with a warning, if there can be no trial."""
-    together = math.lcm(*(phase.micro_batches for phase in games[0].phases))
+def _few_samples(game: GanModule, context: PhaseContext, batch: Any) -> Any:
+    """The first samples of this rank's batch, on the CPU; None, with a warning, if there can be no trial."""
+    together = math.lcm(*(phase.micro_batches for phase in game.phases))
     together *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
     try:
-        own_rows = rows(batch) // len(games)
+        own_rows = rows(batch)
         room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows // context.size
         few = together * max(1, min(SAMPLES, own_rows, room) // together)
         samples = f"{few * context.size} samples, {few} of each rank"
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
         for count in range(few, min(own_rows, room) + 1, together):
-            own = move_data_to_device(first_rows(batch, count * len(games)), torch.device("cpu"))
+            own = move_data_to_device(first_rows(batch, count), torch.device("cpu"))
             try:
-                first_rows(own, count * len(games))
+                first_rows(own, count)
                 return own
             except UserError as error:  # so few may look like something else: two rows in each item of a pair
                 why = f"because its first samples cannot be cut: {error}"

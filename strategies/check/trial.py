@@ -1,6 +1,6 @@
 """A trial of one step: its phases are played without updates."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from gan import ranks
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import random_state, threads
+from strategies import random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
@@ -27,12 +27,12 @@ class Kept:
     A trial plays with the objects themselves, not with copies: so two names of one object stay two names of it.
     """
 
-    def __init__(self, games: Sequence[GanModule], policies: Mapping[str, Policy]) -> None:
-        reachable = Reachable(games)
+    def __init__(self, game: GanModule, policies: Mapping[str, Policy]) -> None:
+        reachable = Reachable([game])
         self.iterators = reachable.iterators()
         self.policies = policies
-        self.names = {buffer: f"buffer '{name}'" for each in games for name, buffer in each.named_buffers()}
-        self.names |= {weight: f"weight '{name}'" for each in games for name, weight in each.named_parameters()}
+        self.names = {buffer: f"buffer '{name}'" for name, buffer in game.named_buffers()}
+        self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
         storages = [policy.storage for policy in policies.values()]
         held = [tensor for each in storages for tensor in (*each.held(), *each.all_shards())]
         tensors = [each for each in dict.fromkeys([*self.names, *held]) if content_of(each) is not None]
@@ -161,16 +161,14 @@ class Trial:
                 held.enter_context(ranks.alone())
             losses = held.enter_context(gradients(phase, batch, context, self.scale))
             learners = [context.policies[name] for name in phase.learners]
-            for together in context.ranks.once([learners], f"the trial of phase '{phase.name}'"):
-                every = finish(phase, together, context.policies, self.scale)
-                for learner, (norms, _) in zip(together, every, strict=True):
-                    self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
-                    learner.drop_gradients()
+            every = finish(phase, learners, context.policies, self.scale)
+            for learner, (norms, _) in zip(learners, every, strict=True):
+                self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
+                learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
         self.tried.dtypes |= {loss.dtype for loss in losses.values()}
         self.tried.drawn |= draws.seen
-        # Ranks have NumPy's and Python's generators alike, but the threads of dp share them.
-        if random_state.changed(before, *random_state.ALIKE * (threads.here() is not None)):
+        if random_state.changed(before):
             self.tried.unlike.add(phase.name)
 
     def meet(self, what: str) -> None:

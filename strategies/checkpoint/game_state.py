@@ -1,6 +1,6 @@
 """The state of a game in a checkpoint. Each rank saves and loads the part that it owns."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from lightning import Trainer
@@ -58,11 +58,10 @@ def networks_state(
     game: GanModule,
     policies: Policies,
     first: bool,
-    slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]],
     left_out: LeftOut,
 ) -> dict[str, Any]:
     """This rank's shares of the weights, and the other state of the modules."""
-    return module_state(game, _shares(policies), first, slots, left_out.parameters.values())
+    return module_state(game, _shares(policies), first, left_out.parameters.values())
 
 
 def game_state(game: GanModule, policies: Policies, left_out: LeftOut) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def load_networks(
         policy.storage.reshard()
 
     def not_finite() -> list[Bad]:
-        loaded = module_state(game, _shares(policies), True, left_out=left_out.parameters.values())
+        loaded = module_state(game, _shares(policies), True, left_out.parameters.values())
         return finite.bad(loaded, {name: _average(policy) for name, policy in policies.items()})
 
     ranks.each(load_averages)
@@ -156,7 +155,6 @@ def module_state(
     module: nn.Module,
     shares: Mapping[Tensor, Share | None],
     first: bool,
-    slots: Callable[[ImagePool], dict[int, dict[int, Tensor]]] = ImagePool.get_extra_state,
     left_out: Collection[nn.Parameter] = (),
 ) -> dict[str, Any]:
     """This rank's part of a module's state dict. A tensor that has two names is saved under the first.
@@ -179,7 +177,7 @@ def module_state(
         if isinstance(pool, ImagePool):
             state[f"{name}._extra_state" if name else "_extra_state"] = {
                 place: {number: Share.whole(image) for number, image in images.items()}
-                for place, images in slots(pool).items()
+                for place, images in pool.get_extra_state().items()
             }
     return state
 

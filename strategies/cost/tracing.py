@@ -1,7 +1,7 @@
 """Plays a game's phases once, on one device and without values, and records what happens in them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -26,9 +26,8 @@ from strategies.placing.elsewhere import Elsewhere, ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
-from strategies.ranks import Ranks
 from strategies.sharding.unshard_on_read import listen, unlisten
-from strategies.turn import PhaseContext, gradients
+from strategies.turn import PhaseContext, all_learning, gradients
 
 
 def traces(
@@ -101,7 +100,7 @@ def _trace(
     recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
     for policy in policies.values():
         policy.begin_step(step)
-    context = PhaseContext(policies, game._trainer.strategy.ranks, Precision(), Guard(lambda _: []), 0, 1, 0, step)
+    context = PhaseContext(policies, Precision(), Guard(lambda _: []), 0, 1, 0, step)
     with recorder.saved(phase), gradients(phase, batch, context):
         for name in phase.learners:
             recorder.add(kinds.FINISH, name)
@@ -159,14 +158,8 @@ class PaperTrainer:
     def strategy(self) -> "PaperTrainer":
         return self
 
-    @property
-    def ranks(self) -> Ranks:
-        return Ranks()
-
-    @contextmanager
-    def all_learning(self) -> Iterator[None]:
-        with self.ranks.all_learning(self.policies, False):
-            yield
+    def all_learning(self) -> AbstractContextManager[None]:
+        return all_learning(self.policies)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         return tensor

@@ -83,7 +83,7 @@ def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
 def _check(choice: Mapping[str, Choice], typed: Mapping[str, range], ranks: int) -> None:
     for player, own in typed.items():
         if choice[player].policy == "dp":
-            raise UserError("strategy dp is one process, which has no ranks; leave @... out, or type ddp")
+            raise UserError("strategy dp is for all players on all ranks; leave @... out, or type ddp")
         if own.stop > ranks:
             raise UserError(
                 f"{_whose(player)} is on rank{'s' if len(own) > 1 else ''} {ranks_as_typed(own)}, and there "

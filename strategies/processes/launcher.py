@@ -1,19 +1,37 @@
 """Lightning's launchers, but every rank trains inside a `Survivor`: if one rank ends, the others end and name it."""
 
 import contextlib
+import ctypes
 import os
+import pickle
 import subprocess
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
+import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from gan.files.disk import whole_file
+from gan.files.errors import RankLost, UserError
+from gan.files.system import LINUX
 from gan.making import aside
 from strategies.private import (
     FunctionLauncher,
     Launcher,
     ScriptLauncher,
+    WorkerOutput,
+    name_version,
     note_checkpoint,
     same_command,
     set_threads,
@@ -24,14 +42,19 @@ from strategies.sharding.resharded_parameter import resharded
 
 PARENT = "GAN_FIRST_PROCESS"  # an environment variable: the id of the process that started this rank
 _parent = os.environ.pop(PARENT, None)
+REFUSED, TRAINED = "refused", "trained"  # the words of a UserError, and the checkpoint after fit
+OMP_PAUSE_HARD = 2  # of OpenMP's omp.h
+METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _folder = os.getcwd()  # where the program was started, wherever it goes later
 
 
-def launcher(strategy: DDPStrategy, start_method: str) -> Launcher:
+def launcher(strategy: DDPStrategy, start_method: str, is_dp: bool = False) -> Launcher:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
-    if start_method == "popen" or place_of(strategy.cluster_environment) is not None:
+    if place_of(strategy.cluster_environment) is not None:
         return Scripts(strategy)
-    return Functions(strategy, start_method=start_method)
+    if is_dp and not strategy.cluster_environment.creates_processes_externally:
+        return OwnRanks(strategy, start_method)
+    return Scripts(strategy) if is_dp or start_method == "popen" else Functions(strategy, start_method=start_method)
 
 
 class Scripts(ScriptLauncher):
@@ -106,8 +129,10 @@ class Functions(FunctionLauncher):
         if trainer is not None:  # the weights must have their dtype here too, to be taken over as they are
             strategy.precision_plugin.convert_module(trainer.lightning_module)
         strategy.handing_over = True
+        if self._start_method == "fork":
+            end_openmp()
         try:
-            return super().launch(partial(_survive, strategy, function), *args, trainer=trainer, **kwargs)
+            return super().launch(partial(_hand_over, strategy, function), *args, trainer=trainer, **kwargs)
         finally:
             strategy.handing_over = False
 
@@ -117,14 +142,172 @@ class Functions(FunctionLauncher):
             return super()._collect_rank_zero_results(trainer, results)
 
 
+class OwnRanks(FunctionLauncher):
+    """Starts the ranks of dp.
+
+    [Note: ranks of one process]
+    Under dp a person starts one process, a script or a notebook. Each `fit`, `validate`, `test` or `predict` in it
+    starts a rank for each device, and waits for them. A rank is forked, so it has all that this process has. Where
+    forked ranks could not train (see `can_fork`) they are spawned, and get what can be pickled.
+
+    After `fit` the ranks save a checkpoint, and this process loads it as one device would that resumes. So the same
+    comes back that a checkpoint has: weights, buffers, averages, optimizers, the states of callbacks, and what the game
+    remembers. In between this process is a world of its own, on the CPU.
+    """
+
+    def __init__(self, strategy: DDPStrategy, start_method: str) -> None:
+        super().__init__(strategy, "fork" if start_method == "popen" else start_method)
+        self.typed = start_method != "popen"
+        self.folder = Path()  # of one launch: what the ranks leave there
+        self.named: list[Logger] = []  # those whose folder the ranks have chosen
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
+        strategy, device = self._strategy, self._strategy.parallel_devices[0]
+        end_openmp()
+        if not self.typed:
+            self._start_method = "fork" if can_fork(device.type) else "spawn"
+        if self._start_method == "spawn":
+            refuse_to_spawn(trainer, args, kwargs)
+        for logger in self.named:
+            name_version(logger, None)  # it chooses a new folder, for it would write over the last one
+        self.named = []
+        self._already_fit = False  # unlike Lightning's, this process has all that a second fit begins with
+        strategy.is_starter = False
+        try:
+            with tempfile.TemporaryDirectory(prefix="gan-dp-") as folder:
+                self.folder = Path(folder)
+                return self._launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            strategy.is_starter = True
+
+    def _launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        refused = self.folder / REFUSED
+        try:
+            return super().launch(partial(self._train, function), *args, **kwargs)
+        except (ProcessRaisedException, ProcessExitedException):
+            if refused.exists():
+                raise UserError(refused.read_text("utf-8")) from None
+            raise
+
+    def _train(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a rank does."""
+        trainer = function.__self__
+        try:
+            found = _survive(self._strategy, function, *args, **kwargs)
+        except UserError as error:
+            if not isinstance(error, RankLost):
+                with whole_file(self.folder / REFUSED) as part:
+                    part.write_text(str(error), "utf-8")
+            raise
+        if trainer.state.fn == TrainerFn.FITTING:
+            trainer.save_checkpoint(self.folder / TRAINED, weights_only=False)
+        return found
+
+    def _collect_rank_zero_results(self, trainer: Trainer, results: Any) -> WorkerOutput | None:
+        """Without Lightning's file of weights, for they are in the checkpoint."""
+        if self._strategy.local_rank != 0:
+            return None
+        best = getattr(trainer.checkpoint_callback, "best_model_path", None)
+        return WorkerOutput(best, None, trainer.state, results, self.get_extra_results(trainer))
+
+    def get_extra_results(self, trainer: Trainer) -> dict[str, Any]:
+        """What was logged, where the loops are, and the folders that loggers and ModelCheckpoints have chosen."""
+        logged = {name: move_data_to_device(getattr(trainer, name), torch.device("cpu")) for name in METRICS}
+        return {
+            "logged": pickle.dumps(logged),  # else torch would share the tensors with this process, which ends
+            "loops": trainer.fit_loop.state_dict(),
+            "versions": [logger.version for logger in trainer.loggers],
+            "folders": [getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks],
+        }
+
+    def update_main_process_results(self, trainer: Trainer, extra: dict[str, Any]) -> None:
+        """As if this process had trained."""
+        for name, metrics in pickle.loads(extra["logged"]).items():
+            getattr(trainer, name).clear()
+            getattr(trainer, name).update(metrics)
+        self.named = [
+            log for log, each in zip(trainer.loggers, extra["versions"], strict=True) if name_version(log, each)
+        ]
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        for callback, folder in zip(trainer.checkpoint_callbacks, extra["folders"], strict=True):
+            if folder is not None:
+                callback.dirpath = folder
+        self._strategy.is_starter = True
+        self._strategy.take_back(trainer, self.folder / TRAINED, extra["loops"])
+
+
+def can_fork(kind: str) -> bool:
+    """Whether a forked process could train on devices of this kind.
+
+    It could use no GPU if this process has begun to use one. Nor could it differentiate if this process has done so
+    where there is a GPU: torch then has a thread for each, and refuses a process that does not have them. It says so
+    only there, so a process is forked to ask.
+    """
+    for each in {kind, "cuda"} - {"cpu"}:
+        if getattr(torch.get_device_module(each), "is_initialized", lambda: False)():
+            return False
+    asked = os.fork()
+    if asked:
+        return os.waitpid(asked, 0)[1] == 0
+    try:
+        torch.zeros((), requires_grad=True).backward()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def end_openmp() -> None:
+    """End the threads with which this one computes on the CPU; the next computation starts others.
+
+    A forked process would not have them, and GNU's OpenMP would wait for them there for ever.
+    """
+    if not LINUX:
+        return
+    with open("/proc/self/maps") as file:
+        found = {line.split(maxsplit=5)[-1].strip() for line in file if "libgomp" in line}
+    for library in found:
+        ctypes.CDLL(library).omp_pause_resource_all(OMP_PAUSE_HARD)
+
+
+def refuse_to_spawn(trainer: Trainer, *given: Any) -> None:
+    """Raise if ranks cannot be spawned, with the name of what cannot be pickled."""
+    begun = (
+        "ranks are spawned, and not forked from a process that has begun to use a GPU or to differentiate beside one"
+    )
+    if hasattr(sys, "ps1"):
+        raise UserError(f"{begun}; a notebook cannot do that: restart it, and let fit() be the first that computes")
+    for value, name in [*_parts(trainer.lightning_module), (given, "what fit() was given"), (trainer, "the Trainer")]:
+        try:
+            ForkingPickler.dumps(value)
+        except Exception as error:
+            raise UserError(
+                f"{begun}, and {name} cannot be pickled: {error}; keep it out of the game, or let fit() be the first "
+                f"that computes"
+            ) from error
+
+
+def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
+    """What the modules of a game remember, with its names, but for their trainer."""
+    for place, module in () if game is None else game.named_modules():
+        for name, value in vars(module).items():
+            if not isinstance(value, Trainer | nn.Module) and name != "_modules":
+                yield value, f"'{place}.{name}'".replace("'.", "'")
+
+
+def _hand_over(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    strategy.handing_over = False
+    result = _survive(strategy, function, *args, **kwargs)
+    strategy.handing_over = True
+    return result
+
+
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     environment = strategy.cluster_environment
     first = environment.node_rank() * strategy.num_processes
     strategy.lockstep.survivor = Survivor(first + environment.local_rank(), first)
-    strategy.handing_over = False
     note_checkpoint(function, partial(setattr, strategy, "resumes_from"))
     function = strategy.take_part(first + environment.local_rank(), function)
     result = strategy.lockstep.survivor.run(function, *args, **kwargs)
     strategy.division.end()
-    strategy.handing_over = True
     return result

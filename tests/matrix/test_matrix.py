@@ -64,7 +64,6 @@ REFUSED = {  # what a game cannot be trained under, and in which words that is s
         CHOICES.keys() - {"single", "ddp", "zero1", "dp", "pipeline", "pipeline by two"},
         "cuts weights into pieces, and ",
     ),
-    "MeanFlow": {"dp": "a loss takes a forward-mode derivative"},
     "Slopes": {"deepspeed3": "differentiates by torch.func"},
 }
 
@@ -118,7 +117,7 @@ def measure(name: str, column: tuple[str, int], ranks: Any, alone: dict[str, Any
         whole = "+whole" if name == "SometimesReached" else ""  # whose ranks read different weights
         arguments = (attempt, game, batches, policy + whole, world, PIECE)
     if policy == Dp.name:
-        results = [attempt(game, batches, policy, 1, devices=world, **settings)]  # replicas in one process
+        results = [attempt(game, batches, policy, 1, devices=world, **settings)]  # it starts them itself
     else:
         results = ranks(world).run(*arguments, **settings) if world > 1 else [attempt(*arguments[1:], **settings)]
     return results[0] if isinstance(results[0], str) else deviation(alone, results)
@@ -266,7 +265,7 @@ def test_a_table_of_passing_cells_says_so(tmp_path):
     rows = [line for line in written.splitlines() if line.startswith("| `")]
     assert [row.split("`")[1] for row in rows] == list(PLAYED)
     assert {tuple(row.split(" | ")[1:4]) for row in rows} == {("3e-14", "refused", "refused")}
-    assert "- dp@2, dp@4 of `MeanFlow`: it a loss takes a forward-mode derivative" in written
+    assert "- deepspeed3@2, deepspeed3@4 of `Slopes`: it differentiates by torch.func" in written
     assert "- single@2: policy 'single' trains on one device" in written
 
 

@@ -96,7 +96,6 @@ def saved_twice(policy, folder, copied=True):
     Returns what was trained, the same from a resumed run, and the bytes that were copied.
     """
     now, later = folder / "now.ckpt", folder / "later.ckpt"
-    several = policy not in ("single", "dp")
     world = 2 if policy != "single" else 1
     sizes, real = [], writing._copy
 
@@ -106,7 +105,7 @@ def saved_twice(policy, folder, copied=True):
 
     def fit(callbacks=(), resume=None):
         game, strategy = Live(), PhaseStrategy(policy, check=False)
-        data = Whole(STEPS, dist.get_rank() if several else 0, 2 if several else 1)
+        data = Whole(STEPS, dist.get_rank() if world > 1 else 0, world)
         made = trainer(strategy, world, STEPS, callbacks=list(callbacks), sync_batchnorm=True)
         made.fit(game, data, ckpt_path=resume)
         return snapshot(game, strategy)
@@ -129,8 +128,7 @@ def saved_twice(policy, folder, copied=True):
 
 
 def on_ranks(ranks, policy, *args):
-    one_process = policy in ("single", "dp")
-    return [saved_twice(policy, *args)] if one_process else ranks(2).run(saved_twice, policy, *args)
+    return [saved_twice(policy, *args)] if policy == "single" else ranks(2).run(saved_twice, policy, *args)
 
 
 def contents(path):

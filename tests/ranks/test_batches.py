@@ -45,7 +45,7 @@ def test_captions_and_clips_go_with_their_samples(policy, ranks, whole):
     equals(ranks(2).run(train, DescribedInTwo, described, policy, 2), whole)
 
 
-def test_so_they_do_on_one_device_and_on_replicas(whole):
+def test_so_they_do_on_one_device_and_under_dp(whole):
     assert distance(train(DescribedInTwo, described, "single"), whole) < EXACT
     assert distance(train(DescribedInTwo, described, "dp", devices=2), whole) < EXACT
     with mock.patch.object(Cut, "__call__", images_alone):
@@ -120,6 +120,6 @@ def test_the_control_that_knows_one_loader_is_refused(ranks):
     assert "noise of 4 rows in a phase whose batch has 8" in ranks(2).run(in_one_place)[0]
 
 
-def test_replicas_of_two_loaders_are_refused_by_key():
+def test_under_dp_two_loaders_are_refused_by_key():
     with pytest.raises(UserError, match=r"strategy dp: the batch has 16 samples and batch\['few'\] is of 8 rows"):
         train(TwoLoaders, two_loaders, "dp", devices=2)

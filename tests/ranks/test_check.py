@@ -181,13 +181,6 @@ def test_what_differs_from_one_device_is_named(game, policy, ranks):
     assert all(words in message[0] for words in WRONG[game])
 
 
-@pytest.mark.parametrize("game", WRONG, ids=lambda game: game.__name__)
-def test_what_differs_under_dp_is_named(game):
-    """What one device alone learns from its part of the samples is that of the first replica."""
-    message = refused(game, policy="dp", devices=2, steps=2, check=True, sync_batchnorm=False)
-    assert all(words in message for words in WRONG[game])
-
-
 @pytest.mark.parametrize("game", often(WRONG, list(WRONG)[:3]), ids=lambda game: game.__name__)
 def test_the_control_without_the_check_differs_in_silence(game, ranks):
     together = ranks(2).run(train, game, world=2, steps=3, check=False, sync_batchnorm=False)
@@ -235,7 +228,7 @@ class Better(Codebook):
 
 @pytest.mark.parametrize("policy", often(["ddp", "zero3", "zero2+bf16"]))
 def test_nothing_else_is_named(policy, ranks):
-    """The other games and policies: parity under ddp and dp in their own files, and the matrix."""
+    """The other games and policies: parity under ddp in their own files, and the matrix."""
     precision = "bf16-mixed" if "bf16" in policy else "64-true"
     for game in (HARD["BatchNorms"], HARD["Micro4"], HARD["Teacher"], Better):
         found = ranks(2).run(refused, game, single, policy, 2, steps=1, check=True, precision=precision)
@@ -513,12 +506,8 @@ class InPartsWrongly(DrawingWrongly):
 @pytest.mark.parametrize(("right", "wrong"), [(Drawing, DrawingWrongly), (InParts, InPartsWrongly)])
 def test_draws_from_torchs_own_generators_hide_nothing(right, wrong, ranks):
     assert ranks(2).run(refused, right, policy="zero2", world=2, steps=1, check=True) == [None, None]
-    assert refused(right, policy="dp", devices=2, steps=1, check=True) is None
-    for said in (
-        ranks(2).run(refused, wrong, policy="zero2", world=2, steps=1, check=True)[0],
-        refused(wrong, policy="dp", devices=2, steps=1, check=True),
-    ):
-        assert "phase 'generator': loss 'loss'" in said
+    said = ranks(2).run(refused, wrong, policy="zero2", world=2, steps=1, check=True)[0]
+    assert "phase 'generator': loss 'loss'" in said
 
 
 def test_draws_that_cannot_follow_the_samples_are_said(ranks):
@@ -723,7 +712,6 @@ def test_a_phase_is_tried_before_its_first_time_or_with_a_when_before_its_second
         assert ranks(world).run(refused, game, policy=policy, world=world, steps=step, check=True) == [None, None]
         message = ranks(world).run(refused, game, policy=policy, world=world, steps=step + 1, check=True)[0]
         assert "phase 'late': loss 'loss'" in message
-    assert "phase 'late': loss 'loss'" in refused(game, policy="dp", devices=2, steps=step + 1, check=True)
 
 
 class OnItsOwn(Later):

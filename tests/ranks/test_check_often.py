@@ -80,11 +80,6 @@ def test_what_ranks_remember_differently_is_said(ranks):
 
 
 @pytest.mark.parametrize(("game", "batches", "step"), GAMES)
-def test_it_is_named_under_dp(game, batches, step):
-    assert f"In a trial of step {step}" in refused(game, batches, "dp", devices=2, steps=LATER, check=True)
-
-
-@pytest.mark.parametrize(("game", "batches", "step"), GAMES)
 def test_the_control_without_the_check_differs_in_silence(game, batches, step, ranks):
     found = ranks(2).run(train, game, batches, "ddp", 2, steps=LATER, check=False)
     assert distance(found[0], train(game, batches, steps=LATER)) > 1e-6

@@ -78,9 +78,8 @@ PROMISES = {
         composite="teacher=pipeline,*=ddp",
         sized=SizedEvenly,
     ),
-    # Of n devices in one process each has the weights, and the first has the rest.
-    "dp": Promise({}, lambda n: n + 0 + 2 + 1, lambda n: n, cut=False),
 }
+PROMISES["dp"] = PROMISES["ddp"]
 NAMES = list(dict.fromkeys(policy.name for policy in POLICIES.values()))
 
 
@@ -108,7 +107,7 @@ WORLDS = [  # `make test` tries one policy on four ranks, `make matrix` all
         id=f"{name}-{world}",
     )
     for each, name in zip(POLICY, NAMES, strict=True)
-    for world in ((1,) if POLICIES[name].max_ranks == 1 and name != "dp" else (2, 4))
+    for world in ((1,) if POLICIES[name].max_ranks == 1 else (2, 4))
 ]
 
 
@@ -123,7 +122,7 @@ class Play:
     swapped: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, function: Callable[..., Any], policy: str, world: int, **kwargs: Any) -> list[Any]:
-        if policy == "dp" or world == 1:
+        if world == 1:
             return [swapping(self.swapped, function, policy, world, **kwargs)]
         return self.ranks(world).run(swapping, self.swapped, function, policy, world, **kwargs)
 
@@ -139,7 +138,7 @@ def play(ranks) -> Play:
 
 
 def loader(policy: str, world: int, steps: int = STEPS) -> Whole:
-    """A rank's parts; under dp the replicas' parts are cut from the whole."""
+    """A rank's parts. Under dp each rank reads whole batches, and gets its parts of them."""
     several = policy != "dp" and world > 1
     return Whole(steps, dist.get_rank() if several else 0, world if several else 1)
 

@@ -120,11 +120,6 @@ def test_a_trial_tells_whose_rows_they_are(ranks):
     assert distance(control[0], alone) > BROKEN
 
 
-def test_so_they_are_under_dp(alone):
-    with pytest.warns(UserWarning, match="strategy dp"):
-        assert distance(train(Draws, policy="dp", devices=2), alone) < EXACT
-
-
 def test_so_they_are_in_micro_batches(ranks, alone):
     assert distance(train(InParts, policy="single"), alone) < EXACT
     equals(ranks(2).run(train, InParts, world=2, check=True), alone)

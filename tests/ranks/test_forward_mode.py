@@ -146,14 +146,3 @@ def test_a_gradient_by_torch_func_needs_weights_that_stay(ranks):
     for message in ranks(2).run(failure, FirstOrder, "zero3"):
         assert message.startswith("phase 'net' differentiates by torch.func")
         assert "type Phase('net', ..., second_order=True)" in message
-
-
-@pytest.mark.parametrize("name", ["MeanFlow", "Duals"])
-def test_dp_refuses_forward_mode_and_leaves_it_as_it_was(name):
-    with pytest.raises(UserError, match=r"strategy dp: a loss takes a forward-mode derivative .* type --strategy ddp"):
-        fit(GAMES[name], "dp", 2)
-    assert fit(GAMES[name], "single", 1, 1)
-
-
-def test_dp_plays_the_others(alone):
-    assert distance(fit(Slopes, "dp", 2), alone("Slopes")) < EXACT

@@ -108,7 +108,7 @@ class Flags(Callback):
         self.seen.append({name for name, weight in module.named_parameters() if not weight.requires_grad})
 
 
-@pytest.mark.parametrize("policy", ["single", "zero3", "dp"])
+@pytest.mark.parametrize("policy", ["single", "zero3"])
 def test_between_steps_requires_grad_is_the_authors(policy, ranks):
     """Those that freeze names require gradients again, and those that the author has frozen do not."""
     for game, frozen in ((Freezing, set()), (ByAuthor, {"judge.trunk"})):
@@ -140,7 +140,6 @@ class Everything(Duel):
     of_judge: ClassVar = {"freeze": lambda step: [""]}
 
 
-@pytest.mark.parametrize("policy", ["single", "dp"])
 @pytest.mark.parametrize(
     ("game", "message"),
     [
@@ -152,6 +151,6 @@ class Everything(Duel):
         (Everything, "phase 'judge': its loss depends on no weight of judge; is something detached, frozen"),
     ],
 )
-def test_what_cannot_learn_is_refused_by_name(game, policy, message):
+def test_what_cannot_learn_is_refused_by_name(game, message):
     with pytest.raises(UserError, match=message):
-        fit(game, policy, 2 if policy == "dp" else 1)
+        fit(game, "single", 1)

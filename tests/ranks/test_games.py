@@ -43,7 +43,7 @@ from nets.vqgan import VqAutoencoder
 from nets.wgan import WganCritic, WganGenerator
 from strategies import PhaseStrategy
 from tests.support import narrow_vgg
-from tests.support.parity import BATCH, EXACT, distance, equals, parts, snapshot, train, trainer
+from tests.support.parity import BATCH, distance, equals, parts, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 from tests.support.watch import moved, sizes_of
 
@@ -206,7 +206,6 @@ def test_two_ranks_train_the_same(name, ranks, alone):
 def test_what_looks_at_the_whole_batch_trains_the_same(name, ranks, alone):
     """And the check says nothing."""
     equals(ranks(2).run(train, GAMES[name], pictures, "zero3", 2, check=True), alone(name))
-    assert distance(train(GAMES[name], pictures, "dp", devices=2, check=True), alone(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", rarely(GAMES.keys() - {"r3gan"}))

@@ -85,7 +85,7 @@ def served(policy, world=1, devices=None):
     return game.served
 
 
-@pytest.mark.parametrize("policy", often(["dp", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "deepspeed2"]))
+@pytest.mark.parametrize("policy", often(["single", "ddp", "zero1", "zero2", "zero3", "fsdp", "deepspeed2"]))
 def test_a_hook_knows_which_player_it_serves(policy, ranks):
     alone = {"single": 1, "dp": 2}.get(policy)
     for found in [served(policy, devices=alone)] if alone else ranks(2).run(served, policy, 2):
@@ -188,31 +188,23 @@ def looked(policy, world=1):
     return notes.seen
 
 
-@pytest.mark.parametrize("policy", often(["dp", "ddp", "zero1", "zero2", "zero3", "zero2+offload", "fsdp"]))
+@pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "zero2+offload", "fsdp"]))
 def test_a_hook_changes_gradients_exactly(policy, ranks):
     """Also those that the clip then measures."""
     alone = train(Shrinks, policy="single")
     assert distance(alone, train(Looks, policy="single")) > BROKEN
-    if policy == "dp":
-        found = [train(Shrinks, policy="dp", devices=2)]
-    else:
-        found = ranks(2).run(train, Shrinks, policy=policy, world=2)
-    equals(found, alone)
+    equals(ranks(2).run(train, Shrinks, policy=policy, world=2), alone)
 
 
 @pytest.mark.parametrize("game", [Clips, ClipsNetworks, Adaptive])
 @pytest.mark.parametrize(
-    "policy", often(["zero3", "dp", "zero1", "zero2", "zero2+offload", "zero3+whole", "fsdp", "fsdp+offload"])
+    "policy", often(["zero3", "zero1", "zero2", "zero2+offload", "zero3+whole", "fsdp", "fsdp+offload"])
 )
 def test_a_hook_clips_by_norms_of_whole_weights(policy, game, ranks):
     """In buckets of 200 bytes, of which some ranks own no piece of a weight."""
     alone = train(game, policy="single")
     assert min(distance(alone, train(other, policy="single")) for other in (Loose, OwnNorms)) > BROKEN
-    if policy == "dp":
-        found = [train(game, policy="dp", devices=2)]
-    else:
-        found = ranks(2).run(in_buckets, 200, train, game, policy=policy, world=2)
-    equals(found, alone)
+    equals(ranks(2).run(in_buckets, 200, train, game, policy=policy, world=2), alone)
 
 
 def as_pieces(game, policy):
@@ -252,15 +244,6 @@ def test_a_hook_sees_gradients_that_are_reduced(policy, ranks):
     alone = looked("single")
     for seen in ranks(2).run(looked, policy, 2):
         assert seen == pytest.approx(alone, abs=1e-12)
-
-
-def test_dp_refuses_those_that_each_device_would_call():
-    class Game(Plain):
-        def on_after_backward(self):
-            pass
-
-    with pytest.raises(UserError, match=r"dp does not call on_after_backward of Game.*type --strategy ddp"):
-        trainer(PhaseStrategy("dp"), 2, 1).fit(Game(), parts(1))
 
 
 # ---- what nobody calls ----
@@ -376,11 +359,10 @@ class Doubled(Plain):
         return super().fool({"x": batch["x"] * 2})
 
 
-@pytest.mark.parametrize("policy", ["dp", "ddp", "zero3"])
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
 def test_a_step_of_ones_own_around_ours_is_played(policy, ranks):
     alone = train(Doubled, policy="single")
-    found = [train(Own, policy="dp", devices=2)] if policy == "dp" else ranks(2).run(train, Own, policy=policy, world=2)
-    equals(found, alone)
+    equals(ranks(2).run(train, Own, policy=policy, world=2), alone)
     assert distance(alone, train(Plain, policy="single")) > BROKEN
 
 

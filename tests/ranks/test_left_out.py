@@ -60,7 +60,6 @@ class Other(UnsavedShared):
         (Unsaved, Adapters, "zero3", 2),
         pytest.param(UnsavedShared, SharedBase, "zero3", 2, marks=pytest.mark.slow),
         (UnsavedShared, SharedBase, "single", 1),
-        (Unsaved, Adapters, "dp", 2),
     ],
 )
 def test_what_is_left_out_is_not_in_the_files_and_resumes_bit_for_bit(game, whole, policy, world, ranks, tmp_path):

@@ -15,7 +15,7 @@ from torch import nn
 from gan import noise
 from strategies import PhaseStrategy, random_state
 from tests.support.hard_games import Plain
-from tests.support.parity import EXACT, Whole, distance, equals, often, snapshot, train, trainer
+from tests.support.parity import Whole, distance, equals, often, snapshot, train, trainer
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 POLICIES = ["ddp", "zero1", "zero2", "zero3", "zero3+recompute", "fsdp+recompute"]
@@ -47,11 +47,6 @@ def alone():
 @pytest.mark.parametrize("policy", often(POLICIES))
 def test_all_draws_are_those_of_one_device(policy, ranks, alone):
     equals(ranks(2).run(train, AllDraws, policy=policy, world=2), alone)
-
-
-def test_all_draws_are_those_of_one_device_under_dp(alone):
-    with pytest.warns(UserWarning, match="strategy dp"):
-        assert distance(train(AllDraws, policy="dp", devices=2), alone) < EXACT
 
 
 # ---- torch's own generator, and those of NumPy and Python ----

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gan import noise
-from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.processes.world import call
 from tests.ranks.test_collectives import Contrast, ContrastInTwo
@@ -57,7 +56,7 @@ class Again(nn.Module):
 
 STAGES = "encoder=ddp,discriminator=ddp,*=pipeline"
 ROWS: list[tuple[Any, str]] = [
-    *((Composite, policy) for policy in ("ddp", "zero1", "zero2", "zero3+recompute", "zero3+offload", "fsdp", "dp")),
+    *((Composite, policy) for policy in ("ddp", "zero1", "zero2", "zero3+recompute", "zero3+offload", "fsdp")),
     (Composite, "deepspeed2"),
     (Contrast, "ddp+recompute"),
     (ContrastInTwo, "zero3"),
@@ -100,8 +99,7 @@ def rehearsed(game: Any, policy: Any, world: int = 2, check: bool = True, **sett
 
 @pytest.mark.parametrize(("game", "policy"), ROWS, ids=lambda each: getattr(each, "__name__", each))
 def test_it_trains_as_one_device_does(game, policy, world, alone):
-    found = [rehearsed(game, policy, 1, devices=2)] if policy == "dp" else world.run(rehearsed, game, policy)
-    equals(found, alone(game))
+    equals(world.run(rehearsed, game, policy), alone(game))
 
 
 def served(folder: str) -> dict[str, Any]:
@@ -123,12 +121,6 @@ def test_so_do_ranks_that_serve_and_are_served(tmp_path):
 
 def test_the_control_without_synchronisation_differs(world, alone):
     assert distance(world.run(rehearsed, Composite, "deaf", check=False)[0], alone(Composite)) > BROKEN
-
-
-def test_the_control_replicas_whose_backward_leaves_their_thread_do_not_train():
-    leaving = mock.patch("torch.autograd.set_multithreading_enabled", lambda _: nullcontext())
-    with leaving, pytest.raises(UserError, match="the parts of a batch go different ways"):
-        rehearsed(BatchNormPenalty, "dp", 1, check=False, devices=2)
 
 
 # ---- the rehearsal itself ----

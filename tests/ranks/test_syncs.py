@@ -52,23 +52,22 @@ class Watched(Plain):
 
 def count(game: Callable[[], GanModule], policy: str, world: int) -> dict[str, list[str]]:
     """For each phase, the host syncs of the play that had most."""
-    several = world > 1 and policy != "dp"
-    loader = Whole(8, dist.get_rank() if several else 0, world if several else 1)
+    loader = Whole(8, dist.get_rank() if world > 1 else 0, world)
     with counted() as syncs:
         trainer(PhaseStrategy(policy, check=False), world, 6).fit(game(), loader)
     return syncs.most(after=3)
 
 
 def played(ranks: Any, game: Callable[[], GanModule], policy: str) -> dict[str, list[str]]:
-    if policy in ("single", "dp"):
-        return in_buckets(SMALL, count, game, policy, 1 if policy == "single" else 2)
+    if policy == "single":
+        return in_buckets(SMALL, count, game, policy, 1)
     return ranks(2).run(in_buckets, SMALL, count, game, policy, 2)[0]
 
 
-ONCE = ["single", "ddp", "zero1", "zero2", "zero3", "fsdp", "dp"]
+ONCE = ["single", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 
 
-@pytest.mark.parametrize("policy", often(ONCE, these=("single", "ddp", "zero3", "fsdp", "dp")))
+@pytest.mark.parametrize("policy", often(ONCE, these=("single", "ddp", "zero3", "fsdp")))
 def test_a_phase_waits_once_for_all_learners_and_a_step_never_between_phases(ranks: Any, policy: str) -> None:
     found = played(ranks, Watched, policy)
     assert found.keys() == {*PHASES, BETWEEN}

@@ -17,7 +17,7 @@ from tests.support.saved import read_checkpoint
 from tests.support.schedule_free import ScheduleFree
 
 STEPS, HALF = 8, 4
-POLICIES = {"single": 1, "dp": 2, "ddp": 2, "zero1": 4, "generator=zero1,*=ddp": 2}
+POLICIES = {"single": 1, "ddp": 2, "zero1": 4, "generator=zero1,*=ddp": 2}
 
 
 class Free(Duel):

@@ -100,7 +100,7 @@ def trained(request, control=None):
 def found(ranks, typed, tmp_path):
     """The row for a game under a strategy on two ranks, without the check."""
 
-    def row(law: str, strategy: str, control=None, replicas: bool = False, precision: str = "64") -> Row:
+    def row(law: str, strategy: str, control=None, precision: str = "64") -> Row:
         request = Request(typed(law, "--check", "false"), "single", 1, precision=precision)
         last, tolerance = tmp_path / "last.pt", Tolerance(*LIMITS[precision])
         made = trained(replace(request, saved=last))
@@ -109,15 +109,14 @@ def found(ranks, typed, tmp_path):
             tolerance = Tolerance.measured(made.record, shaken.record, shaken.distances, precision)
         one = OneDevice(made, last, tolerance)
         request = replace(request, strategy=strategy, devices=2, one=last)
-        many = [trained(request)] if replicas else ranks(2).run(trained, request, control)
-        return judged(one, many)
+        return judged(one, ranks(2).run(trained, request, control))
 
     return row
 
 
 @pytest.mark.parametrize("strategy", often(["ddp", "zero2", "zero3", "generator=zero3,*=zero1", "dp"]))
 def test_a_game_that_keeps_the_law_is_exact(strategy, found):
-    row = found("kept", strategy, replicas=strategy == "dp")
+    row = found("kept", strategy)
     assert row == Row("exact", row.distance, exact=True)
     assert row.distance < 1e-14
 

@@ -46,9 +46,7 @@ ENGINES = ("deepspeed1", "deepspeed2", "deepspeed3", "deepspeed3+offload")
 
 
 def playing(ranks, policy, function, *args, **kwargs):
-    """The results of all ranks; of dp, which is one process, its one result."""
-    if policy == "dp":
-        return [function(*args, policy=policy, devices=2, **kwargs)]
+    """The results of all ranks."""
     context = doubled() if "deepspeed" in policy else nullcontext()
     with context:
         return ranks(2).run(doubly if "deepspeed" in policy else straight, function, args, {**kwargs, "policy": policy})
@@ -72,7 +70,7 @@ def alone():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", often(["dp", *OURS]))
+@pytest.mark.parametrize("policy", often(OURS))
 def test_what_a_forward_writes_is_kept(policy, way, ranks, alone):
     equals(playing(ranks, policy, train, WAYS[way]), alone[WAYS[way]])
 
@@ -124,7 +122,7 @@ def late(policy, world=1, devices=None):
         return str(error)
 
 
-@pytest.mark.parametrize("policy", often(["dp", *OURS]))
+@pytest.mark.parametrize("policy", often(OURS))
 def test_what_is_written_before_its_backward_is_an_error_as_in_plain_torch(policy, ranks):
     assert "modified by an inplace operation" in late("single")
     for said in playing(ranks, policy, late):
@@ -169,7 +167,7 @@ class Statistics(Plain):
         return super().judge(batch)
 
 
-@pytest.mark.parametrize("policy", ["dp", "ddp", "zero3"])
+@pytest.mark.parametrize("policy", ["ddp", "zero3"])
 def test_the_replica_check_compares_buffers(policy, ranks):
     for said in playing(ranks, policy, compared, Statistics):
         assert "after phase 'discriminator' of step 0, buffer 'mean' of player 'discriminator' differs" in said
@@ -214,7 +212,7 @@ def clipped_alone():
     return found
 
 
-@pytest.mark.parametrize("policy", often(needing(["single", "dp", *OURS, *COPIES, *ENGINES])))
+@pytest.mark.parametrize("policy", often(needing(["single", *OURS, *COPIES, *ENGINES])))
 def test_what_is_written_inside_gathered_is_kept(policy, ranks, clipped_alone):
     if policy == "single":
         assert distance(clipped("single"), clipped_alone) == 0
@@ -229,7 +227,7 @@ def test_it_is_kept_in_whatever_way_it_is_written(policy, way, ranks, clipped_al
 
 
 @pytest.mark.parametrize("way", WRITES)
-@pytest.mark.parametrize("policy", often(needing(["dp", "ddp", "zero1", "zero2", "zero2+offload", "deepspeed2"])))
+@pytest.mark.parametrize("policy", often(needing(["ddp", "zero1", "zero2", "zero2+offload", "deepspeed2"])))
 def test_where_weights_are_whole_it_is_kept_without_gathered_too(policy, way, ranks, clipped_alone):
     equals(playing(ranks, policy, clipped, way=way, gathered=False), clipped_alone)
 
@@ -371,7 +369,7 @@ def nested(policy, world=1, devices=None):
     return train(Plain, policy=policy, world=world, callbacks=[Nests()], **({"devices": devices} if devices else {}))
 
 
-@pytest.mark.parametrize("policy", often(needing(["dp", *OURS, *COPIES, *ENGINES]), these=(*OURS, "dp")))
+@pytest.mark.parametrize("policy", often(needing([*OURS, *COPIES, *ENGINES]), these=OURS))
 def test_averaged_and_gathered_may_stand_in_each_other(policy, ranks):
     expected = nested("single")
     assert distance(expected, train(Plain, policy="single")) > BROKEN

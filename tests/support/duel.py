@@ -23,7 +23,7 @@ adam = partial(Adam, lr=2e-2, betas=(0.5, 0.9))
 
 # Policies, and the ranks that each is tried on. Where a bucket is small, every weight has one of its own.
 SMALL = 64
-POLICIES = {"single": 1, "dp": 2, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
+POLICIES = {"single": 1, "ddp": 2, "zero1": 4, "zero2": 2, "zero3": 2, "fsdp": 2}
 ENGINES = {"deepspeed2": 2, "deepspeed3": 2}
 
 
@@ -162,7 +162,7 @@ def _fit(
 
 def played(ranks: Any, game: Callable[[], GanModule], policy: str, world: int, **more: Any) -> dict[str, Any]:
     """What came of a training, as the first rank has it."""
-    if policy == "dp" or world == 1:
+    if world == 1:
         return fit(game, policy, world, **more)
     return ranks(world).run(fit, game, policy, world, **more)[0]
 

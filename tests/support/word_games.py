@@ -12,17 +12,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from gan import Phase, Player
-from strategies import threads
 from tests.support.hard_games import Plain
 from tests.support.matrix_optimizers import MuonAndAdam
 from tests.support.schedule_free import ScheduleFree
 
 
 def on_odd_rank() -> bool:
-    """Something in which ranks differ: the processes of a world, or the replicas of dp."""
-    replica = threads.here()
-    number = replica.number if replica is not None else dist.get_rank() if dist.is_initialized() else 0
-    return number % 2 == 1
+    """Something in which ranks differ: the processes of a world."""
+    return dist.is_initialized() and dist.get_rank() % 2 == 1
 
 
 def limit(network: nn.Module) -> None:

@@ -29,7 +29,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
     ("strategies/policies",),
     (
         *("strategies/turn.py", "strategies/placing", "strategies/checkpoint", "strategies/choice.py"),
-        *("strategies/ranks.py", "strategies/threads.py", "strategies/guard.py", "strategies/replicas.py"),
+        *("strategies/guard.py", "strategies/replicas.py"),
         "strategies/first_weights.py",
     ),
     ("strategies/check", "strategies/cost", "strategies/assignment.py", "strategies/auto.py"),

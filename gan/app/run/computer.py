@@ -48,7 +48,7 @@ def machine(settings: Namespace) -> Computer:
     if chosen:
         devices = len(chosen)
     place = launched()
-    if place is not None and not (settings.strategy == "dp" and place.world_size == 1):
+    if place is not None:
         if devices not in ("auto", place.local_size):
             advice = f"leave --devices out, or {place.advice(devices)}"
             raise UserError(f"{place} and --devices says {settings.devices}; {advice}")
@@ -59,14 +59,13 @@ def machine(settings: Namespace) -> Computer:
         _share_cpus(on_cpu, place.local_size)
         return Computer(accelerator, kind, place.local_size, place.nodes, chosen)
     if devices == "auto":
-        single = settings.strategy == "single" or (WINDOWS and settings.strategy != "dp")
+        single = settings.strategy == "single" or WINDOWS
         devices = 1 if single else min(2, os.cpu_count() or 1) if on_cpu else there
     if not on_cpu and devices > there:
         raise UserError(f"--devices {devices}: this machine has {counted(there, kind)}; type --devices {there}")
     _share_cpus(on_cpu, devices)
     computer = Computer(accelerator, kind, devices, options.nodes(settings.nodes)[1], chosen)
-    if settings.strategy != "dp":
-        check_ranks(computer.processes, computer.nodes)
+    check_ranks(computer.processes, computer.nodes)
     return computer
 
 

@@ -27,7 +27,7 @@ SCRIPT = """\
 #SBATCH --job-name={name}
 # The machines.
 #SBATCH --nodes={nodes}
-# {tasks_why}
+# A task for each device.
 #SBATCH --ntasks-per-node={tasks}
 {gpus}# The CPUs of each task: one for the task itself, the others prepare its batches (--workers).
 #SBATCH --cpus-per-task={cpus}
@@ -55,30 +55,29 @@ export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"
 """
 
 
-def script(argv: Sequence[str], settings: Namespace, one_task: bool) -> str:
-    """The script. `one_task` is true where one process serves all devices (dp)."""
+def script(argv: Sequence[str], settings: Namespace, is_dp: bool) -> str:
+    """The script."""
     if (job := slurm.job()) is not None:
         raise UserError(f"this is inside of job {job}; leave --slurm out, or type it outside of the job")
     devices = 1 if settings.strategy == "single" and settings.devices == "auto" else settings.devices
     if not isinstance(devices, int):
         raise UserError("the devices of the cluster are not seen from here; type --devices N, for each machine")
     machines, on_cpu = nodes_of(settings), settings.accelerator == "cpu"
-    if one_task and machines != "1":
-        raise UserError(f"strategy dp is one process on one machine, and there are {machines}; leave --nodes out")
+    if is_dp and machines != "1":
+        raise UserError(f"strategy dp trains on one machine, and there are {machines}; leave --nodes out")
     name = short_name(settings.run)
     return SCRIPT.format(
         name=name,
         machines=f"{machines} x {devices} {'CPU processes' if on_cpu else 'GPUs'}",
         nodes=machines,
-        tasks=1 if one_task else devices,
-        tasks_why="One task on each machine, which serves all devices." if one_task else "A task for each device.",
+        tasks=devices,
         gpus="" if on_cpu else GPUS.format(devices),
         cpus=max(CPUS, settings.get("workers", 0) + 1),
         here=shlex.quote(str(Path.cwd())),
         warning="USR1",  # WARNING of stopping.py, which Windows does not have
         ahead=AHEAD,
         threads=THREADS if on_cpu else "",
-        command=_command(argv, settings, devices if one_task else None),
+        command=_command(argv, settings),
     )
 
 
@@ -102,11 +101,10 @@ def submit(text: str) -> str:
     return f"job {job} is in the queue; to save and end it: scancel {job}"
 
 
-def _command(argv: Sequence[str], settings: Namespace, devices: int | None) -> str:
+def _command(argv: Sequence[str], settings: Namespace) -> str:
     """What a task does: what was typed, but for what Slurm tells it."""
     words = [sys.executable, "-m", "gan.fit", *_kept(argv)]
     words += ["--accelerator", "gpu" if settings.accelerator == "auto" else settings.accelerator]
-    words += [] if devices is None else ["--devices", str(devices)]
     return shlex.join(words)
 
 

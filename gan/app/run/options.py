@@ -160,7 +160,7 @@ def _parser(run: str) -> Parser:
     add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     add("--list_runs", action="store_true", help="list all runs and stop")
     add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
-    what = "processes per node, or replicas under dp; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
+    what = "processes per node; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
     add("--devices", type=PositiveInt | Literal["auto"] | Indices, default="auto", help=f"{what}these GPUs")
     add("--nodes", "--num_nodes", type=str | int, default=1, help="number of hosts, or LEAST:MOST")
     add("--rendezvous", type=str | None, default=None, help="where several hosts meet: HOST:PORT or file:PATH")

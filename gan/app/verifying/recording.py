@@ -146,10 +146,9 @@ class Recorded(PhaseStrategy):
             super().run(phase, batch)
         if self.steps.trial is not None:
             return
-        for recorder in self.ranks.once([self.recorder], f"the record of phase '{phase.name}'"):
-            if random_state.changed(before):
-                recorder.record.drew.add(phase.name)
-            recorder.after(phase, self)
+        if random_state.changed(before):
+            self.recorder.record.drew.add(phase.name)
+        self.recorder.after(phase, self)
 
 
 def named(game: GanModule, kind: str) -> Iterator[tuple[str, Tensor]]:

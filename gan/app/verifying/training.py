@@ -27,7 +27,7 @@ from strategies.check.first_step import shake_weights
 
 @dataclass(frozen=True)
 class Request:
-    """`argv` is the command line; `devices` are the ranks, or under dp the replicas.
+    """`argv` is the command line; `devices` are the ranks.
 
     `one` is a file of one device's tensors after the last step, to compare with. `saved` is such a file, to be written.
     `shaken`: the last bits of all weights are changed before each step. See [Note: what rounding does].

@@ -90,10 +90,10 @@ class Verification:
         policies = [POLICIES[each.policy] for each in strategy.choice.values() if each.policy in POLICIES]
         packed = any(policy.package is not None for policy in policies)  # DeepSpeed computes in float32
         precision = "32" if packed else self.precision
-        one, ranks = self.one(precision), 1 if strategy.threaded else devices
+        one = self.one(precision)
         request = Request(self.argv, typed, devices, one.last, precision=precision, start=self.start)
         try:
-            found = self._train(request, ranks)
+            found = self._train(request, devices)
         except world.WorldHangs as hangs:
             places = "; ".join(f"rank {rank} was in {place}" for rank, place in sorted(hangs.places.items()))
             return Row(f"hangs: {hangs}", more=(places,) if places else (), advice=("phase",))

@@ -94,7 +94,7 @@ def cells(
 def refuse_strategy(strategy: str) -> None:
     """Refuse a strategy that cannot be read, or that has itself what the grid varies."""
     for choice in _choices(strategy).values():
-        if POLICIES[choice.policy].max_ranks == 1 or choice.policy == "dp":
+        if POLICIES[choice.policy].max_ranks == 1:
             raise UserError(f"'{choice.policy}' is for one process, which the grid always measures; leave it out")
         for name, dial in DIALS.items():
             if name in choice.options:

@@ -32,7 +32,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from strategies import PhaseStrategy, threads
+from strategies import PhaseStrategy
 from strategies.policies.policy import Policy
 from strategies.steps import Steps
 
@@ -55,10 +55,7 @@ NAMED = (
 
 
 class Syncs(threading.local):
-    """The host syncs of a training, inside `counted`: for each phase that was played, the lines that caused them.
-
-    Under dp each replica plays in a thread, and waits by itself.
-    """
+    """The host syncs of a training, inside `counted`: for each phase that was played, the lines that caused them."""
 
     played: ClassVar[list[tuple[int, str, list[str]]]]  # by which thread, and which phase
 
@@ -98,8 +95,6 @@ def counted() -> Iterator[Syncs]:
     def counted_step(self: Steps, *args: Any, **kwargs: Any) -> Any:
         for policy in self.players.policies.values():
             _put(policy, host)
-        for replica in self.ranks.replicas if isinstance(self.ranks, threads.ThreadRanks) else ():
-            replica.device = DEVICE
         with syncs.during(BETWEEN), _Calls(syncs, host), _Operations(syncs, host):
             return step(self, *args, **kwargs)
 
@@ -107,9 +102,6 @@ def counted() -> Iterator[Syncs]:
         with ExitStack() as modes:
             if self.trial is None:
                 modes.enter_context(syncs.during(phase.name))
-            if threads.here() is not None:
-                modes.enter_context(_Calls(syncs, host))
-                modes.enter_context(_Operations(syncs, host))
             run(self, phase, batch)
 
     with ExitStack() as patches:

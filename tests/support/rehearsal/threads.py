@@ -37,9 +37,8 @@ class Engine:
         return getattr(self.engine, name)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        # Under dp torch is told to stay in the thread. The levels of torch.func go along to a device's thread, but
-        # nobody can do that from Python.
-        if not torch._C._is_multithreading_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        # The levels of torch.func go along to a device's thread, but nobody can do that from Python.
+        if torch._C._functorch.peek_interpreter_stack() is not None:
             return self.engine.run_backward(*args, **kwargs)
         self.backwards += 1
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # these go along as well

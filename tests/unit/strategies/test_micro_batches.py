@@ -54,8 +54,8 @@ def test_a_micro_batch_has_every_kth_row_and_shares_constants():
     assert (second["pair"][1], second["size"], second["set"]) == (5, (256, 256), "train")
 
 
-def test_a_replica_has_neighbouring_rows():
-    first, second = deal_batch({"x": x(), "names": tuple("abcd")}, 2)
+def test_a_rank_of_dp_has_neighbouring_rows():
+    first, second = (deal_batch({"x": x(), "names": tuple("abcd")}, rank, 2) for rank in range(2))
     assert (first["x"].tolist(), first["names"]) == ([0, 1], ("a", "b"))
     assert (second["x"].tolist(), second["names"]) == ([2, 3], ("c", "d"))
 
@@ -101,7 +101,7 @@ def test_what_holds_them_keeps_the_rest():
 
 def test_a_part_is_dense_and_keeps_its_memory_format():
     images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    for parts in (split_batch(images, 2, "phase"), deal_batch(images, 2)):
+    for parts in (split_batch(images, 2, "phase"), [deal_batch(images, 1, 2)]):
         assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
     assert split_batch(torch.zeros(4, 3), 2, "phase")[0].is_contiguous()
 
@@ -129,15 +129,15 @@ def test_what_is_ambiguous_is_refused_by_its_key(batch, message):
     with pytest.raises(UserError, match=f"phase 'fool': the batch .*{message}"):
         split_batch(batch, 2, "fool")
     with pytest.raises(UserError, match="strategy dp: the batch"):
-        deal_batch(batch, 2)
+        deal_batch(batch, 0, 2)
     assert rows(batch) >= 4  # but a whole batch may hold anything
 
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UserError, match="phase 'fool': a rank's batch of 5 does not divide into 2 micro-batches"):
         split_batch(torch.zeros(5, 3), 2, "fool")
-    with pytest.raises(UserError, match="a batch of 5 does not divide among the 2 devices of strategy dp"):
-        deal_batch(torch.zeros(5, 3), 2)
+    with pytest.raises(UserError, match="a batch of 5 does not divide among the 2 ranks of strategy dp"):
+        deal_batch(torch.zeros(5, 3), 0, 2)
 
 
 def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():

@@ -46,7 +46,7 @@ def test_a_choice_is_written_as_it_is_typed():
         ("teacher=zero3@1-2,eye=ddp@2-3,*=ddp", 4, "give both the same ranks, or ranks that do not overlap"),
         ("teacher=zero3@1,*=ddp", 4, "does not say on which ranks"),
         ("zero3@0-1", 2, "leave @0-1 out"),
-        ("teacher=zero3@1,*=dp@0", 2, "dp is one process"),
+        ("teacher=zero3@1,*=dp@0", 2, "dp is for all players on all ranks"),
         ("teacher=zero3@1-2,*=ddp@3", 4, "on rank 0"),
     ],
 )

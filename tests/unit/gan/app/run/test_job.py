@@ -65,12 +65,12 @@ def test_on_cpus_no_gpu_is_asked_for_and_a_task_computes_on_all_it_has(capsys):
     assert 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"' in text
 
 
-def test_dp_is_one_task_with_all_devices(capsys):
+def test_dp_is_a_task_for_each_device_of_one_machine(capsys):
     text = script(capsys, *SIX, "--strategy", "dp")
-    assert (asks(text)["ntasks-per-node"], asks(text)["gres"]) == ("1", "gpu:6")
-    assert runs(text)[-2:] == ["--devices", "6"]
+    assert (asks(text)["ntasks-per-node"], asks(text)["gres"]) == ("6", "gpu:6")
+    assert "--devices" not in runs(text)
     assert command.main([*SIX, "--strategy", "dp", "--slurm", "--nodes", "2"]) == 2
-    assert "dp is one process on one machine, and there are 2" in capsys.readouterr().err
+    assert "dp trains on one machine, and there are 2" in capsys.readouterr().err
 
 
 def test_what_is_resumed_is_resumed_by_the_job(capsys, here):
