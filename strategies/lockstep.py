@@ -5,7 +5,6 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch.distributed as dist
 from lightning import Trainer
@@ -18,6 +17,7 @@ from strategies.processes.places import Places
 from strategies.processes.slurm import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
 from strategies.processes.watch import Watch
+from strategies.ranks import Ranks
 
 
 class Lockstep:
@@ -47,22 +47,15 @@ class Lockstep:
         """Whether a rank is lost."""
         return self.survivor is not None and self.survivor.lost
 
-    def agree(
-        self,
-        rank: int,
-        size: int,
-        broadcast: Callable[[Any], Any],
-        gather: Callable[[Any], list[Any]],
-        trainer: Trainer | None,
-    ) -> None:
+    def agree(self, ranks: Ranks, trainer: Trainer | None) -> None:
         """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
-        run = broadcast(secrets.token_hex(8))
-        self.ending = Ending(run if size > 1 else "")
-        self.equal_rows = EqualRows(rank, size, run, gather)
-        self.places = Places(rank, size, run, gather)
+        run = ranks.broadcast(secrets.token_hex(8))
+        self.ending = Ending(run if ranks.size > 1 else "")
+        self.equal_rows = EqualRows(ranks.rank, ranks.size, run, ranks.gather)
+        self.places = Places(ranks.rank, ranks.size, run, ranks.gather)
         if trainer is None:
             return
-        if size > 1:
+        if ranks.size > 1:
             private.end_by(trainer, self.ending.wish)
         warning = private.warn_by(trainer, self.ending.wish)
         if warning is not None and self.requeues:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,8 +13,12 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 
 from gan.files.errors import UserError
+from gan.files.system import check_ranks as check_system
 from strategies import private
+from strategies.assignment import check_ranks, is_dp
+from strategies.choice import Choice
 from strategies.placing.elsewhere import refuse_a_group
+from strategies.placing.placement import Placement, placement_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_meeting, own_name
 from strategies.processes.launched import connect, place_of
 from strategies.processes.launched import store as store_of
@@ -45,19 +49,47 @@ def backend_for(typed: str | None, device: torch.device) -> str:
     return "cpu:mpi,cuda:mpi" if name.strip().lower() == "mpi" else name
 
 
+def check_start(
+    choice: Mapping[str, Choice],
+    environment: ClusterEnvironment,
+    per_node: int,
+    nodes: int,
+    backend: str,
+    device: torch.device,
+) -> Placement | None:
+    """Refuse what cannot be, before any process is started. Returns who trains and who serves, if that was typed."""
+    place = place_of(environment)
+    machines = max(nodes, place.nodes if place is not None else 1)
+    if is_dp(choice) and machines > 1:
+        raise UserError(f"strategy dp trains on one machine, and there are {machines}; type --strategy ddp")
+    if place is not None and (place.local_size, place.nodes) != (per_node, nodes):
+        raise UserError(
+            f"{place}, {place.world_size} on all hosts, and the Trainer is for {per_node} on each of {nodes}; type "
+            f"Trainer(devices={place.local_size}, num_nodes={place.nodes})"
+        )
+    ranks = per_node * nodes
+    placement = placement_of(choice, ranks)
+    check_ranks(choice, ranks, placement)
+    check_system(ranks, nodes)
+    if ranks > 1:
+        check_device(backend, device)
+    return placement
+
+
 @dataclass(frozen=True)
 class Meeting:
-    """Where a rank meets the others. `divided`: some ranks only serve players, and each part has a group of its own.
+    """Where rank `rank` of `size` meets the others.
 
-    `where` is what was typed as init_method.
+    `where` is what was typed as init_method. `divided`: some ranks only serve players, and each part of the run has a
+    process group of its own.
     """
 
     environment: ClusterEnvironment
     rank: int
     size: int
     nodes: int
-    backend: str
     device: torch.device
+    backend: str
     timeout: timedelta | None
     where: str | None
     divided: bool

@@ -60,11 +60,10 @@ def tensors(batch: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in tensors(item)]
 
 
-def split_batch(batch: Any, parts: int, phase: str) -> list[Any]:
-    """The micro-batches of a rank's batch. See [Note: every k-th row]."""
+def split_batch(batch: Any, total: int, parts: int, phase: str) -> list[Any]:
+    """The micro-batches of a rank's batch of `total` samples. See [Note: every k-th row]."""
     if parts == 1:
         return [batch]
-    total = rows(batch)
     if total % parts:
         raise UserError(
             f"phase '{phase}': a rank's batch of {total} does not divide into {parts} micro-batches; "

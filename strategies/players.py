@@ -1,15 +1,12 @@
 """The players of a game, each under its policy: from the set-up of a training to its end."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor
 
 from gan.module import GanModule
 from strategies.assignment import assign
@@ -22,10 +19,9 @@ from strategies.placing.elsewhere import Elsewhere
 from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
 from strategies.policies.world import Groups, World
+from strategies.ranks import Ranks
 from strategies.replicas import Writes
-
-Gather = Callable[[Any], list[Any]]  # the values of all ranks
-Reduce = Callable[..., Tensor]
+from strategies.turn import all_learning
 
 
 class Players:
@@ -36,6 +32,7 @@ class Players:
         self.servers: Mapping[str, Servers] = {}
         self.groups = Groups()
         self.first: FirstWeights  # made in set-up
+        self.ranks: Ranks
         self.scaled = False
         self._writes: Writes | None = None  # inside gathered()
         self._averaging = False  # inside averaged()
@@ -48,12 +45,12 @@ class Players:
         choice: Mapping[str, Choice],
         world: World,
         precision: Precision,
-        reduce: Reduce,
+        ranks: Ranks,
         servers: Mapping[str, Servers],
     ) -> None:
         """Which policy each player has. `auto` takes the ranks' smallest numbers."""
-        self.servers = servers
-        self.policies = assign(choice, game, world, precision, partial(reduce, reduce_op="min"), servers)
+        self.ranks, self.servers = ranks, servers
+        self.policies = assign(choice, game, world, precision, ranks.smallest, servers)
         self.scaled = _needs_loss_scale(precision)
 
     def adopt(self, first: FirstWeights, left_out: LeftOut, training: bool, resumed: bool, first_of_host: bool) -> None:
@@ -100,12 +97,12 @@ class Players:
     # ---- whole weights ----
 
     @contextmanager
-    def gathered(self, write: bool, gather: Gather) -> Iterator[None]:
+    def gathered(self, write: bool) -> Iterator[None]:
         """See PhaseStrategy.gathered."""
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
-            outer, self._writes = self._writes, Writes(self.policies, write, gather)
+            outer, self._writes = self._writes, Writes(self.policies, write, self.ranks.gather)
             try:
                 yield
                 self._writes.check(self._averaging)
@@ -138,22 +135,24 @@ class Players:
             writes.begin()
 
     @contextmanager
-    def for_several_phases(self) -> Iterator[None]:
-        """Inside the `with`, policies hold what a fake needs that several phases use."""
+    def all_learning(self, second_order: bool) -> Iterator[None]:
+        """See PhaseStrategy.all_learning."""
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.for_several_phases())
+            stack.enter_context(all_learning(self.policies, second_order))
             yield
 
     # ---- the end ----
 
-    def give_back(self, device: torch.device, per_node: int, reduce: Reduce) -> None:
+    def give_back(self) -> None:
         """Make the author's weights whole again, where they fit on this rank."""
         if not self.first.begin_sharded:
             self._unshard(self.policies.values())
             return
-        free = torch.tensor(memory(device, per_node), dtype=torch.float64).to(device)
-        free = reduce(free, reduce_op="min").item() * USABLE
+        device = self.ranks.device
+        free = torch.tensor(memory(device, self.ranks.per_node), dtype=torch.float64).to(device)
+        free = self.ranks.smallest(free).item() * USABLE
         small = []
         for policy in self.policies.values():
             if isinstance(policy, Elsewhere):

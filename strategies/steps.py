@@ -1,9 +1,5 @@
 """The steps of a training: each is one pass over the phases of the game."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,58 +10,61 @@ from torch import Tensor
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import private, threads
+from strategies import private
 from strategies.check.first_step import check_step
 from strategies.check.trial import Trial, Trials
-from strategies.checkpoint.saving import Saving
 from strategies.draws import Draws
 from strategies.guard import Guard
 from strategies.hooks import Hooks
 from strategies.lockstep import Lockstep
-from strategies.players import Gather, Players, Reduce
+from strategies.players import Players
 from strategies.ranks import Ranks
 from strategies.replicas import compare_replicas
-from strategies.turn import PhaseContext, play
+from strategies.turn import Training, play
 
 
 class Steps:
-    """Made in set-up. `tried`: each phase is tried before its first time, and again (see check/first_step.py)."""
+    """Made in set-up. `tried`: each phase is tried before its first time, and again (see check/first_step.py).
+
+    `compared`: weights and buffers are compared on all ranks after every phase.
+    """
 
     def __init__(
         self,
         game: GanModule,
         players: Players,
-        ranks: Ranks,
         lockstep: Lockstep,
-        precision: Precision,
-        saving: Saving,
+        ranks: Ranks,
         hooks: Hooks,
-        gather: Gather,
         tried: bool,
         often: bool,
         compared: bool,
     ) -> None:
-        self.game, self.players, self.ranks, self.lockstep, self.saving = game, players, ranks, lockstep, saving
-        self.hooks, self.gather, self.compared = hooks, gather, compared
-        self.guard, self.draws = Guard(gather), Draws()
+        self.game, self.players, self.lockstep, self.ranks = game, players, lockstep, ranks
+        self.hooks, self.compared = hooks, compared
+        self.guard, self.draws = Guard(ranks.gather), Draws()
         self.trials = Trials(game.phases if tried else (), often)
-        self.trial: Trial | None = None
+        self.trial: Trial | None = None  # that is played now
+        self.training: Training  # made when it begins
+        self.played = False  # whether it has played a phase
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
-        self.context = PhaseContext(
-            policies=players.policies,
-            ranks=ranks,
+
+    def begin(self, precision: Precision, seed: int) -> None:
+        """All that a phase needs is known when training begins, also the seed that a checkpoint has."""
+        self.played = False
+        self.training = Training(
+            policies=self.players.policies,
             precision=precision,
             guard=self.guard,
-            number=ranks.number,
-            size=ranks.size,
-            seed=saving.seed,
-            step=0,
-            hooks=hooks,
-            equal_rows=lockstep.equal_rows,
+            rank=self.ranks.rank,
+            ranks=self.ranks.size,
+            seed=seed,
+            hooks=self.hooks,
+            equal_rows=self.lockstep.equal_rows,
             draws=self.draws,
         )
 
-    def step(self, batch: Any, reduce: Reduce, *args: Any, **kwargs: Any) -> Any:
+    def step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
         game = self.game
         self.guard.raise_if_hopeless()
@@ -77,7 +76,7 @@ class Steps:
                 self._try(batch, *args, **kwargs)
             output = self._train(batch, *args, **kwargs)
             self.lockstep.places.end_step()
-            self._log(reduce)
+            self._log()
         private.count_step(game.trainer)
         return output
 
@@ -85,9 +84,9 @@ class Steps:
         game = self.game
         game.forget_shared()
         self.losses = {}
-        output = self.ranks.step(game, batch, *args, **kwargs)
+        output = game.training_step(batch, *args, **kwargs)
         game.forget_shared()
-        if not self.lockstep.ending.played and any(phase.due(game.step, lambda _: False) for phase in game.phases):
+        if not self.played and any(phase.due(game.step, lambda _: False) for phase in game.phases):
             raise UserError(
                 f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
                 f"super().training_step(batch) in it, or leave it out"
@@ -95,37 +94,6 @@ class Steps:
         for policy in self.players.policies.values():
             policy.end_step(game.trainer.is_last_batch)
         return output
-
-    def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
-        context = self._context()
-        if self.trial is not None:
-            self.trial.play(phase, batch, context)
-            return
-        self.lockstep.places.begin(context.step, phase.name)
-        found = play(phase, batch, context)
-        self.losses.update(found)
-        self.lockstep.ending.played += 1
-        if phase.name not in self.trials.played and self.ranks.number == 0 and (draws := self.draws.said(phase)):
-            private.say(draws)
-        self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
-        if self.compared:
-            self._compare_replicas(phase)
-
-    def ask(self, phase: Phase, device: torch.device) -> bool:
-        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
-        return self.ranks.ask(phase.when, device) if self.trial is None else self.trials.ready(phase)
-
-    @contextmanager
-    def all_learning(self) -> Iterator[None]:
-        """Inside the `with`, every player that can learn requires gradients."""
-        second_order = any(phase.second_order for phase in self.game.phases)
-        with self.players.for_several_phases(), self.ranks.all_learning(self.players.policies, second_order):
-            yield
-
-    def _context(self) -> PhaseContext:
-        """The seed may be a checkpoint's, and under dp the number is the thread's."""
-        return replace(self.context, step=self.game.step, seed=self.saving.seed, number=self.ranks.number)
 
     def _try(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         """Check that the ranks would train as one device."""
@@ -137,36 +105,48 @@ class Steps:
             for policy in policies:
                 policy.trying = True
             try:
-                samples = move_data_to_device(samples, game.device)
-                self.ranks.step(game, samples, *args, tried_alone=trial.alone, **kwargs)
+                game.training_step(move_data_to_device(samples, self.ranks.device), *args, **kwargs)
             finally:
                 self.trial = None
                 for policy in policies:
                     policy.trying = False
                     policy.learn(True)
 
-        games = [game, *(replica.game for replica in self.ranks.other_replicas)]
-        check_step(games, self._context(), batch, step, self.gather, self.trials.ready)
-        for replica in self.ranks.other_replicas:
-            replica.note()  # what a trial has changed is put back, and no replica must take it for a change
+        check_step(game, self.training, batch, game.step, step, self.ranks.gather, self.trials.ready)
 
-    def _log(self, reduce: Reduce) -> None:
+    def run(self, phase: Phase, batch: Any) -> None:
+        """Play one phase."""
+        if self.trial is not None:
+            self.trial.play(phase, batch, self.training)
+            return
+        step = self.game.step
+        self.lockstep.places.begin(step, phase.name)
+        found = play(phase, batch, step, self.training)
+        self.losses.update(found)
+        self.played = True
+        self.lockstep.ending.played += 1
+        if phase.name not in self.trials.played and self.ranks.rank == 0 and (draws := self.draws.said(phase)):
+            private.say(draws)
+        self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
+        if self.compared:
+            when = f"after phase '{phase.name}' of step {step}"
+            compare_replicas(self.game, self.players.policies, self.ranks.gather, when)
+
+    def ask(self, phase: Phase) -> bool:
+        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
+        return self.ranks.first(phase.when) if self.trial is None else self.trials.ready(phase)
+
+    def _log(self) -> None:
         """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
 
         Not in every step, because Lightning's bookkeeping for a few numbers takes milliseconds.
         """
-        game = self.game
-        if not (private.logs_are_due(game.trainer) or game.trainer.is_last_batch):
+        trainer = self.game.trainer
+        if not (private.logs_are_due(trainer) or trainer.is_last_batch):
             return
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])
-            self.losses = dict(zip(self.losses, reduce(values, reduce_op="mean"), strict=True))
+            self.losses = dict(zip(self.losses, self.ranks.reduce(values, reduce_op="mean"), strict=True))
         policies = self.players.policies.items()
         skipped = {f"{name}/skipped": float(policy.skipped) for name, policy in policies if policy.skipped}
-        game.log_dict({**self.losses, **skipped})
-
-    def _compare_replicas(self, phase: Phase) -> None:
-        replica = threads.here()
-        game = self.game if replica is None else replica.game
-        gather = self.gather if replica is None else partial(self.ranks.every, "the comparison of replicas")
-        compare_replicas(game, self.players.policies, gather, f"after phase '{phase.name}' of step {game.step}")
+        self.game.log_dict({**self.losses, **skipped})

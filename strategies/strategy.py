@@ -1,8 +1,8 @@
 """PhaseStrategy: the one class that Lightning sees. Its hooks stand in the order in which Lightning calls them."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,23 +13,19 @@ import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from datasets import GlobalStream, ResumableLoader
 from gan.files.checkpoint_files import failing
 from gan.files.errors import UserError
-from gan.files.system import check_ranks as check_system
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import private, random_state, threads
+from strategies import private, random_state
 from strategies.accelerator import pins, same_parameters
-from strategies.assignment import check_ranks, in_threads
+from strategies.assignment import is_dp
 from strategies.auto import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.game_state import check_training
@@ -40,23 +36,20 @@ from strategies.checkpoint.writing import Background, DiskError, SavingRanks, St
 from strategies.choice import choices
 from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
-from strategies.loaders import check_loader
+from strategies.loaders import check_loader, dealt
 from strategies.lockstep import Lockstep
-from strategies.meeting import Meeting, backend_for, check_backend, check_device
-from strategies.placing.placement import placement_of
+from strategies.meeting import Meeting, backend_for, check_backend, check_start
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.policies.replica import ADVICE
 from strategies.policies.world import Groups, World
 from strategies.processes.interface import clear_errors
-from strategies.processes.launched import environment, place_of
-from strategies.processes.launcher import Here, launcher
+from strategies.processes.launched import environment
+from strategies.processes.launcher import Here, OwnRanks, launcher
 from strategies.processes.stopping import Ending, Stopped
 from strategies.ranks import Ranks
 from strategies.serving import Division, Notice, Served
 from strategies.steps import Steps
-from strategies.threads import ThreadRanks
 from strategies.while_training import draws_follow, while_training
 
 
@@ -106,26 +99,23 @@ class PhaseStrategy(DDPStrategy):
         )
         if process_group_backend is not None:
             check_backend(process_group_backend)
-        self.init_method = init_method
+        self.init_method, self.check, self.check_replicas = init_method, check, check_replicas
         self.choice = choices(policy, {**POLICIES, "auto": Auto})
-        self.threaded = in_threads(self.choice)
-        if self.threaded and cluster_environment is None:
-            self.cluster_environment = LightningEnvironment()
-        self.check, self.check_replicas = check, check_replicas
+        self.is_dp = is_dp(self.choice)
+        self.until_teardown = ExitStack()
 
         # What the launcher finds out.
         self.resumes_from: Any = None  # the checkpoint from which the run resumes
+        self.is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
         self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
 
         # The parts, each of which does one thing.
-        self.lockstep = Lockstep()
         self.division = Division()
+        self.lockstep = Lockstep()
         self.players = Players()
-        self.ranks = Ranks()
-        self.saving: Saving  # made in set-up
-        self.steps: Steps
         self.background = Background()
-        self.until_teardown = ExitStack()
+        self.saving: Saving  # the last two are made in set-up
+        self.steps: Steps
 
     # ---- what Lightning reads ----
 
@@ -140,18 +130,17 @@ class PhaseStrategy(DDPStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Lightning's number; under dp one process for all devices."""
-        return 1 if self.threaded else super().num_processes
+        return 1 if self.is_starter else super().num_processes
 
     @property
     def root_device(self) -> torch.device:
-        """Lightning's device; under dp the first one."""
-        return self.parallel_devices[0] if self.threaded else super().root_device
+        return torch.device("cpu") if self.is_starter else super().root_device
 
     @property
     def world_size(self) -> int:
         """The number of ranks that train, or of those that serve with this one. See [Note: serving]."""
-        return super().world_size if self.division.part is None else self.division.part.size
+        own = 1 if self.is_starter else super().world_size
+        return own if self.division.part is None else self.division.part.size
 
     @property
     def global_rank(self) -> int:
@@ -170,7 +159,7 @@ class PhaseStrategy(DDPStrategy):
     @property
     def checkpoint_io(self) -> CheckpointIO:
         """Always ours: no other one can write shares. But spawned ranks hand whole weights over in a plain file."""
-        return TorchCheckpointIO() if self.handing_over else WholeCheckpointIO(self._saving_ranks())
+        return TorchCheckpointIO() if self.handing_over else WholeCheckpointIO(self._writers)
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:
@@ -181,32 +170,16 @@ class PhaseStrategy(DDPStrategy):
         """True, because averages exist only after the policies have adopted the players in `setup`."""
         return True
 
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """The policy of each player, by its name."""
-        return self.players.policies
-
     # ---- start the ranks, and connect them ----
 
     def _configure_launcher(self) -> None:
         """Refuse impossible choices before any process is started."""
-        place = place_of(self.cluster_environment)
-        if self.threaded:
-            others = max(self.num_nodes, place.world_size if place is not None else 1)
-            if others > 1:
-                raise UserError(f"strategy dp is one process on one machine, and there are {others}; {ADVICE}")
-        ranks = self.num_processes * self.num_nodes
-        if place is not None and (place.local_size, place.nodes) != (self.num_processes, self.num_nodes):
-            raise UserError(
-                f"{place}, {place.world_size} on all hosts, and the Trainer is for {self.num_processes} on each of "
-                f"{self.num_nodes}; type Trainer(devices={place.local_size}, num_nodes={place.nodes})"
-            )
-        self.division.placement = placement_of(self.choice, ranks)
-        check_ranks(self.choice, ranks, self.division.placement)
-        check_system(ranks, self.num_nodes)
-        if ranks > 1:
-            check_device(self._get_process_group_backend(), self.root_device)
-        self._launcher = launcher(self, self._start_method) if ranks > 1 else Here(self)
+        ranks, backend = self.num_processes * self.num_nodes, self._get_process_group_backend()
+        self.division.placement = check_start(
+            self.choice, self.cluster_environment, self.num_processes, self.num_nodes, backend, self.root_device
+        )
+        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else Here(self)
+        self.is_starter = isinstance(self._launcher, OwnRanks)
 
     def _get_process_group_backend(self) -> str:
         return backend_for(self._process_group_backend, self.root_device)
@@ -226,27 +199,25 @@ class PhaseStrategy(DDPStrategy):
         before = random_state.capture()
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
-            self._connect()
-        random_state.restore_alike(before)  # Lightning seeds ranks a second time, and one device not
-
-    def _connect(self) -> None:
-        part, main = self.division.part, self.cluster_environment.main_address
-        meeting = Meeting(
-            self.cluster_environment,
-            rank=self.global_rank if part is None else part.ranks[part.rank],
-            size=self.world_size if part is None else self.division.placement.size,
-            nodes=self.num_nodes,
-            backend=self._get_process_group_backend(),
-            device=self.root_device,
-            timeout=self._timeout,
-            where=self.init_method,
-            divided=part is not None,
-        )
-        store = meeting.store(self.broadcast)  # held until the process group holds it too: rank 0 may be its server
-        self.lockstep.tie(store, meeting.size, meeting.host, settle=self.background.settle)
-        with clear_errors(main):
-            self.division.connect(store, meeting)
-            super().setup_distributed()
+            rank, size = self.division.seat(self.global_rank, self.world_size)
+            meeting = Meeting(
+                self.cluster_environment,
+                rank,
+                size,
+                self.num_nodes,
+                self.root_device,
+                self._get_process_group_backend(),
+                self._timeout,
+                where=self.init_method,
+                divided=self.division.part is not None,
+            )
+            store = meeting.store(self.broadcast)  # held until the group holds it too: rank 0 may be its server
+            self.lockstep.tie(store, size, meeting.host, settle=self.background.settle)
+            with clear_errors(self.cluster_environment.main_address):
+                self.division.connect(store, meeting)
+                super().setup_distributed()
+        # Lightning seeds ranks a second time, and one device not. What dp's loaders draw is what one device draws.
+        (random_state.restore if self.is_dp else random_state.restore_alike)(before)
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
         """What a serving rank does in place of training: see [Note: serving]. Lightning's set-up hooks are called."""
@@ -262,8 +233,8 @@ class PhaseStrategy(DDPStrategy):
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
             served = Served(game, self.division.served_here(game, self.choice), self._world(()), self.precision_plugin)
-            training, smallest = trainer.state.fn == TrainerFn.FITTING, partial(self.reduce, reduce_op="min")
-            self.players.policies = served.policies(training, smallest)
+            training = trainer.state.fn == TrainerFn.FITTING
+            self.players.policies = served.policies(training, partial(self.reduce, reduce_op="min"))
             self.division.serve(self.policies, notice)
         finally:
             self.players.release()
@@ -280,7 +251,10 @@ class PhaseStrategy(DDPStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""
-        check_loader(dataloader, self.world_size, self.lightning_module.trainer.training)
+        training = self.lightning_module.trainer.training
+        if self.is_dp and training and self.world_size > 1:
+            dataloader = dealt(dataloader, self.global_rank, self.world_size, self.broadcast(random_state.capture()))
+        check_loader(dataloader, self.world_size, training)
         if isinstance(dataloader, ResumableLoader | GlobalStream):
             dataloader.pin_memory = pins(self.root_device)
         return super().process_dataloader(dataloader)
@@ -293,7 +267,8 @@ class PhaseStrategy(DDPStrategy):
             check_loadable({"hyper_parameters": dict(game.hparams)})
 
         # The devices, and the networks on them. What other ranks serve is not needed here.
-        if self.world_size == 1:
+        several = self.world_size > 1
+        if not several or self.is_dp:
             private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
         if isinstance(self.precision_plugin, MixedPrecision):
@@ -301,69 +276,43 @@ class PhaseStrategy(DDPStrategy):
         if self.root_device.type == "cpu":
             private.stop_looking_for_gpus()
         if training:
-            several = max(self.world_size, len(self.parallel_devices)) > 1
-            synchronise = self._layer_sync is not None and several
+            synchronise = several and self._layer_sync is not None
             self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
         self.division.leave_to_others(game, self.choice)
-        move(game, self.root_device, self.precision_plugin, everywhere=self.world_size > 1)
+        move(game, self.root_device, self.precision_plugin, everywhere=several)
         game.assemble()
         attributes = Attributes(game, self.root_device) if training else None
 
         # What all ranks must agree on.
+        ranks = self._ranks()
         seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
-        rank, size = self.global_rank, self.world_size
-        self.lockstep.agree(rank, size, self.broadcast, self.gather_objects, trainer if training else None)
+        self.lockstep.agree(ranks, trainer if training else None)
 
         # The players, and what Lightning wants to know of them.
-        self._adopt_players(game, training, seed, attributes)
+        resumed, precision = self.resumes_from is not None, self.precision_plugin
+        first = FirstWeights(game, self.root_device, seed, resumed and game.strict_loading, self._writers)
+        servers = self.division.servers(game, self.choice, self.ending.wish)
+        self.players.assign(game, self.choice, self._world(game.phases), precision, ranks, servers)
+        left_out = LeftOut(game, self.policies, self.is_global_zero, first.frozen_files)
+        self.saving = Saving(game, self.policies, ranks, seed, left_out, attributes)
+        self.players.adopt(first, left_out, training, resumed, first_of_host=self.local_rank == 0)
+        hooks = Hooks.of(trainer, game) if training else NO_HOOKS
+        self.players.stop_other_parameters(game, training)
+        tried = bool(self.check) and training and several
+        self.steps = Steps(
+            game, self.players, self.lockstep, ranks, hooks, tried, self.check == "often", self.check_replicas
+        )
         self.optimizers = [policy.optimizer for policy in self.players.learners()]
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
 
-    def _adopt_players(self, game: GanModule, training: bool, seed: int, attributes: Attributes | None) -> None:
-        resumed, ranks = self.resumes_from is not None, self._saving_ranks()
-        first = FirstWeights(game, self.root_device, seed, resumed and game.strict_loading, ranks)
-        world, servers = self._world(game.phases), self.division.servers(game, self.choice, self.ending.wish)
-        self.players.assign(game, self.choice, world, self.precision_plugin, self.reduce, servers)
-        self.ranks = Ranks(self.global_rank, self.world_size)
-        left_out = LeftOut(game, self.policies, self.is_global_zero, first.frozen_files)
-        self.saving = Saving(game, self.policies, ranks, self.gather_objects, seed, left_out, attributes)
-        self.players.adopt(first, left_out, training, resumed, first_of_host=self.local_rank == 0)
-
-        # What needs all of them: hooks of the author, replicas under dp.
-        hooks = Hooks.of(game.trainer, game) if training else NO_HOOKS
-        if training and self.threaded and len(self.parallel_devices) > 1:
-            hooks.refuse_in_threads()
-            self._make_replicas(game)
-        self.players.stop_other_parameters(game, training)
-        self.steps = Steps(
-            game,
-            self.players,
-            self.ranks,
-            self.lockstep,
-            self.precision_plugin,
-            self.saving,
-            hooks,
-            self.gather_objects,
-            tried=bool(self.check) and training and self.ranks.size > 1,
-            often=self.check == "often",
-            compared=self.check_replicas,
-        )
+    def _ranks(self) -> Ranks:
+        own = self.global_rank, self.world_size, self.root_device, self.num_processes
+        return Ranks(*own, self.gather_objects, self.broadcast, self.reduce)
 
     def _world(self, phases: Sequence[Phase]) -> World:
         self.players.groups = Groups(phases, self._timeout)
         return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.players.groups)
-
-    def _make_replicas(self, game: GanModule) -> None:
-        self.ranks = ThreadRanks(game, self.parallel_devices, self.policies)
-        self.until_teardown.callback(self.ranks.close)
-        self.saving.other_replicas = self.ranks.other_replicas
-        rank_zero_warn(
-            f"strategy dp: one process, and a replica with a thread for each of {len(self.parallel_devices)} devices. "
-            f"All weights are copied to the others in every step; {self.root_device} alone adds up gradients and holds "
-            f"the optimizers' states and averages; the threads take turns at Python. That is for a quick try; to "
-            f"train, {ADVICE}"
-        )
 
     # ---- load a checkpoint ----
 
@@ -390,7 +339,8 @@ class PhaseStrategy(DDPStrategy):
         """What the game remembers comes back only here, after the game's own on_train_start."""
         super().on_train_start()
         self.lockstep.begin()
-        self.saving.resume(self.lightning_module.trainer, self.broadcast)
+        self.saving.resume(self.lightning_module.trainer)
+        self.steps.begin(self.precision_plugin, self.saving.seed)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
@@ -398,8 +348,8 @@ class PhaseStrategy(DDPStrategy):
             self.background.wait()
             raise Stopped
 
-    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.steps.step(batch, self.reduce, *args, **kwargs)
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.steps.step(*args, **kwargs)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
@@ -407,11 +357,19 @@ class PhaseStrategy(DDPStrategy):
 
     def ask(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
-        return self.steps.ask(phase, self.root_device)
+        return self.steps.ask(phase)
 
     def all_learning(self) -> AbstractContextManager[None]:
         """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
-        return self.steps.all_learning()
+        return self.players.all_learning(any(phase.second_order for phase in self.lightning_module.phases))
+
+    def on_train_end(self) -> None:
+        """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
+        super().on_train_end()
+        self.background.wait()
+        self.lockstep.places.compare()
+        self.players.give_back()
+        self.steps.guard.raise_if_hopeless()
 
     # ---- save a checkpoint ----
 
@@ -433,7 +391,7 @@ class PhaseStrategy(DDPStrategy):
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
         if isinstance(storage_options, InBackground):
-            write = partial(prepare(path, checkpoint, self._saving_ranks(), copied=True), self._ranks_of_thread(name))
+            write = partial(prepare(path, checkpoint, self._writers, copied=True), self._ranks_of_thread(name))
             self.background.start(write, self.ending.wish, storage_options.excuse)
         else:
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
@@ -459,14 +417,29 @@ class PhaseStrategy(DDPStrategy):
         if self.is_global_zero:
             self.background.afterwards(partial(self.checkpoint_io.remove_checkpoint, filepath))
 
-    def _saving_ranks(self) -> SavingRanks:
+    @property
+    def _writers(self) -> SavingRanks:
         return SavingRanks(self.global_rank, self.world_size)
 
     def _ranks_of_thread(self, name: str) -> SavingRanks:
         if self.world_size == 1:
-            return self._saving_ranks()
+            return self._writers
         limit, lockstep = (self._timeout or default_pg_timeout).total_seconds(), self.lockstep
         return StoreRanks(self.global_rank, self.world_size, f"save {name}", limit, lambda: lockstep.lost)
+
+    def take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
+        """In the process that has started the ranks of dp: what training on one device would have left here."""
+        trainer.lightning_module.trainer = trainer
+        self.connect(trainer.lightning_module)
+        self.resumes_from = checkpoint
+        try:
+            self.setup(trainer)
+            private.restore(trainer, checkpoint)
+            self.saving.take_back(loops)
+        finally:
+            self.teardown()
+        trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
+        trainer.fit_loop.restarting = False
 
     # ---- validate, with averaged weights, and disturb no training ----
 
@@ -497,29 +470,22 @@ class PhaseStrategy(DDPStrategy):
 
     # ---- what programs ask ----
 
-    @contextmanager
-    def gathered(self, write: bool = False) -> Iterator[None]:
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The policy of each player, by its name."""
+        return self.players.policies
+
+    def gathered(self, write: bool = False) -> AbstractContextManager[None]:
         """Inside the `with`, between phases, all players' parameters are whole. Every rank must call it.
 
         With `write` they may be written: all ranks write the same values, and each keeps its part of them. Without it
         a write is an error. Together with `averaged()`, in either order, it is the averages that are read or written.
         """
-        with self.players.gathered(write, self.gather_objects):
-            yield
+        return self.players.gathered(write)
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """Inside the `with`, players that keep an average have their averaged weights. Every rank must call it."""
-        if threads.here() is not None:
-            raise UserError(f"averaged() in a step: under strategy dp the first device alone has averages; {ADVICE}")
-        with self.players.averaged():
-            yield
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Lightning's all_gather; in a step under dp, from all replicas."""
-        if threads.here() is not None:
-            return self.ranks.gather(tensor, sync_grads)
-        return super().all_gather(tensor, group, sync_grads)
+        return self.players.averaged()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all ranks, on every rank. All ranks must call it."""
@@ -540,14 +506,6 @@ class PhaseStrategy(DDPStrategy):
 
     # ---- the end ----
 
-    def on_train_end(self) -> None:
-        """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""
-        super().on_train_end()
-        self.background.wait()
-        self.lockstep.places.compare()
-        self.players.give_back(self.root_device, self.num_processes, self.reduce)
-        self.steps.guard.raise_if_hopeless()
-
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self.lockstep.places.tell()
@@ -556,7 +514,6 @@ class PhaseStrategy(DDPStrategy):
     def teardown(self) -> None:
         """Take the policies away, with hooks, process groups and shards. What training has changed stays."""
         self.until_teardown.close()
-        self.ranks = Ranks()
         self.players.release()
         self.background.close()
         self.lockstep.end()

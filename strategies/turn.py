@@ -25,42 +25,41 @@ from strategies.sharding.unshard_on_read import other_order
 
 
 @dataclass(frozen=True)
-class PhaseContext:
-    """What `play` needs beside the phase and the batch.
+class Training:
+    """What all phases of a training have in common.
 
-    `number` of `size`: which part of the global batch this is. With `seed` and `step` it gives each sample its noise.
-    `hooks` are Lightning's, of the game and of callbacks.
+    This is rank `rank` of `ranks`; with `seed` and the step, that gives each sample its noise. `hooks` are Lightning's,
+    of the game and of callbacks.
     """
 
     policies: Mapping[str, Policy]
     precision: Precision
     guard: Guard
-    number: int
-    size: int
-    seed: int
-    step: int
+    rank: int = 0
+    ranks: int = 1
+    seed: int = 0
     hooks: Hooks = NO_HOOKS
     equal_rows: EqualRows = field(default_factory=EqualRows)
     draws: Draws = field(default_factory=Draws)
 
 
-def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
+def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, Tensor]:
     """Losses, gradients, one update of each learner. Returns the losses and the norms of gradients, by name."""
-    learners = [context.policies[name] for name in phase.learners]
+    learners = [training.policies[name] for name in phase.learners]
     scale = min((learner.loss_scale.scale for learner in learners if learner.loss_scale), default=1.0)
     found: dict[str, Tensor] = {}
 
-    with later.together(), gradients(phase, batch, context, scale) as losses:
+    with later.together(), ready(phase, training.policies):
+        losses = gradients(phase, batch, step, training, scale)
+
         # Wait for the device. Nothing else in a phase does. See [Note: one wait a phase].
-        every = finish(phase, learners, context.policies, scale)
-        context.equal_rows.check(phase.name, context.step)
+        finished = finish(phase, learners, training.policies, scale)
+        training.equal_rows.check(phase.name, step)
 
         # Update weights. A player whose gradients are not finite skips this update, on all ranks together.
-        for learner, (norms, values) in zip(learners, every, strict=True):
-            if "on_before_optimizer_step" in context.hooks.wanted:
-                with learner.whole_gradients():
-                    context.hooks.call("on_before_optimizer_step", learner.optimizer)
-                norms = learner.norms()
+        for learner, (norms, values) in zip(learners, finished, strict=True):
+            if "on_before_optimizer_step" in training.hooks.wanted:
+                norms = see_gradients(learner, training.hooks)
                 values = norms.tolist()
             norm = torch.linalg.vector_norm(norms)
             finite = all(map(_is_finite, values))
@@ -68,12 +67,60 @@ def play(phase: Phase, batch: Any, context: PhaseContext) -> dict[str, Tensor]:
                 learner.update(norm)
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)
-            context.guard.saw(phase, learner, finite, losses, context.step)
-            context.hooks.call("on_before_zero_grad", learner.optimizer)
+            training.guard.saw(phase, learner, finite, losses, step)
+            training.hooks.call("on_before_zero_grad", learner.optimizer)
             learner.drop_gradients()
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
 
     return found | {f"{phase.name}/{name}": loss for name, loss in losses.items()}
+
+
+@contextmanager
+def ready(phase: Phase, policies: Mapping[str, Policy]) -> Iterator[None]:
+    """Inside the `with`, the phase may be played."""
+    # Only the learners require gradients. No gradient of an earlier phase remains.
+    for policy in policies.values():
+        policy.begin(phase)
+    for name in phase.learners:
+        policies[name].drop_gradients()
+
+    with ExitStack() as held:
+        # A compiled player cannot be differentiated twice; then torch's error is explained.
+        by_author = any(policy.compiled_by_author for policy in policies.values())
+        compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
+        held.enter_context(played(phase, compiled, by_author))
+
+        # The policies make weights whole when they are read, also those of players that do not learn.
+        for policy in policies.values():
+            held.enter_context(policy.hold(phase))
+        yield
+
+
+def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: float = 1.0) -> dict[str, Tensor]:
+    """Give each learner its gradients, for `finish`. Returns the losses, by name."""
+    learners = [training.policies[name] for name in phase.learners]
+    counts, parts = row_counts(batch), phase.micro_batches
+    means: dict[str, Tensor] = {}
+
+    # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
+    for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
+        place = _place(phase, counts, index, step, training)
+        losses = _losses(phase, part, place, training.precision)
+        total = _sum(losses.values(), scale / parts)
+        for name, loss in losses.items():
+            mean = loss.detach() / parts if parts > 1 else loss.detach()
+            means[name] = means[name] + mean if name in means else mean
+        if not total.requires_grad:
+            raise UserError(
+                f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
+                f"is something detached, frozen, or computed under no_grad, or does it call backward() itself?"
+            )
+        for learner in learners:
+            total = learner.arm(total, last=index == parts - 1)
+        training.hooks.call("on_before_backward", total)
+        total.backward()
+        training.hooks.call("on_after_backward")
+    return means
 
 
 def finish(
@@ -100,48 +147,11 @@ def finish(
     return found
 
 
-@contextmanager
-def gradients(phase: Phase, batch: Any, context: PhaseContext, scale: float = 1.0) -> Iterator[dict[str, Tensor]]:
-    """Inside the `with`, each learner has its gradients, for `finish`. The value is the losses, by name."""
-    policies = context.policies
-    learners = [policies[name] for name in phase.learners]
-
-    # Only the learners require gradients. No gradient of an earlier phase remains.
-    for policy in policies.values():
-        policy.begin(phase)
-    for learner in learners:
-        learner.drop_gradients()
-
-    with ExitStack() as held:
-        # A compiled player cannot be differentiated twice; then torch's error is explained.
-        by_author = any(policy.compiled_by_author for policy in policies.values())
-        compiled = [name for name, policy in policies.items() if policy.compiled or policy.compiled_by_author]
-        held.enter_context(played(phase, compiled, by_author))
-
-        # The policies make weights whole when they are read, also those of players that do not learn.
-        for policy in policies.values():
-            held.enter_context(policy.hold(phase))
-
-        # Accumulate gradients. Only during the last backward may a policy begin to reduce them.
-        parts = split_batch(batch, phase.micro_batches, phase.name)
-        means: dict[str, Tensor] = {}
-        for index, part in enumerate(parts):
-            losses = _losses(phase, part, index, context)
-            total = _sum(losses.values(), scale / len(parts))
-            for name, loss in losses.items():
-                mean = loss.detach() / len(parts) if len(parts) > 1 else loss.detach()
-                means[name] = means[name] + mean if name in means else mean
-            if not total.requires_grad:
-                raise UserError(
-                    f"phase '{phase.name}': its loss depends on no weight of {', '.join(phase.learners)}; "
-                    f"is something detached, frozen, or computed under no_grad, or does it call backward() itself?"
-                )
-            for learner in learners:
-                total = learner.arm(total, last=index == len(parts) - 1)
-            context.hooks.call("on_before_backward", total)
-            total.backward()
-            context.hooks.call("on_after_backward")
-        yield means
+def see_gradients(learner: Policy, hooks: Hooks) -> Tensor:
+    """Let a person's hook see, and change, whole gradients. Returns the norm of each after that."""
+    with learner.whole_gradients():
+        hooks.call("on_before_optimizer_step", learner.optimizer)
+    return learner.norms()
 
 
 @contextmanager
@@ -164,10 +174,9 @@ def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> 
             policy.learn(before[name])
 
 
-def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[str, Tensor]:
+def _losses(phase: Phase, part: Any, place: noise.Place, precision: Precision) -> dict[str, Tensor]:
     """The named losses of one micro-batch, in the run's precision."""
-    place = _place(phase, row_counts(part), index, context)
-    with noise.at(place), context.precision.forward_context():
+    with noise.at(place), precision.forward_context():
         losses: Losses = phase.loss(part)
     named = {"loss": losses} if isinstance(losses, Tensor) else losses
     if not isinstance(named, Mapping) or not named:
@@ -180,13 +189,13 @@ def _losses(phase: Phase, part: Any, index: int, context: PhaseContext) -> dict[
     return {name: loss.reshape(()) if loss.ndim else loss for name, loss in named.items()}
 
 
-def _place(phase: Phase, counts: Sequence[int], index: int, context: PhaseContext) -> noise.Place:
-    """The place of micro-batch `index`, which has so many rows. See [Note: every k-th row] in micro_batches.py."""
-    parts = phase.micro_batches
-    first = {rows: context.number * rows * parts + index for rows in counts}
-    rows = counts[0]
-    key, total = (context.seed, context.step, phase.name), context.size * parts * rows
-    return noise.Place(key, first.pop(rows), rows, total, parts, first, **context.draws.of(phase))
+def _place(phase: Phase, counts: Sequence[int], index: int, step: int, training: Training) -> noise.Place:
+    """The place of micro-batch `index` of a batch with so many rows. See [Note: every k-th row] in micro_batches.py."""
+    parts, draws = phase.micro_batches, training.draws.of(phase)
+    rows, *others = dict.fromkeys(max(1, count // parts) for count in counts)
+    first = {count: training.rank * count * parts + index for count in others}
+    key, total = (training.seed, step, phase.name), training.ranks * parts * rows
+    return noise.Place(key, training.rank * rows * parts + index, rows, total, parts, first, **draws)
 
 
 def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:

@@ -32,7 +32,7 @@ from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import Different, Kept, Trial, Tried
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
-from strategies.turn import PhaseContext
+from strategies.turn import Training
 
 SAMPLES = 2  # of each rank, at least
 ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
@@ -64,8 +64,9 @@ DRAWS = (
 
 def check_step(
     game: GanModule,
-    context: PhaseContext,
+    training: Training,
     batch: Any,
+    step: int,
     trying: Callable[[Trial, Any], None],
     gather: Callable[[Any], list[Any]],
     ready: Callable[[Phase], bool],
@@ -75,10 +76,10 @@ def check_step(
     `trying(trial, batch)` plays the step for a trial. `gather` returns the values of all ranks. `ready`: whether a
     phase with a `when` is tried.
     """
-    own = _few_samples(game, context, batch)
+    own = _few_samples(game, training, batch)
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
-    kept = Kept(game, context.policies)
+    kept = Kept(game, training.policies)
     if kept.iterators:
         rank_zero_warn(
             f"the first step is not checked against one device, because a trial would move on the iterator "
@@ -91,20 +92,20 @@ def check_step(
     images = gather([move_data_to_device(pool.own(), torch.device("cpu")) for pool in pools])
 
     def tried(samples: Any, alone: bool = False, shake: int = 0) -> Tried:
-        trial = Trial(gather, context.step, alone, scale=1 + 2 * shake)
+        trial = Trial(gather, step, alone, scale=1 + 2 * shake)
         with kept.aside():
             for number, pool in enumerate(pools):
                 for of_rank in images:
                     pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
             vars(game)["log"] = lambda *_, **__: None
             if shake:
-                shake_weights(context.policies.values(), shake)
+                shake_weights(training.policies.values(), shake)
             try:
                 trying(trial, copy.deepcopy(samples))  # a loss may write into its batch
             except Exception as error:
-                tried_on = f"step {context.step} was tried on {rows(samples)} samples"
+                tried_on = f"step {step} was tried on {rows(samples)} samples"
                 error.add_note(f"while {tried_on}; PhaseStrategy(check=False) leaves that out")
-                if isinstance(error, UserError) or context.step == 0:
+                if isinstance(error, UserError) or step == 0:
                     raise
                 trial.meet(f"cannot play: {error}")
                 raise TooFew(
@@ -115,19 +116,19 @@ def check_step(
         return trial.tried
 
     for phase in game.phases:
-        if phase.when is not None and phase.due(context.step, ready):
+        if phase.when is not None and phase.due(step, ready):
             with kept.aside():
                 answers = gather(bool(phase.when()))
             if len(set(answers)) > 1:
                 rank_zero_warn(
-                    f"phase '{phase.name}': in step {context.step} its `when` is {answers[0]} on the first rank, which "
+                    f"phase '{phase.name}': in step {step} its `when` is {answers[0]} on the first rank, which "
                     f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
                     f"gan.ranks.mean(x)"
                 )
     samples = join_batches(gather(own))
     try:
         together, alone = tried(own), tried(samples, alone=True)
-        if context.draws.learn(gather((together.drawn, alone.drawn))):
+        if training.draws.learn(gather((together.drawn, alone.drawn))):
             together, alone = tried(own), tried(samples, alone=True)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
@@ -139,7 +140,7 @@ def check_step(
             f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws other "
             f"numbers on each rank: by Phase(draws='torch'), in backward, or within attention on a GPU"
         )
-    learners = [policy for policy in context.policies.values() if policy.requiring_grad]
+    learners = [policy for policy in training.policies.values() if policy.requiring_grad]
     dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
     rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
     comparison = Comparison(gather(together.losses), gather(alone.losses), together, alone, rounding, unlike)
@@ -149,18 +150,18 @@ def check_step(
         lines = comparison.lines(moved(alone, shaken))
     lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
     if lines:
-        raise Different(_said(lines, context, any(together.drawn.values())))
+        raise Different(_said(lines, training, step, any(together.drawn.values())))
 
 
-def _few_samples(game: GanModule, context: PhaseContext, batch: Any) -> Any:
+def _few_samples(game: GanModule, training: Training, batch: Any) -> Any:
     """The first samples of this rank's batch, on the CPU; None, with a warning, if there can be no trial."""
     together = math.lcm(*(phase.micro_batches for phase in game.phases))
-    together *= math.lcm(*(rows_together(policy.player.module) for policy in context.policies.values()))
+    together *= math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
     try:
         own_rows = rows(batch)
-        room = ROOM.get(next(iter(context.policies.values())).world.device.type, 1) * own_rows // context.size
+        room = ROOM.get(next(iter(training.policies.values())).world.device.type, 1) * own_rows // training.ranks
         few = together * max(1, min(SAMPLES, own_rows, room) // together)
-        samples = f"{few * context.size} samples, {few} of each rank"
+        samples = f"{few * training.ranks} samples, {few} of each rank"
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
         for count in range(few, min(own_rows, room) + 1, together):
             own = move_data_to_device(first_rows(batch, count), torch.device("cpu"))
@@ -299,16 +300,16 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], context: PhaseContext, draws: bool) -> str:
+def _said(lines: Mapping[str, str], training: Training, step: int, draws: bool) -> str:
     """The error: what differs, and what to type."""
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
     advice = [*dict.fromkeys(lines.values()), *[DRAWS] * draws]
-    if any(unsynchronised(policy.player.module) for policy in context.policies.values()):
+    if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
-    before = " Weights, and checkpoints, may differ since the trial before this one." if context.step else ""
+    before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""
     return (
-        f"{context.size} ranks would not train as one device does. In a trial of step {context.step}, on a few samples "
+        f"{training.ranks} ranks would not train as one device does. In a trial of step {step}, on a few samples "
         f"of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )

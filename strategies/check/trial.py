@@ -18,7 +18,7 @@ from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.reachable import Reachable, content_of, copied, differs
-from strategies.turn import PhaseContext, finish, gradients
+from strategies.turn import Training, finish, gradients, ready
 
 
 class Kept:
@@ -147,22 +147,23 @@ class Trial:
     ) -> None:
         self.gather, self.step, self.alone, self.scale, self.tried = gather, step, alone, scale, Tried()
 
-    def play(self, phase: Phase, batch: Any, context: PhaseContext) -> None:
+    def play(self, phase: Phase, batch: Any, training: Training) -> None:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
         self.meet(f"plays phase '{phase.name}'")
-        draws = Draws(context.draws.known)
-        context = replace(context, precision=_exact(context), hooks=NO_HOOKS, draws=draws)
-        if any(policy.compiled for policy in context.policies.values()):
+        policies, draws = training.policies, Draws(training.draws.known)
+        training = replace(training, precision=_exact(training), hooks=NO_HOOKS, draws=draws)
+        if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before = random_state.capture()
         with ExitStack() as held:
             if self.alone:
-                context = replace(context, number=0, size=1)
+                training = replace(training, rank=0, ranks=1)
                 held.enter_context(ranks.alone())
-            losses = held.enter_context(gradients(phase, batch, context, self.scale))
-            learners = [context.policies[name] for name in phase.learners]
-            every = finish(phase, learners, context.policies, self.scale)
-            for learner, (norms, _) in zip(learners, every, strict=True):
+            held.enter_context(ready(phase, policies))
+            losses = gradients(phase, batch, self.step, training, self.scale)
+            learners = [policies[name] for name in phase.learners]
+            finished = finish(phase, learners, policies, self.scale)
+            for learner, (norms, _) in zip(learners, finished, strict=True):
                 self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
                 learner.drop_gradients()
         self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
@@ -190,8 +191,8 @@ def norms_by_name(learner: Policy, norms: Tensor) -> dict[str, float]:
     return dict(zip(names, norms.tolist(), strict=True))
 
 
-def _exact(context: PhaseContext) -> Precision:
+def _exact(training: Training) -> Precision:
     """Mixed precision is left out, because it rounds; but weights in bfloat16 (the option bf16) need it."""
-    mixed = isinstance(context.precision, MixedPrecision)
-    halves = any("bf16" in policy.options for policy in context.policies.values())
-    return Precision() if mixed and not halves else context.precision
+    mixed = isinstance(training.precision, MixedPrecision)
+    halves = any("bf16" in policy.options for policy in training.policies.values())
+    return Precision() if mixed and not halves else training.precision

@@ -1,5 +1,6 @@
 """What a training saves beside weights and optimizers, and how a resumed training gets all of it back."""
 
+import copy
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -11,7 +12,6 @@ import torch
 from lightning import Trainer
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
@@ -19,7 +19,6 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.files.finite import named
 from gan.module import GanModule
-from gan.pool import ImagePool
 from strategies import random_state
 from strategies.checkpoint.attributes import Attributes, alike
 from strategies.checkpoint.folders import remove
@@ -27,9 +26,7 @@ from strategies.checkpoint.game_state import FiniteWeights, game_state, load_net
 from strategies.checkpoint.left_out import LeftOut
 from strategies.checkpoint.writing import ALONE, DiskError, SavingRanks, save
 from strategies.policies.policy import Policy
-from strategies.policies.replica import Replica
-
-Gather = Callable[[Any], list[Any]]  # the values of all ranks
+from strategies.ranks import Ranks
 
 
 class WholeCheckpointIO(CheckpointIO):
@@ -80,16 +77,16 @@ class Saving:
         self,
         game: GanModule,
         policies: Mapping[str, Policy],
-        ranks: SavingRanks,
-        gather: Gather,
+        ranks: Ranks,
         seed: int,
         left_out: LeftOut,
         attributes: Attributes | None,
     ) -> None:
-        self.game, self.policies, self.ranks, self.gather, self.seed = game, policies, ranks, gather, seed
+        self.game, self.policies, self.ranks, self.seed = game, policies, ranks, seed
         self.left_out, self.attributes = left_out, attributes
+        self.writers = SavingRanks(ranks.rank, ranks.size)
         self.finite = FiniteWeights(game, game.players)
-        self.other_replicas: list[Replica] = []  # of this process, under dp
+        self.loops: dict[str, Any] | None = None  # where the ranks of dp have ended, in the process that started them
         self._resumed_attributes: list[dict[str, Any]] = []  # of the checkpoint, to be filled in
         self._resumed_states: list[dict[str, Any]] | None = None  # random states of the checkpoint, to be restored
         self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
@@ -98,18 +95,15 @@ class Saving:
 
     def networks(self) -> dict[str, Any]:
         """This rank's shares of the weights, and the other state of the modules."""
-        return networks_state(self.game, self.policies, self.ranks.rank == 0, self._slots, self.left_out)
-
-    def _slots(self, pool: ImagePool) -> dict[int, dict[int, Tensor]]:
-        """The images of this rank's places in the global batch; under dp those of all replicas."""
-        pools = [pool, *(replica.own(pool) for replica in self.other_replicas)]
-        return {place: images for each in pools for place, images in each.get_extra_state().items()}
+        return networks_state(self.game, self.policies, self.ranks.rank == 0, self.left_out)
 
     def complete(self, checkpoint: dict[str, Any], path: Any) -> tuple[str, str]:
         """Add what Lightning's checkpoint lacks: averages, scales, what games remember, every rank's random states.
 
         Every rank must call it. Returns the first rank's path, and a name for this save.
         """
+        if self.loops is not None:
+            checkpoint["loops"]["fit_loop"] = copy.deepcopy(self.loops)
         _back_into_the_epoch(checkpoint.get("loops", {}).get("fit_loop", {}))
         checkpoint |= game_state(self.game, self.policies, self.left_out)
         checkpoint["seed"] = self.seed
@@ -117,7 +111,7 @@ class Saving:
         bad = self.finite.bad(checkpoint["state_dict"], averages)
         remembered = {} if self.attributes is None else self.attributes.state()
         own = self._set_aside or random_state.capture(), os.path.abspath(path), secrets.token_hex(8), bad
-        states, paths, names, bad, remembered = zip(*self.gather((*own, remembered)), strict=True)
+        states, paths, names, bad, remembered = zip(*self.ranks.gather((*own, remembered)), strict=True)
         everywhere = all(alike(remembered[0], each) for each in remembered)
         checkpoint["attributes"] = [remembered[0]] if everywhere else list(remembered)
         checkpoint["random_states"] = list(states)
@@ -132,16 +126,16 @@ class Saving:
 
     def load_networks(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
         """Weights and averages."""
-        load_networks(self.game, self.policies, checkpoint, strict, self.ranks, self.left_out, self.finite)
+        load_networks(self.game, self.policies, checkpoint, strict, self.writers, self.left_out, self.finite)
 
     def load_training(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume."""
-        load_training(self.policies, checkpoint, self.ranks)
+        load_training(self.policies, checkpoint, self.writers)
         self.seed = checkpoint["seed"]
         self._resumed_attributes = checkpoint.get("attributes", [])
         self._resumed_states = checkpoint["random_states"]
 
-    def resume(self, trainer: Trainer, broadcast: Callable[[Any], Any]) -> None:
+    def resume(self, trainer: Trainer) -> None:
         """At the start of a training: where its epoch goes on, what its game remembers, and its random states.
 
         Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
@@ -162,12 +156,18 @@ class Saving:
             elif states:
                 random_state.restore_alike(states[0])
             elif size > 1:
-                random_state.restore_alike(broadcast(random_state.capture()))
+                random_state.restore_alike(self.ranks.broadcast(random_state.capture()))
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError, AttributeError, IndexError) as error:
             raise UserError(
                 f"{trainer.ckpt_path} is damaged: what it has of rank {number}'s random states is none; take an "
                 f"earlier one"
             ) from error
+
+    def take_back(self, loops: dict[str, Any]) -> None:
+        """In the process that has started the ranks of dp: what they remember, and where they have ended."""
+        self.attributes.load(self._resumed_attributes[0])
+        random_state.restore(self._resumed_states[0])
+        self._resumed_attributes, self._resumed_states, self.loops = [], None, loops
 
     # ---- a validation disturbs no training ----
 

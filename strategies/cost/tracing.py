@@ -27,7 +27,7 @@ from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
 from strategies.sharding.unshard_on_read import listen, unlisten
-from strategies.turn import PhaseContext, all_learning, gradients
+from strategies.turn import Training, all_learning, gradients, ready
 
 
 def traces(
@@ -100,8 +100,9 @@ def _trace(
     recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
     for policy in policies.values():
         policy.begin_step(step)
-    context = PhaseContext(policies, Precision(), Guard(lambda _: []), 0, 1, 0, step)
-    with recorder.saved(phase), gradients(phase, batch, context):
+    training = Training(policies, Precision(), Guard(lambda _: []))
+    with recorder.saved(phase), ready(phase, policies):
+        gradients(phase, batch, step, training)
         for name in phase.learners:
             recorder.add(kinds.FINISH, name)
             recorder.add(kinds.UPDATE, name)

@@ -116,15 +116,15 @@ class MicroBatchNorms(BatchNorms):
         return super().fool(batch) + cross_entropy(every @ ranks.gather(batch["x"]).T, torch.arange(len(every)))
 
 
-def chunks(batch, parts, phase):
+def chunks(batch, total, parts, phase):
     """A control: micro-batches of neighbouring rows."""
     return [deal_batch(batch, part, parts) for part in range(parts)]
 
 
-def place_in_chunks(phase, counts, index, context):
-    rows, parts = counts[0], phase.micro_batches
-    key = (context.seed, context.step, phase.name)
-    return noise.Place(key, (context.number * parts + index) * rows, rows, context.size * parts * rows)
+def place_in_chunks(phase, counts, index, step, training):
+    parts = phase.micro_batches
+    rows, key = counts[0] // parts, (training.seed, step, phase.name)
+    return noise.Place(key, (training.rank * parts + index) * rows, rows, training.ranks * parts * rows)
 
 
 def in_chunks(**kwargs):

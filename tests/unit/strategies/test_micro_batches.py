@@ -45,7 +45,7 @@ def test_a_micro_batch_has_every_kth_row_and_shares_constants():
         "size": (256, 256),
         "set": "train",
     }
-    first, second = split_batch(batch, 2, "phase")
+    first, second = split_batch(batch, rows(batch), 2, "phase")
     assert first["x"].tolist() == [0, 2]
     assert second["pair"][0].tolist() == [[2, 3], [6, 7]]
     assert second["names"] == ["b", "d"]
@@ -86,29 +86,29 @@ def test_a_rank_of_dp_has_neighbouring_rows():
 )
 def test_all_kinds_of_batches_are_cut_alike(batch, get):
     assert rows(batch) == 4
-    first, second = split_batch(batch, 2, "phase")
+    first, second = split_batch(batch, rows(batch), 2, "phase")
     assert [*map(int, get(first))] == [0, 2]
     assert [*map(int, get(second))] == [1, 3]
     assert type(first) is (dict if isinstance(batch, MappingProxyType) else type(batch))
 
 
 def test_what_holds_them_keeps_the_rest():
-    first, _ = split_batch(Sample(x(), tuple("abcd")), 2, "phase")
+    first, _ = split_batch(Sample(x(), tuple("abcd")), 4, 2, "phase")
     assert (first.caption, first.scale) == (("a", "c"), 2.0)
-    first, _ = split_batch(defaultdict(list, x=x()), 2, "phase")
+    first, _ = split_batch(defaultdict(list, x=x()), 4, 2, "phase")
     assert first["absent"] == []
 
 
 def test_a_part_is_dense_and_keeps_its_memory_format():
     images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    for parts in (split_batch(images, 2, "phase"), [deal_batch(images, 1, 2)]):
+    for parts in (split_batch(images, 4, 2, "phase"), [deal_batch(images, 1, 2)]):
         assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
-    assert split_batch(torch.zeros(4, 3), 2, "phase")[0].is_contiguous()
+    assert split_batch(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
 
 
 def test_one_part_is_the_batch_itself():
     batch = {"x": torch.arange(3), "others": torch.zeros(5)}
-    assert split_batch(batch, 1, "phase")[0] is batch
+    assert split_batch(batch, rows(batch), 1, "phase")[0] is batch
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_one_part_is_the_batch_itself():
 )
 def test_what_is_ambiguous_is_refused_by_its_key(batch, message):
     with pytest.raises(UserError, match=f"phase 'fool': the batch .*{message}"):
-        split_batch(batch, 2, "fool")
+        split_batch(batch, rows(batch), 2, "fool")
     with pytest.raises(UserError, match="strategy dp: the batch"):
         deal_batch(batch, 0, 2)
     assert rows(batch) >= 4  # but a whole batch may hold anything
@@ -135,7 +135,7 @@ def test_what_is_ambiguous_is_refused_by_its_key(batch, message):
 
 def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(UserError, match="phase 'fool': a rank's batch of 5 does not divide into 2 micro-batches"):
-        split_batch(torch.zeros(5, 3), 2, "fool")
+        split_batch(torch.zeros(5, 3), 5, 2, "fool")
     with pytest.raises(UserError, match="a batch of 5 does not divide among the 2 ranks of strategy dp"):
         deal_batch(torch.zeros(5, 3), 0, 2)
 
@@ -158,6 +158,6 @@ def test_a_second_loader_has_a_number_of_rows_of_its_own():
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
     batch = tuple(torch.arange(2.0).view(2, 1) + number for number in range(columns))
-    parts = split_batch(batch, 2, "phase")
+    parts = split_batch(batch, rows(batch), 2, "phase")
     assert [row_counts(part) for part in parts] == [[1], [1]]
     assert all(torch.equal(whole, column) for whole, column in zip(join_batches(parts), batch, strict=True))
