@@ -47,15 +47,19 @@ def seed_for(*parts: int | str) -> int:
 class Drawn(NamedTuple):
     """A draw of a network by torch's own functions.
 
-    `rows` is how many samples were computed where it was drawn. `whole`: they were all, so the draw is the same
-    whether its rows are of samples or not.
+    `rows` is how many samples were computed where it was drawn. `dim` is the dimension of the samples; None is one draw
+    for the whole batch. `whole`: they were all, so the draw is the same whichever dimension is that of samples.
     """
 
     name: str
     shape: tuple[int, ...]
     rows: int
-    of_samples: bool
+    dim: int | None
     whole: bool = False
+
+    def like(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a draw is of this kind. What is before the samples is often a time, and varies."""
+        return self.name == name and (len(self.shape) == len(shape) if self.dim else self.shape[1:] == tuple(shape[1:]))
 
 
 @dataclass
@@ -66,7 +70,7 @@ class Place:
     rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
 
     The rest is for draws of networks by torch's own functions (strategies/draws.py). `follows`: they follow the sample
-    too. `known` are draws of which a trial has shown whether their rows are samples, by call. `drawn` are those so far.
+    too. `known` are draws of which a trial has shown where their samples are, by call. `drawn` are those so far.
     """
 
     key: tuple[int | str, ...]
@@ -132,20 +136,26 @@ class Place:
         """How many rows a draw of n rows has in the whole global batch."""
         return self.total * n // self.rows
 
-    def numbers_of_network(self, call: int, name: str, shape: Sequence[int]) -> list[range] | None:
-        """The same for a draw of a network, which may also have a shape that has nothing to do with the samples.
+    def dim_of_samples(self, call: int, name: str, shape: Sequence[int]) -> int | None:
+        """The dimension with the samples in a draw of a network; None for one draw that the whole batch shares.
 
         A trial has seen a shape with few samples, and with all ranks' (strategies/draws.py). Without one, what
         looks like a row for each sample, or a few, is taken for it.
         """
-        n, tail, known = shape[0] if shape else 0, tuple(shape[1:]), self.known.get(call)
-        fits = n > 0 and (n % self.samples == 0 or n in self.others)
-        if known is not None and (known.name, known.shape[1:]) == (name, tail):
-            of_samples = known.of_samples and fits
+        n, known = shape[0] if shape else 0, self.known.get(call)
+        if (
+            known is None and self.known
+        ):  # a call that no trial has seen is like others that have their samples further back
+            known = next((each for each in self.known.values() if each.dim and each.like(name, shape)), None)
+        if known is not None and known.like(name, shape):
+            dim = known.dim if known.dim is not None and self._fits(shape[known.dim]) else None
         else:
-            of_samples = fits and n <= COPIES * max(self.samples, *self.others, 1)
-        self.drawn[call] = Drawn(name, tuple(shape), self.samples, of_samples, self.samples == self.total)
-        return self.numbers_of(n) if of_samples else None
+            dim = 0 if self._fits(n) and n <= COPIES * max(self.samples, *self.others, 1) else None
+        self.drawn[call] = Drawn(name, tuple(shape), self.samples, dim, self.samples == self.total)
+        return dim
+
+    def _fits(self, n: int) -> bool:
+        return n > 0 and (n % self.samples == 0 or n in self.others)
 
 
 _place: ContextVar[Place | None] = ContextVar("place", default=None)
@@ -192,6 +202,14 @@ def fill(out: Tensor, draw: Callable[..., Any], place: Place, call: int, parts: 
 
     `draw(tensor, generator=...)` fills a tensor. Without `parts` all rows of the draw are here.
     """
+    token = _place.set(None)  # torch's own kernels fill a block: see strategies/draws.py
+    try:
+        return _fill(out, draw, place, call, parts)
+    finally:
+        _place.reset(token)
+
+
+def _fill(out: Tensor, draw: Callable[..., Any], place: Place, call: int, parts: Sequence[range] | None) -> Tensor:
     shape, device = out.shape, out.device
     count = shape[0] if shape else 1
     total = count if parts is None else place.whole(count)

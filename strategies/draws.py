@@ -5,18 +5,21 @@ A published network draws by torch.randn, x.normal_(), F.dropout and so on. All 
 dispatcher. While a training runs, these kernels are ours. In a loss they make the sample's own numbers, and elsewhere
 they call torch's. Nothing else in torch is slower for it.
 
-    in place, number by number     normal_, bernoulli_ ...    blocks of rows, as for gan.noise
+    in place, number by number     normal_, bernoulli_ ...    blocks of rows, as for gan.noise; or for all ranks
     made of these                  normal(mean, std) ...      from our own kernels
     row by row                     multinomial, poisson ...   a seed for each row
     without rows                   randperm                   one draw for the whole batch
 
-A draw from a generator that the author passes is left alone. What torch draws inside larger kernels, such as the
-dropout of attention on a GPU, cannot be followed; a trial of the first step notices it by the generator's state.
+Where samples are not the first dimension (the dropout of nn.LSTM draws [time, samples, features]), and where the
+author passes a generator, which must be the same on all ranks, each rank draws for the samples of all ranks and takes
+its own. So the author's generator moves on alike everywhere. Other draws from it, such as randperm's, are left alone.
+What torch draws inside larger kernels, such as the dropout of attention on a GPU, cannot be followed; a trial of the
+first step notices it by the generator's state.
 
 [Note: draws with a row for each sample]
 A draw of 8 rows, where a rank has 4 samples, may be two rows for each sample, or 8 numbers that have nothing to do with
-samples. A trial plays a phase with few samples and with many (check/first_step.py). What has grown with the samples has
-rows for them, and what has not is one draw for the whole batch.
+samples. A trial plays a phase with few samples and with many (check/first_step.py). The dimension that has grown with
+the samples is theirs, and what has not grown is one draw for the whole batch.
 
 [Note: a forward that is run again]
 torch.utils.checkpoint runs a forward again in backward, where no place is set. It saves torch's random state before
@@ -49,6 +52,7 @@ BY_ROWS = {  # how many dimensions a single draw has
     **{"multinomial": 1, "_sample_dirichlet": 1, "rrelu_with_noise": 0, "rrelu_with_noise_": 0},
     **{"poisson": 0, "binomial": 0, "_standard_gamma": 0},
 }
+BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
 
 
@@ -111,41 +115,69 @@ def _kernel(name: str, key: str, own: Kernel) -> Kernel:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         place = noise.here()
         given = kwargs.get("generator") is not None or any(type(arg) is torch.Generator for arg in args)
-        if place is None or not place.follows or given:
+        if place is None or not place.follows:
             return original.call_boxed(keyset, *args, **kwargs)
-        kwargs.pop("generator", None)
+        if given and own not in (_in_place, _normal, _counted):
+            place.drawn[place.next_call()] = Drawn(short + BY_GENERATOR, (), place.samples, None, whole=True)
+            return original.call_boxed(keyset, *args, **kwargs)
+        if not given:
+            kwargs.pop("generator", None)
         return own(partial(original.call_boxed, keyset), place, short, *args, **kwargs)
 
     return kernel
 
 
-def _in_place(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
+def _in_place(
+    original: Kernel, place: Place, name: str, self: Tensor, *args: Any, generator: torch.Generator | None = None
+) -> Tensor:
     # In float64 the numbers of float32, so that every precision draws the same.
-    halved = self.dtype is torch.float64 and name != "random_"
+    halved = self.dtype is torch.float64 and name != "random_" and generator is None
+    dtype = torch.float32 if halved else self.dtype
     whole = self.is_contiguous() and not halved
-    out = self if whole else torch.empty(self.shape, dtype=torch.float32 if halved else self.dtype, device=self.device)
     call = place.next_call()
-    parts = place.numbers_of_network(call, name, self.shape)
-    noise.fill(out, lambda part, generator: original(part, *args, generator=generator), place, call, parts)
-    return self if whole else self.copy_(out)
+    dim = place.dim_of_samples(call, name if generator is None else name + BY_GENERATOR, self.shape)
+    parts = None if dim is None else place.numbers_of(self.shape[dim])
+
+    def draw(part: Tensor, generator: torch.Generator) -> Tensor:
+        return original(part, *args, generator=generator)
+
+    if generator is not None and parts is None:
+        return draw(self, generator)
+    if parts is None or (dim == 0 and generator is None):
+        out = self if whole else torch.empty(self.shape, dtype=dtype, device=self.device)
+        noise.fill(out, draw, place, call, parts)
+        return self if whole else self.copy_(out)
+    # The author's generator draws for this micro-batch of all ranks, others for the whole batch.
+    stride = 1 if generator is None else place.stride
+    shape = [*self.shape[:dim], place.whole(self.shape[dim]) // stride, *self.shape[dim + 1 :]]
+    out = torch.empty(shape, dtype=dtype, device=self.device)
+    if generator is None:
+        noise.fill(out, draw, place, call, None)
+    else:
+        draw(out, generator)
+    rows = out.movedim(dim, 0)
+    taken = torch.cat([rows[part.start // stride : part.stop // stride : part.step // stride] for part in parts])
+    return self.copy_(taken.movedim(0, dim))
 
 
 def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
     call, device, n = place.next_call(), self.device, len(self) if self.dim() > BY_ROWS[name] else 0
-    parts = place.numbers_of_network(call, name, self.shape if n else ())
-    if not n:
-        return original(self, *args, generator=noise.seeded(device, place.seed(call, 0)))
-    found = []
-    for row, number in enumerate(range(n) if parts is None else chain(*parts)):
-        own = [a[row : row + 1] if isinstance(a, Tensor) and a.dim() and len(a) == n else a for a in (self, *args)]
-        found.append(original(*own, generator=noise.seeded(device, place.seed(call, number))))
+    dim = place.dim_of_samples(call, name, self.shape if n else ())
+    parts = place.numbers_of(n) if dim == 0 else None
+    with noise.at(None):  # what it is made of draws by this generator
+        if not n:
+            return original(self, *args, generator=noise.seeded(device, place.seed(call, 0)))
+        found = []
+        for row, number in enumerate(range(n) if parts is None else chain(*parts)):
+            own = [a[row : row + 1] if isinstance(a, Tensor) and a.dim() and len(a) == n else a for a in (self, *args)]
+            found.append(original(*own, generator=noise.seeded(device, place.seed(call, number))))
     return self if name.endswith("_") else torch.cat(found)
 
 
-def _normal(original: Kernel, place: Place, name: str, mean: Any, std: Any = 1.0) -> Tensor:
+def _normal(original: Kernel, place: Place, name: str, mean: Any, std: Any = 1.0, **generator: Any) -> Tensor:
     like = mean if isinstance(mean, Tensor) else std
     shapes = [each.shape for each in (mean, std) if isinstance(each, Tensor)]
-    return like.new_empty(torch.broadcast_shapes(*shapes)).normal_().mul_(std).add_(mean)
+    return like.new_empty(torch.broadcast_shapes(*shapes)).normal_(**generator).mul_(std).add_(mean)
 
 
 def _bernoulli(original: Kernel, place: Place, name: str, self: Tensor, p: Tensor) -> Tensor:
@@ -163,14 +195,14 @@ def _dropout(
 
 def _randperm(original: Kernel, place: Place, name: str, n: int, out: Tensor) -> Tensor:
     call = place.next_call()
-    place.drawn[call] = Drawn(name, (n,), place.samples, False, place.samples == place.total)
+    place.drawn[call] = Drawn(name, (n,), place.samples, None, place.samples == place.total)
     return original(n, generator=noise.seeded(out.device, place.seed(call, 0)), out=out)
 
 
-def _counted(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
+def _counted(original: Kernel, place: Place, name: str, self: Tensor, *args: Any, **generator: Any) -> Tensor:
     if type(self) is Tensor:  # and not one that torch.compile traces with
         place.next_call()
-    return original(self, *args)
+    return original(self, *args, **generator)
 
 
 # ---- torch's random state: see [Note: a forward that is run again] ----
@@ -214,31 +246,34 @@ class Draws:
         for few, many in trials:
             for phase in few.keys() & many.keys():
                 grown = _grown(few[phase], many[phase])
-                for call, own in grown.items():
+                for call, dim in grown.items():
                     drawn = few[phase][call], many[phase][call]
-                    wrong |= any(draw.of_samples != own and not draw.whole for draw in drawn)
-                known = {call: few[phase][call]._replace(of_samples=own) for call, own in grown.items()}
+                    wrong |= any(draw.dim != dim and not draw.whole for draw in drawn)
+                known = {call: few[phase][call]._replace(dim=dim) for call, dim in grown.items()}
                 self.known[phase] = self.known.get(phase, {}) | known
         return wrong
 
     def said(self, phase: Phase) -> str:
         """What was taken for what; nothing if the phase draws nothing."""
-        words = {True: "for each sample", False: "once for the whole batch"}
         drawn = self.seen.get(phase.name, {}).values()
-        each = {(draw.shape, draw.of_samples): draw.name for draw in drawn if not draw.whole}
+        each = {(draw.shape, draw.dim is not None): draw.name for draw in drawn if not draw.whole}
+        words = {True: "for each sample", False: "once for the whole batch"}
         shown = [f"{list(shape)} {words[own]} ({name})" for (shape, own), name in each.items()]
         more = [f"and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
         return f"phase '{phase.name}' draws {', '.join([*shown[:SHOWN], *more])}" if shown else ""
 
 
-def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, bool]:
-    """For each draw of which two trials tell it: whether its rows are those of samples."""
-    found = {}
+def _grown(few: Mapping[int, Drawn], many: Mapping[int, Drawn]) -> dict[int, int | None]:
+    """For each draw of which two trials tell it: the dimension of its samples, or None if it has none."""
+    found: dict[int, int | None] = {}
     for call in few.keys() & many.keys():
         one, other = few[call], many[call]
-        if not one.shape or one.rows == other.rows or (one.name, one.shape[1:]) != (other.name, other.shape[1:]):
+        if one.rows == other.rows or (one.name, len(one.shape)) != (other.name, len(other.shape)):
             continue
-        fixed, grown = one.shape == other.shape, one.shape[0] * other.rows == other.shape[0] * one.rows
-        if fixed or grown:
-            found[call] = grown
+        pairs = [*zip(one.shape, other.shape, strict=True)]
+        unlike = [dim for dim, (few_of_it, many_of_it) in enumerate(pairs) if few_of_it != many_of_it]
+        if not unlike:
+            found[call] = None
+        elif len(unlike) == 1 and pairs[unlike[0]][0] * other.rows == pairs[unlike[0]][1] * one.rows:
+            found[call] = unlike[0]
     return found

@@ -30,6 +30,7 @@ from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
 from strategies.check.trial import Different, Kept, Trial, Tried
+from strategies.draws import BY_GENERATOR
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.turn import Training
@@ -58,7 +59,12 @@ A_MEAN_OVER_SAMPLES = (
 )
 DRAWS = (
     "The phase draws. A draw must have a row for each sample, or several in blocks as torch.cat makes them; not rows "
-    "for a part of the samples, nor those of a sample side by side."
+    "for a part of the samples, nor those of a sample side by side. The latter is how nn.MultiheadAttention drops its "
+    "weights; call it with need_weights=False."
+)
+DRAWS_BY_GENERATOR = (
+    "The phase draws with generator=. Leave that out, or take gan.noise; or seed the generator alike on all ranks, and "
+    "give it to torch.randn, torch.rand and torch.randint only."
 )
 
 
@@ -138,7 +144,7 @@ def check_step(
     if unlike:
         rank_zero_warn(
             f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws other "
-            f"numbers on each rank: by Phase(draws='torch'), in backward, or within attention on a GPU"
+            f"numbers on each rank: by Phase(draws='torch'), in backward, or within nn.LSTM or attention on a GPU"
         )
     learners = [policy for policy in training.policies.values() if policy.requiring_grad]
     dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
@@ -150,7 +156,8 @@ def check_step(
         lines = comparison.lines(moved(alone, shaken))
     lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
     if lines:
-        raise Different(_said(lines, training, step, any(together.drawn.values())))
+        names = {draw.name for drawn in together.drawn.values() for draw in drawn.values()}
+        raise Different(_said(lines, training, step, names))
 
 
 def _few_samples(game: GanModule, training: Training, batch: Any) -> Any:
@@ -300,11 +307,12 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], training: Training, step: int, draws: bool) -> str:
-    """The error: what differs, and what to type."""
+def _said(lines: Mapping[str, str], training: Training, step: int, draws: set[str]) -> str:
+    """The error: what differs, and what to type. `draws` are the names of what was drawn."""
+    given = {name for name in draws if name.endswith(BY_GENERATOR)}
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
-    advice = [*dict.fromkeys(lines.values()), *[DRAWS] * draws]
+    advice = [*dict.fromkeys(lines.values()), *[DRAWS] * bool(draws - given), *[DRAWS_BY_GENERATOR] * bool(given)]
     if any(unsynchronised(policy.player.module) for policy in training.policies.values()):
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gan import Phase
 from tests.support.hard_games import Plain
-from tests.support.parity import BROKEN, EXACT, distance, equals, often, train
+from tests.support.parity import BROKEN, EXACT, distance, equals, often, refused, train
 
 POLICIES = ["ddp", "zero1", "zero2", "zero3", "fsdp", "zero3+recompute"]
 
@@ -53,6 +53,37 @@ class Ambiguous(Draws):
 
     def fake(self, real):
         return super().fake(real) * torch.randn(8, dtype=real.dtype)[:6]
+
+
+class Recurrent(Draws):
+    """Samples in the second dimension, and a generator of the author's."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice = torch.Generator().manual_seed(5)
+        self.generator = nn.ModuleDict({"lstm": nn.LSTM(6, 6, 2, dropout=0.4), "last": nn.Linear(6, 6)})
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3).requires_grad_(False)
+
+    def fake(self, real):
+        noisy = torch.stack([real, real.roll(1, 1), torch.randn(real.shape, generator=self.dice, dtype=real.dtype)])
+        return self.generator["last"](self.layer(self.generator["lstm"](noisy)[0])[-1])
+
+
+class OfEachRank(Recurrent):
+    """A generator that is seeded by the rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.dice.manual_seed(5 + torch.distributed.get_rank())
+
+
+class SideBySide(Plain):
+    def __init__(self):
+        super().__init__()
+        self.generator = nn.MultiheadAttention(6, 2, 0.4)
+
+    def fake(self, real):
+        return self.generator(*[torch.stack([real, real.roll(1, 1)])] * 3)[0][0]
 
 
 class OfNumPy(Draws):
@@ -123,6 +154,22 @@ def test_a_trial_tells_whose_rows_they_are(ranks):
 def test_so_they_are_in_micro_batches(ranks, alone):
     assert distance(train(InParts, policy="single"), alone) < EXACT
     equals(ranks(2).run(train, InParts, world=2, check=True), alone)
+
+
+def test_samples_in_the_second_dimension_and_the_authors_generator_are_followed(ranks):
+    alone = train(Recurrent, policy="single")
+    equals(ranks(2).run(train, Recurrent, world=2, check=True), alone)
+    control = ranks(2).run(train, Recurrent, world=2)  # without a trial, which finds the dimension
+    assert distance(control[0], alone) > BROKEN
+
+
+@pytest.mark.parametrize(
+    ("game", "typed"),
+    [(OfEachRank, "seed the generator alike on all ranks"), (SideBySide, "call it with need_weights=False")],
+)
+def test_what_cannot_follow_is_refused_with_what_to_type(game, typed, ranks):
+    for message in ranks(2).run(refused, game, world=2, check=True):
+        assert "would not train as one device does" in message and typed in message
 
 
 def test_numpy_and_python_draw_alike_on_all_ranks(ranks):

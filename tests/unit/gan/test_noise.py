@@ -205,24 +205,31 @@ def test_what_belongs_to_no_sample_is_refused_on_several_ranks():
 
 
 def of_network(place, shape, name="normal_"):
-    place.numbers_of_network(place.next_call(), name, shape)
-    return place.drawn[place.calls - 1].of_samples
+    dim = place.dim_of_samples(place.next_call(), name, shape)
+    assert place.drawn[place.calls - 1].dim == dim
+    return dim
 
 
 @pytest.mark.parametrize(
-    ("shape", "of_samples"),
-    [((4, 3), True), ((16,), True), ((20,), False), ((3,), False), ((6,), False), ((), False), ((0, 4), False)],
+    ("shape", "dim"),
+    [((4, 3), 0), ((16,), 0), ((20,), None), ((3,), None), ((6,), None), ((), None), ((0, 4), None), ((3, 4), None)],
 )
-def test_without_a_trial_one_row_for_each_sample_or_a_few_are_the_samples(shape, of_samples):
-    assert of_network(Place((1,), 0, 4, 8), shape) is of_samples
+def test_without_a_trial_one_row_for_each_sample_or_a_few_are_the_samples(shape, dim):
+    assert of_network(Place((1,), 0, 4, 8), shape) == dim
 
 
 def test_what_a_trial_has_shown_is_kept_where_the_draw_is_the_same():
-    known = {0: noise.Drawn("normal_", (512, 7), 1, True), 1: noise.Drawn("normal_", (8, 3), 1, False)}
+    known = {0: noise.Drawn("normal_", (512, 7), 1, 0), 1: noise.Drawn("normal_", (8, 3), 1, None)}
     place = Place((1,), 0, 4, 8, known=known)
-    assert [of_network(place, shape) for shape in ((512, 7), (4, 3), (4, 3))] == [True, False, True]
-    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 8)) is False  # another draw than the trial's
-    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 7), "uniform_") is False
+    assert [of_network(place, shape) for shape in ((512, 7), (4, 3), (4, 3))] == [0, None, 0]
+    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 8)) is None  # another draw than the trial's
+    assert of_network(Place((1,), 0, 4, 8, known=known), (512, 7), "uniform_") is None
+
+
+def test_samples_further_back_are_so_at_any_time_and_in_later_calls():
+    place = Place((1,), 0, 4, 8, known={0: noise.Drawn("bernoulli_", (4, 2, 3), 2, 1)})
+    shapes = (4, 4, 3), (9, 4, 3), (5, 8, 7), (4, 3, 3), (4, 4)
+    assert [of_network(place, shape, "bernoulli_") for shape in shapes] == [1, 1, 1, None, 0]
 
 
 # ---- dropout ----

@@ -75,15 +75,62 @@ def test_two_draws_differ_and_torchs_generator_stays_as_it_was():
     with noise.at(place):
         one, other = torch.rand(4), torch.rand(4)
     assert not torch.equal(one, other)
-    assert [(draw.name, draw.shape, draw.of_samples) for draw in place.drawn.values()] == [("uniform_", (4,), True)] * 2
+    assert [(draw.name, draw.shape, draw.dim) for draw in place.drawn.values()] == [("uniform_", (4,), 0)] * 2
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_draw_from_the_authors_generator_is_left_alone():
-    def own(x):
-        return torch.randn(len(x), 5, generator=torch.Generator().manual_seed(1))
+BY_GENERATOR = {
+    "randn": lambda x, g: torch.randn(len(x), 5, generator=g),
+    "randint": lambda x, g: torch.randint(0, 100, (len(x), 5), generator=g),
+    "normal": lambda x, g: torch.normal(x, 2 * x, generator=g),
+    "uniform_ in float64": lambda x, g: x.double().uniform_(generator=g),
+    "two for each sample": lambda x, g: torch.randn(2 * len(x), 5, generator=g),
+    "one for all": lambda x, g: torch.randn(5, 2, generator=g),
+}
 
-    assert torch.equal(drawn(own, 4, 4), torch.randn(4, 5, generator=torch.Generator().manual_seed(1)))
+
+@pytest.mark.parametrize("name", BY_GENERATOR)
+def test_ranks_draw_their_rows_by_the_authors_generator_which_moves_on_alike(name):
+    """And each micro-batch draws anew, as on one device."""
+
+    def draw(first, rows, stride=1, total=8):
+        generator = torch.Generator().manual_seed(1)
+        return drawn(lambda x: BY_GENERATOR[name](x, generator), first, rows, stride, total), generator.get_state()
+
+    whole, state = draw(0, 8)
+    assert torch.equal(whole, BY_GENERATOR[name](torch.ones(8, 3), torch.Generator().manual_seed(1)))
+    halves, micro = [draw(first, 4) for first in (0, 4)], [draw(first, 4, 2, 16) for first in (1, 9)]
+    for one, other in (halves, micro):
+        assert torch.equal(one[1], state) and torch.equal(other[1], state)
+        parts = [each.unflatten(0, (-1, 4)) if len(each) % 4 == 0 else each for each in (one[0], other[0])]
+        joined = torch.cat(parts, 1).flatten(0, 1) if len(whole) % 8 == 0 else parts[0]
+        assert torch.equal(joined, whole)
+
+
+def test_other_draws_by_the_authors_generator_are_left_alone():
+    def own(x):
+        return torch.poisson(x, generator=torch.Generator().manual_seed(1))
+
+    assert torch.equal(drawn(own, 4, 4), own(torch.ones(4, 3)))
+
+
+def test_a_row_by_row_draw_that_all_share_is_one_devices_whatever_that_takes_it_for():
+    known = {0: noise.Drawn("poisson", (8,), 2, None)}
+    with noise.at(noise.Place((1,), 4, 4, 8, known=known)):
+        shared = torch.poisson(torch.full((8,), 5.0))
+    assert torch.equal(shared, drawn(lambda x: torch.poisson(torch.full((8,), 5.0)), 0, 8))
+
+
+def test_samples_in_another_dimension_are_those_of_one_device():
+    known = {0: noise.Drawn("bernoulli_", (5, 2, 3), 2, 1)}
+
+    def dropped(first, rows, stride=1):
+        with noise.at(noise.Place((1,), first, rows, 8, stride, known=known)):
+            return F.dropout(torch.ones(5, rows, 3), 0.5)
+
+    whole = drawn(lambda x: F.dropout(torch.ones(5, 8, 3), 0.5), 0, 8)  # one device has no trial
+    assert torch.equal(torch.cat([dropped(0, 4), dropped(4, 4)], 1), whole)
+    assert torch.equal(dropped(1, 2, stride=2), whole[:, 1:4:2])
 
 
 def test_gradients_go_through_a_dropout():
