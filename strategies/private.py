@@ -30,7 +30,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_only as utils_rank_zero_only
 from torch import Tensor
 from torch._C import _DisableFuncTorch as outside_transforms
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
 
@@ -51,6 +51,11 @@ __all__ = [
 def is_transformed(tensor: Tensor) -> bool:
     """Whether torch.func or forward mode differentiates it now."""
     return is_functorch_wrapped_tensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func or forward mode is running."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def logs_are_due(trainer: Trainer) -> bool:

@@ -25,7 +25,8 @@ class Recompute:
 
     Between forward and backward a block keeps only its inputs and its weights. Backward runs its forward again to get
     the rest. See [Note: what is a block] in blocks.py. A block recomputes wherever its forward is called, also from a
-    network's own method. What such a method computes itself is kept as usual. Without gradients nothing changes.
+    network's own method. What such a method computes itself is kept as usual. Without gradients nothing changes, nor
+    inside torch.func and forward-mode derivatives, of which torch's checkpoint knows nothing: there all is kept.
 
     Communicates nothing: in the second forward a synchronised batch norm uses the sums of the first.
 
@@ -99,7 +100,8 @@ class Recompute:
         modules = list(dict.fromkeys(module for part in parts for module in part.modules()))
         # `dict.values`, because zero3 replaces `_parameters` by a dict that gathers the weights when they are read.
         weights = [w for module in modules for w in dict.values(module._parameters) if w is not None]
-        if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (*tensors, *weights)):
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *weights))
+        if not learns or private.in_transform():
             return forward(*args, **kwargs)
         state = ForwardState(f"block '{name}' of player '{self.player.name}'", self, modules, weights)
 

@@ -35,6 +35,12 @@ def test_it_does_with_a_player_that_is_whole_for_the_phase(name, ranks, alone):
     assert distance(played(ranks, GAMES[name], "zero3", 2, small=False), alone(name)) < EXACT
 
 
+@pytest.mark.parametrize("policy", often(["ddp+recompute", "zero3+recompute"], ["zero3+recompute"]))
+@pytest.mark.parametrize("name", ["MeanFlow", "Duals", "Slopes"])
+def test_it_does_with_recompute_which_keeps_all_there(name, policy, ranks, alone):
+    assert distance(played(ranks, GAMES[name], policy, 2), alone(name)) < EXACT
+
+
 def as_control(control, name):
     with mock.patch.dict(POLICIES, ddp=control):
         return fit(GAMES[name], "ddp", 2, check=False)
