@@ -52,17 +52,18 @@ class World:
 
 
 _replacement: ContextVar[World | None] = ContextVar("replacement", default=None)
+_of_process: World | None = None  # for threads that have none of their own
 
 
 def more_than_one() -> bool:
-    replacement = _replacement.get()
+    replacement = _replacement.get() or _of_process
     if replacement is None:
         return dist.is_initialized() and dist.get_world_size() > 1
     return replacement.add is not _itself
 
 
 def _world() -> World:
-    return _replacement.get() or World(dist.get_rank(), dist.get_world_size(), _all_reduce)
+    return _replacement.get() or _of_process or World(dist.get_rank(), dist.get_world_size(), _all_reduce)
 
 
 # torch.compile leaves these functions alone: each rank compiles by itself, and all must meet in one order.
@@ -170,9 +171,19 @@ def summed_by(
     return at(World(number, size, add, of_gradients))
 
 
-def alone() -> AbstractContextManager[None]:
-    """Inside the `with`, this rank is the only one: a sum is the value itself."""
-    return summed_by(_itself, 0, 1)
+@contextmanager
+def alone(in_all_threads: bool = False) -> Iterator[None]:
+    """Inside the `with`, this rank is the only one: a sum is the value itself.
+
+    `in_all_threads`: in those of autograd too, where forwards may run again that nobody has told of a world.
+    """
+    global _of_process
+    _of_process = World(0, 1, _itself) if in_all_threads else _of_process
+    try:
+        with summed_by(_itself, 0, 1):
+            yield
+    finally:
+        _of_process = None if in_all_threads else _of_process
 
 
 def _itself(values: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class Trial:
         with ExitStack() as held:
             if self.alone:
                 training = replace(training, rank=0, ranks=1)
-                held.enter_context(ranks.alone())
+                held.enter_context(ranks.alone(in_all_threads=True))
             held.enter_context(ready(phase, policies))
             losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
