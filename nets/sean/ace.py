@@ -32,6 +32,7 @@ class ACE(nn.Module):
     ) -> None:
         super().__init__()
         self.labels, self.recompute = labels, recompute
+        self.plain: bool | None = None  # see nets/sean/paths.py; None is not measured
         self.noise_scale = nn.Parameter(torch.zeros(channels, 1, 1))
         self.norm = SyncBatchNorm(channels, affine=False)
         self.mask_features = conv(planes, hidden, 3, gain=gain)
@@ -53,7 +54,8 @@ class ACE(nn.Module):
         grain = noise.randn((len(x), 1, *x.shape[2:]), like=x)
         scale, shift = self.affine(masks, codes)
         pixels = masks.neighbourhoods.pixels if masks.neighbourhoods is not None else None
-        settings = Settings(self.norm, self.norm.training, pixels, slope, then.padding[0], keep=not self.recompute)
+        ways = {"keep": not self.recompute, "plain": bool(self.plain)}
+        settings = Settings(self.norm, self.norm.training, pixels, slope, then.padding[0], **ways)
         return norm_conv(settings, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
 
     def affine(self, masks: SizedMasks, codes: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,7 @@ def differentiable_gradients(
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operation needs besides tensors that learn. `pixels` is as in Neighbourhoods."""
+    """What the operation needs besides tensors that learn. `pixels` is as in Neighbourhoods; `plain` as in paths.py."""
 
     norm: SyncBatchNorm
     training: bool
@@ -60,6 +60,7 @@ class Settings:
     slope: float
     padding: int
     keep: bool
+    plain: bool = False
 
 
 @torch.compiler.disable  # it is one operation already, with an all-reduce inside
@@ -80,6 +81,8 @@ def norm_conv(
     """
     if settings.norm.group is not None:
         raise UserError("SEAN's batch norms are over all samples; leave nets.norm.in_groups out for its generator")
+    if settings.plain:
+        return _after_norm(settings, settings.norm(x + grain * noise_scale), scale, shift, weight, bias)
     return _NormConv.apply(settings, x, grain, noise_scale, scale, shift, weight, bias)
 
 
@@ -90,14 +93,19 @@ def plain_norm_conv(
 
     `tensors` are those of norm_conv. `constants` are the mean and 1 / standard deviation, if not the batch's own.
     """
-    x, grain, noise_scale, scale, shift, weight, bias = tensors
+    x, grain, noise_scale, *others = tensors
     y = x + grain * noise_scale
     if constants is None:
         mean, variance, _ = global_moments(y)
         constants = mean, torch.rsqrt(variance + settings.norm.eps)
-    normal = (y - _as_channels(constants[0])) * _as_channels(constants[1])
+    return _after_norm(settings, (y - _as_channels(constants[0])) * _as_channels(constants[1]), *others)
+
+
+def _after_norm(
+    settings: Settings, normal: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     if settings.pixels is not None:
-        scale, shift = (_look_up(table, settings.pixels).view_as(y) for table in (scale, shift))
+        scale, shift = (_look_up(table, settings.pixels).view_as(normal) for table in (scale, shift))
     out = F.leaky_relu(normal * (1 + scale) + shift, settings.slope)
     return F.conv2d(out.to(weight.dtype), weight, bias, padding=settings.padding)
 

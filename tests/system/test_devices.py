@@ -54,6 +54,30 @@ def test_commands_on_one_device_and_on_two(tmp_path):
     assert "saved in two" in run(tmp_path, "gan.evaluate", "two/001-r3gan-faces", ranks=2)
 
 
+FAST = """
+from gan.runs import Run
+from gan.runs.faces import sean_faces
+from nets.sean.ace import ACE
+
+def fast(max_steps: int = 1, seed: int = 0) -> Run:
+    small = {"faces": 12, "held_out": 4, "batch_size": 4, "workers": 0, "size": 32, "width": 4, "hidden": 8}
+    run = sean_faces(8, max_steps=max_steps, seed=seed, **small)
+    for layer in run.game.generator.modules():
+        if isinstance(layer, ACE):
+            layer.recompute = False
+    return run
+"""
+
+
+def test_sean_measures_its_paths_once_and_keeps_the_one_it_took(tmp_path):
+    (tmp_path / "mine.py").write_text(FAST)
+    words, first = "SEAN's layers compute by ", ("mine.py:fast", "--strategy", "zero3", "--out", "two")
+    said = run(tmp_path, "gan.fit", *first, "--max-steps", 1, ranks=2)
+    assert said.count(words) == 1
+    said = run(tmp_path, "gan.fit", "--resume", "two/001-fast", "--max-steps", 2, ranks=2)
+    assert words not in said and "step-000002.ckpt" in said
+
+
 def test_a_device_without_float64_trains_samples_and_scores(tmp_path):
     """As Apple's."""
     nothing = {NO_FLOAT64: "1"}
