@@ -1,23 +1,24 @@
 """`python -m gan.bench NAME`: measure on this machine, and print a table."""
 
 import sys
-from collections.abc import Callable
 
-from gan.bench import launchers, loading, saving, speed
-from gan.bench.grid import command as grid
-from gan.bench.peers import command as peers
-from gan.bench.sean import command as sean
+from gan.bench.grid import GridBenchmark
+from gan.bench.harness import Benchmark
+from gan.bench.launchers import LaunchersBenchmark
+from gan.bench.loading import LoadingBenchmark
+from gan.bench.peers import PeersBenchmark
+from gan.bench.saving import SavingBenchmark
+from gan.bench.sean import SeanBenchmark
+from gan.bench.speed import SpeedBenchmark
 from gan.files.errors import UserError, refuse
 from gan.files.system import LINUX
 
-BENCHMARKS: dict[str, Callable[[list[str]], int]] = {
-    "sean": sean.main,
-    "loading": loading.main,
-    "saving": saving.main,
-    "peers": peers.main,
-    "launchers": launchers.main,
-    "grid": grid.main,
-    "speed": speed.main,
+BENCHMARKS: dict[str, type[Benchmark]] = {
+    each.name: each
+    for each in (
+        *(SeanBenchmark, LoadingBenchmark, SavingBenchmark, PeersBenchmark),
+        *(LaunchersBenchmark, GridBenchmark, SpeedBenchmark),
+    )
 }
 
 
@@ -33,11 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not LINUX:
             raise UserError("gan.bench reads memory and times from /proc, which only Linux has")
-        return BENCHMARKS[argv[0]](argv[1:])
+        return BENCHMARKS[argv[0]](argv[1:]).main()
     except UserError as error:
         return refuse(error)
 
 
 def _list() -> str:
-    lines = ((name, sys.modules[function.__module__].__doc__.splitlines()[0]) for name, function in BENCHMARKS.items())
-    return "\n".join(f"  {name:10}{line}" for name, line in lines)
+    return "\n".join(f"  {name:10}{benchmark.about.splitlines()[0]}" for name, benchmark in BENCHMARKS.items())

@@ -1,62 +1,228 @@
-"""What benchmarks share: what a device is asked for (time, rate, memory, name, multiplications) and a Trainer told."""
+"""What a benchmark is made of: it declares options, cells, how a cell is measured and columns. The rest is here.
 
-import time
-from typing import Any
+A cell is a row of the table. Cells take turns: in a round each is measured once, and every second round goes backwards,
+so that a slow moment of the machine meets all of them. The table shows the median of all rounds; two cells are compared
+within each round. A cell that fails is not measured again, and the table says why.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, ClassVar
 
 import torch
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from gan.files.system import resource
+from gan.app.run import run_options
+from gan.app.run.options import run_settings
+from gan.app.run.parser import PlainParser
+from gan.files.errors import UserError
+from strategies.processes import world
 
-ONLY_TRAINING: dict[str, Any] = {  # what a Trainer is told that only trains
-    **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
-    **dict.fromkeys(("limit_val_batches", "num_sanity_val_steps"), 0),
-}
-
-
-class Multiplications(TorchDispatchMode):
-    """Counts as torch's FlopCounterMode does. That one has hooks of modules, which fail in a gradient of a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        counted = flop_registry.get(function._overloadpacket)
-        if counted is not None:
-            self.count += counted(*args, **(kwargs or {}), out_val=result)
-        return result
+Cell = tuple[Any, ...]  # what it is, by the places of its benchmark
+Figures = Mapping[str, Any]  # what was measured in one round
 
 
-def convolution_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
-    """Multiplications and additions a second in a convolution whose size suits the machine; the best of ten."""
-    x = torch.randn(4, 512, 64, 64, device=device, dtype=dtype)
-    weight = torch.randn(256, 512, 3, 3, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(10):
-        began = now(device)
-        out = F.conv2d(x, weight, padding=1)
-        best = min(best, now(device) - began)
-    return 2 * out.numel() * weight[0].numel() / best
+@dataclass(frozen=True)
+class Column:
+    """Shows the figure `key`, which is by default its title, in so many units of `unit`; None is not shown.
+
+    `against` compares it with the same figure of the cell's base: a ratio by `operator.truediv`. `over` is of rounds.
+    """
+
+    title: str
+    form: str = ""
+    unit: float = 1
+    key: str = ""
+    against: Callable[[Any, Any], float] | None = None
+    over: Callable[[list[float]], float] = median
+
+    def text(self, value: Any) -> str:
+        return "" if value is None else format(value if self.unit == 1 else value / self.unit, self.form)
 
 
-def now(device: torch.device) -> float:
-    """The time, after the device has done what it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
+class Benchmark:
+    """Derive from it, and declare. `places` are the titles of what a cell is, `columns` those of what is measured."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]  # the docstring of its file
+    places: Sequence[str]
+    columns: Sequence[Column]
+
+    def __init_subclass__(cls) -> None:
+        cls.about = sys.modules[cls.__module__].__doc__ or ""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv, self.settings = argv, self.parse(argv)
+        self.found: dict[Cell, list[Figures]] = {}  # in each round
+        self.why: dict[Cell, str] = {}
+
+    # ---- what a benchmark declares ----
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        """The options that are typed."""
+
+    def parse(self, argv: Sequence[str]) -> Any:
+        """The settings. What cannot be measured is refused here."""
+        form = argparse.RawDescriptionHelpFormatter
+        parser = PlainParser(prog=f"python -m gan.bench {self.name}", description=self.about, formatter_class=form)
+        self.add_options(parser.add_argument)
+        return parser.parse_args(argv)
+
+    @property
+    def rounds(self) -> int:
+        return getattr(self.settings, "rounds", 1)
+
+    def cells(self) -> Iterable[Cell]:
+        raise NotImplementedError
+
+    def measure(self, cell: Cell) -> Figures:
+        """A cell's figures in one round. What is raised is why it has none."""
+        raise NotImplementedError
+
+    def base(self, cell: Cell) -> Cell | None:
+        """The cell that this one is compared with: the first that was measured."""
+        return next(iter(self.measured), None)
+
+    def heading(self) -> str:
+        """What is said above the table."""
+        raise NotImplementedError
+
+    def write(self) -> None:
+        """Write what is asked for."""
+
+    # ---- what it does ----
+
+    def main(self) -> int:
+        """Measure, and print the table; 1 if nothing could be measured."""
+        self.play()
+        print(f"\n{self.heading()}\n", flush=True)
+        print("\n".join([*aligned(self.table()), *self.reasons()]))
+        self.write()
+        return 0 if self.measured else 1
+
+    def play(self) -> None:
+        """Let the cells take turns, and say what each has given."""
+        cells = list(dict.fromkeys(self.cells()))
+        self.found = {cell: [] for cell in cells}
+        for number in range(self.rounds):
+            where = f"round {number + 1} of {self.rounds}: " if self.rounds > 1 else ""
+            for cell in reversed(cells) if number % 2 else cells:
+                if cell in self.why:
+                    continue
+                try:
+                    self.found[cell].append(self.measure(cell))
+                except Exception as error:  # noqa: BLE001 - another cell may work
+                    self.why[cell] = reason(error)
+                print(f"{where}{self.named(cell)}: {self.why.get(cell) or self.said(self.found[cell][-1])}", flush=True)
+
+    def named(self, cell: Cell) -> str:
+        return ", ".join(str(place) for place in cell if place not in (None, ""))
+
+    def said(self, figures: Figures) -> str:
+        """What a cell has just given: the columns that need neither other cells nor other rounds."""
+        shown = (column for column in self.columns if column.against is None)
+        texts = ((column.title, column.text(figures.get(column.key or column.title))) for column in shown)
+        return ", ".join(f"{title} {text}" for title, text in texts if text)
+
+    @property
+    def measured(self) -> list[Cell]:
+        return [cell for cell in self.found if cell not in self.why]
+
+    def values(self, cell: Cell | None, key: str) -> list[Any]:
+        """A figure in each round; none if the cell has failed."""
+        found = self.found[cell] if cell in self.measured else []
+        return [figures[key] for figures in found if figures.get(key) is not None]
+
+    def known(self, key: str, default: Any) -> Any:
+        """A figure that all cells have in common, such as the name of the device."""
+        return next((figures[key] for found in self.found.values() for figures in found if key in figures), default)
+
+    def value(self, cell: Cell, column: Column) -> Any:
+        """What a column has for a cell, in no unit; None where it is not known."""
+        key = column.key or column.title
+        values = self.values(cell, key)
+        if column.against is not None:
+            values = [column.against(*pair) for pair in zip(values, self.values(self.base(cell), key), strict=False)]
+        return column.over(values) if values else None
+
+    def table(self) -> list[list[str]]:
+        """The head, and a row for each cell; one that has failed has the number of its reason."""
+        rows = [[*self.places, *(column.title for column in self.columns)]]
+        for cell in self.found:
+            figures = [column.text(self.value(cell, column)) for column in self.columns]
+            if cell in self.why:
+                figures[0] = f"see ({1 + list(dict.fromkeys(self.why.values())).index(self.why[cell])})"
+            rows.append(["" if place is None else str(place) for place in cell] + figures)
+        return rows
+
+    def reasons(self) -> list[str]:
+        return [f"({number}) {why}" for number, why in enumerate(dict.fromkeys(self.why.values()), 1)]
 
 
-def place(device: torch.device) -> str:
-    """The device in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: words on the left of their column, numbers on the right."""
+    lines = [""] * len(table)
+    for column in zip(*table, strict=True):
+        width = max(map(len, column))
+        words = any(text[:1].isalpha() and not text.startswith("see (") for text in column[1:])
+        lines = [f"{line}  {text:{'<' if words else '>'}{width}}" for line, text in zip(lines, column, strict=True)]
+    return [line[2:].rstrip() for line in lines]
 
 
-def peak_memory(device: torch.device) -> int:
-    """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+class RunBenchmark(Benchmark):
+    """A benchmark of a run, which is the first word that is typed, and whose settings are options too."""
+
+    usage: ClassVar[str]
+    texts: ClassVar[dict[str, Any]]  # of `run_options.parse`
+
+    def parse(self, argv: Sequence[str]) -> Any:
+        prog, texts = f"python -m gan.bench {self.name}", {"description": self.about, **self.texts}
+        usage = f"{prog} [RUN] {self.usage} [options]"
+        return run_options.parse(
+            argv, lambda parser: self.add_options(parser.add_argument), prog=prog, usage=usage, **texts
+        )
+
+    @property
+    def run(self) -> tuple[str, dict[str, Any]]:
+        """The run and its settings, as `build` takes them."""
+        return self.settings.run, run_settings(self.settings)
+
+
+# ---- processes ----
+
+
+def in_world(
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: int = 1,
+    threads: int | None = None,
+    device: str = "cpu",
+    limit: float = math.inf,
+) -> list[Any]:
+    """What the function gives on each rank of a world of its own; `threads` a rank, by default as many as torch takes.
+
+    What it prints is not shown.
+    """
+    called = threads or torch.get_num_threads(), function, args
+    return world.call(_serve, *called, ranks=ranks, limit=limit, device=device, preload=[function.__module__])
+
+
+def _serve(threads: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    torch.set_num_threads(threads)
+    return function(*args)
+
+
+def reason(error: Exception) -> str:
+    """Why a cell has no figures, in one line."""
+    if isinstance(error, world.WorldHangs):
+        return f"hangs: {error}"
+    if not isinstance(error, world.WorldFailed):
+        return " ".join(str(error).split()) if isinstance(error, UserError) else f"fails: {world.in_a_line(error)}"
+    failure = error.failure
+    words = failure.what if failure.message is None else " ".join(failure.message.split())
+    if not failure.traceback:  # the process has ended without a word
+        words += "; is there too little memory?"
+    return f"{'refused' if failure.refused else 'fails'}: {words}"

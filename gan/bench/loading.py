@@ -1,7 +1,8 @@
 """How many pictures a second are read, resized, augmented and given to the trainer.
 
 The pictures are like those of CelebAMask-HQ: JPEG of 1024 px and label maps of 512 px. A few files are read again and
-again from memory, so the figures do not depend on the disk.
+again from memory, so the figures do not depend on the disk. All is measured in one process of one thread; the loader
+gives batches of 8, by so many worker processes.
 """
 
 import itertools
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,49 +20,60 @@ from PIL import Image
 from datasets import Augment, Faces, FolderPairs, GanData
 from datasets.augment import Prepared, to_tensors
 from datasets.files.pairs import read_map, read_picture, resize_map, resize_picture
-from gan.app.run.parser import PlainParser
+from gan.bench.harness import Benchmark, Cell, Column, Figures
 
 DRAWN = 8  # different pictures
 WORKERS = (0, 1, 2)
 
 
-def main(argv: list[str]) -> int:
-    """Draw a data set, measure each step of reading it, and print a table."""
-    parser = PlainParser(prog="python -m gan.bench loading", description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=256, help="height and width of what is trained on")
-    parser.add_argument("--stored", type=int, default=1024, help="height and width of the JPEG pictures")
-    parser.add_argument("--pictures", type=int, default=256, help="how many to read for each line of the table")
-    settings = parser.parse_args(argv)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker process
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            _report(Path(folder), settings.size, settings.stored, settings.pictures)
-    finally:
-        torch.set_num_threads(threads)
-    return 0
+class LoadingBenchmark(Benchmark):
+    """A start of the data set, each step from a file to tensors by itself and all together, and the loader."""
 
+    name, places = "loading", ("step",)
+    columns = (Column("ms", ".3f", 1e-3), Column("pictures/s", ".0f"), Column("a worker", ".0f"))
 
-def _report(folder: Path, size: int, stored: int, pictures: int) -> None:
-    kilobytes = _draw(folder, stored, pictures)
-    print(
-        f"{pictures} pictures, JPEG of {stored} px ({kilobytes:.0f} kB each) and PNG of {stored // 2} px, to {size} px"
-    )
-    for start in ("first", "second"):
-        began = time.perf_counter()
-        pairs = FolderPairs(folder, Faces.num_labels, size, Faces.flip_pairs)
-        seconds = time.perf_counter() - began
-        print(f"{start} start: {seconds:.2f} s, {pictures / seconds:.0f} pictures/s")
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add("--size", type=int, default=256, help="height and width of what is trained on")
+        add("--stored", type=int, default=1024, help="height and width of the JPEG pictures")
+        add("--pictures", type=int, default=256, help="how many to read for each line of the table")
 
-    print(f"\n{'one process':34}{'ms':>8}{'pictures/s':>12}")
-    for name, stage in _stages(pairs).items():
-        rate = _rate(stage, pictures)
-        print(f"{name:34}{1000 / rate:8.3f}{rate:12.0f}")
+    def play(self) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker process
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self.kilobytes = _draw(Path(folder), self.settings.stored, self.settings.pictures)
+                self.starts = {}
+                for start in ("first start", "second start"):
+                    began = time.perf_counter()
+                    self.pairs = FolderPairs(Path(folder), Faces.num_labels, self.settings.size, Faces.flip_pairs)
+                    self.starts[start] = time.perf_counter() - began
+                self.stages = _stages(self.pairs)
+                super().play()
+        finally:
+            torch.set_num_threads(threads)
 
-    print(f"\n{'the loader, batches of 8':34}{'pictures/s':>12}{'a worker':>12}")
-    for workers in WORKERS:
-        rate = _loader_rate(pairs, workers)
-        print(f"{f'{workers} workers':34}{rate:12.0f}{rate / max(1, workers):12.0f}")
+    def cells(self) -> Iterator[Cell]:
+        return ((step,) for step in (*self.starts, *self.stages, *(f"{number} workers" for number in WORKERS)))
+
+    def measure(self, cell: Cell) -> Figures:
+        (step,), a_worker = cell, None
+        if step in self.starts:
+            rate = self.settings.pictures / self.starts[step]
+        elif step in self.stages:
+            rate = _rate(self.stages[step], self.settings.pictures)
+        else:
+            workers = int(step.split()[0])
+            rate = _loader_rate(self.pairs, workers)
+            a_worker = rate / max(1, workers)
+        return {"ms": 1 / rate, "pictures/s": rate, "a worker": a_worker}
+
+    def heading(self) -> str:
+        stored = self.settings.stored
+        return (
+            f"{self.settings.pictures} pictures, JPEG of {stored} px ({self.kilobytes:.0f} kB each) and PNG of "
+            f"{stored // 2} px, to {self.settings.size} px"
+        )
 
 
 def _draw(folder: Path, stored: int, pictures: int) -> float:
@@ -111,10 +124,10 @@ def _loader_rate(pairs: FolderPairs, workers: int) -> float:
     data = GanData(pairs, batch_size=min(8, len(pairs)), workers=workers, crop=True)
     loader = data.train_dataloader()
 
-    def one_pass(epoch: int) -> Iterator[int]:
+    def one_pass(epoch: int) -> int:
         loader.sampler.set_epoch(epoch)
-        return (len(batch["image"]) for batch in loader)
+        return sum(len(batch["image"]) for batch in loader)
 
-    sum(one_pass(0))
+    one_pass(0)
     began = time.perf_counter()
-    return sum(one_pass(1)) / (time.perf_counter() - began)
+    return one_pass(1) / (time.perf_counter() - began)

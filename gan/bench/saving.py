@@ -3,9 +3,10 @@
 Ranks of this machine train one network. Windows of equally many steps follow each other in turns: one without a save,
 one that begins with a save at once, one that begins with a save in the background, which has ended when the window
 ends. So what else slows down this machine slows down all three, and the fastest round of each counts:
-  the call      how long the call that saves takes: in the background, the copy and what the ranks agree on
-  all of it     how much longer the window takes than one without a save: also the steps that a thread slows down,
-                which writes beside them
+  call          seconds of the call that saves: in the background, of the copy and of what the ranks agree on
+  all           how many seconds longer the window takes than one without a save: also for the steps that a thread
+                slows down, which writes beside them
+  of it         a save in the background, as a part of one at once
 """
 
 import tempfile
@@ -13,52 +14,70 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Trainer
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
-from gan.app.run.parser import PlainParser
-from gan.bench.harness import ONLY_TRAINING
+from gan.bench.device import train
+from gan.bench.harness import Benchmark, Cell, Column, Figures, in_world
 from strategies import PhaseStrategy
-from strategies.processes import world
 
 KINDS = ("without", "at once", "in the background")
 WIDTH = 512
 LIMIT = 1800.0  # seconds
 
 
-def main(argv: list[str]) -> int:
-    """Train, measure, and print a table."""
-    parser = PlainParser(prog="python -m gan.bench saving", description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=200, help="weights, average and Adam's two moments together")
-    parser.add_argument("--strategy", default="zero3", help="policy of the network")
-    parser.add_argument("--ranks", type=int, default=2, help="processes")
-    parser.add_argument("--steps", type=int, default=5, help="of a window")
-    parser.add_argument("--rounds", type=int, default=10, help="windows of each kind")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where the checkpoints go, and are removed")
-    settings = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(dir=settings.folder) as folder:
-        request = settings.strategy, settings.ranks, settings.megabytes, settings.steps, settings.rounds, Path(folder)
-        found = world.call(measure, *request, ranks=settings.ranks, limit=LIMIT, preload=[__name__])[0]
-    step = 1000 * min(found["without"][1]) / settings.steps
-    print(f"{settings.megabytes} MB of state, {settings.strategy} on {settings.ranks} ranks, {step:.0f} ms a step")
-    print(f"\n{'a save':24}{'the call':>12}{'all of it':>12}")
-    rows = {kind: costs(found, kind) for kind in KINDS[1:]}
-    for kind, (call, whole) in rows.items():
-        print(f"{kind:24}{call:10.3f} s{whole:10.3f} s")
-    call, whole = (after / before for before, after in zip(*rows.values(), strict=True))
-    print(f"{'of that at once':24}{call:12.2f}{whole:12.2f}")
-    return 0
+class SavingBenchmark(Benchmark):
+    """One training, in which windows of all kinds take turns."""
+
+    name, places = "saving", ("policy",)
+    rounds = 1  # of trainings; in each are the rounds of windows
+    columns = (
+        Column("ms a step", ".0f", 1e-3),
+        *(Column(f"{what} {kind}, s", ".3f") for what in ("call", "all") for kind in KINDS[1:]),
+        *(Column(f"{what}, of it", ".2f") for what in ("call", "all")),
+    )
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add("--megabytes", type=int, default=200, help="weights, average and Adam's two moments together")
+        add("--strategy", default="zero3", help="policy of the network")
+        add("--ranks", type=int, default=2, help="processes")
+        add("--steps", type=int, default=5, help="of a window")
+        add("--rounds", type=int, default=10, help="windows of each kind")
+        add("--folder", default=tempfile.gettempdir(), help="where the checkpoints go, and are removed")
+
+    def cells(self) -> list[Cell]:
+        return [(self.settings.strategy,)]
+
+    def measure(self, cell: Cell) -> Figures:
+        own = self.settings
+        with tempfile.TemporaryDirectory(dir=own.folder) as folder:
+            request = own.strategy, own.ranks, own.megabytes, own.steps, own.rounds, Path(folder)
+            calls, windows = in_world(measure, *request, ranks=own.ranks, limit=LIMIT)[0]
+        return costs(calls, windows, own.steps)
+
+    def heading(self) -> str:
+        return f"{self.settings.megabytes} MB of state on {self.settings.ranks} ranks"
 
 
-def costs(found: dict[str, tuple[list[float], list[float]]], kind: str) -> tuple[float, float]:
-    """The seconds of the call, and of all of it."""
-    calls, windows = found[kind]
-    return min(calls), min(windows) - min(found["without"][1])
+Seconds = dict[str, list[float]]  # by the kind of window, round by round
+
+
+def costs(calls: Seconds, windows: Seconds, steps: int) -> Figures:
+    """The least that a save takes: its call, and in all. A window without one has so many steps."""
+    without = min(windows["without"])
+    figures = {"ms a step": without / steps}
+    for kind in KINDS[1:]:
+        figures |= {f"call {kind}, s": min(calls[kind]), f"all {kind}, s": min(windows[kind]) - without}
+    for what in ("call", "all"):
+        at_once, background = (figures[f"{what} {kind}, s"] for kind in KINDS[1:])
+        figures[f"{what}, of it"] = background / at_once
+    return figures
 
 
 class Wide(GanModule):
@@ -79,50 +98,33 @@ class Wide(GanModule):
         return self.net(batch).square().mean()
 
 
-class Windows(Callback):
-    """Saves at the beginning of windows of steps, and takes the time. The first round is not counted."""
+def measure(policy: str, ranks: int, megabytes: int, steps: int, rounds: int, folder: Path) -> tuple[Seconds, Seconds]:
+    """On each rank: seconds of the calls that save, and of whole windows. The first round of windows is not counted."""
+    calls, windows = ({kind: [] for kind in KINDS} for _ in range(2))
+    kinds = KINDS * (1 + rounds)
+    began = 0.0
 
-    def __init__(self, steps: int, folder: Path) -> None:
-        self.steps, self.folder = steps, folder
-        self.calls: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        self.windows: dict[str, list[float]] = {kind: [] for kind in KINDS}
-        self.began: float | None = None
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Between two windows."""
-        number, rest = divmod(trainer.global_step, self.steps)
-        if rest:
-            return
+    def between(trainer: Trainer, _: Tensor) -> None:
+        """End the window before, and begin the next one."""
+        nonlocal began
+        number = trainer.global_step // steps - 1  # of the next one
         trainer.strategy.background.wait()
         trainer.strategy.barrier()
-        if self.began is not None:
-            self.windows[KINDS[(number - 2) % len(KINDS)]].append(time.perf_counter() - self.began)
-        kind = KINDS[(number - 1) % len(KINDS)]
+        if number:
+            windows[kinds[number - 1]].append(time.perf_counter() - began)
+        if number == len(kinds):
+            return
         save: dict[str, Callable[[Path], None]] = {
             "without": lambda _: None,
             "at once": trainer.save_checkpoint,
             "in the background": trainer.strategy.save_in_background,
         }
-        self.began = time.perf_counter()
-        save[kind](self.folder / "last.ckpt")
-        self.calls[kind].append(time.perf_counter() - self.began)
+        began = time.perf_counter()
+        save[kinds[number]](folder / "last.ckpt")
+        calls[kinds[number]].append(time.perf_counter() - began)
 
-
-def measure(
-    strategy: str, ranks: int, megabytes: int, steps: int, rounds: int, folder: Path
-) -> dict[str, tuple[list[float], list[float]]]:
-    """On each rank: the seconds of the calls and of the windows of each kind."""
-    windows = Windows(steps, folder)
-    count = steps * (1 + len(KINDS) * (1 + rounds))
-    trainer = Trainer(
-        strategy=PhaseStrategy(strategy, check=False),
-        accelerator="cpu",
-        devices=ranks,
-        max_steps=count,
-        callbacks=[windows],
-        use_distributed_sampler=False,
-        **ONLY_TRAINING,
-    )
-    batch = torch.randn(4, WIDTH)
-    trainer.fit(Wide(megabytes), DataLoader([batch] * count, batch_size=None))
-    return {kind: (windows.calls[kind][1 : rounds + 1], windows.windows[kind][1:]) for kind in KINDS}
+    moments = {steps * number: between for number in range(1, len(kinds) + 2)}
+    data = DataLoader([torch.randn(4, WIDTH)] * max(moments), batch_size=None)
+    strategy = PhaseStrategy(policy, check=False)
+    train(Wide(megabytes), data, strategy, moments, accelerator="cpu", devices=ranks, use_distributed_sampler=False)
+    return tuple({kind: seconds[1:] for kind, seconds in each.items()} for each in (calls, windows))

@@ -8,22 +8,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gan.bench.peers import command
-from gan.bench.peers.command import Peer, measure
-from gan.bench.peers.game import Feed, HandLoop, Payload, Task, weights
-from gan.bench.peers.worker import distance
+from gan.bench import peers
+from gan.bench.device import Counter, payload
+from gan.bench.peers import Peer, PeersBenchmark, distance
+from gan.bench.task import Feed, HandLoop, Task, weights
 from gan.files.errors import UserError
 from strategies.policies import POLICIES
-from strategies.processes import world
-from strategies.processes.world import WorldHangs
 
-TINY = dict(width=8, batch_size=8, rounds=2, steps=2)
+TINY = ["--width=8", "--batch-size=8", "--rounds=2", "--steps=2"]
 NUMBERS = (64 * 8 + 8) + 2 * (8 * 8 + 8) + (8 * 64 + 64), (64 * 8 + 8) + 2 * (8 * 8 + 8) + (8 + 1)  # in each network
-HERE = "tests.system.test_bench_peers"
 
 
 def task(**changes):
     return Task(**{**dict(penalty=True, width=8, batch_size=8, dtype=torch.float64, rank=0, ranks=1), **changes})
+
+
+def measured(way, penalty=False, needs=()):
+    """The figures of a peer on two ranks, or what the table says in their place."""
+    benchmark = PeersBenchmark([*TINY, "--limit=60"])
+    cell = "r1" if penalty else "plain", Peer("mine", way, needs)
+    benchmark.cells = lambda: [cell]
+    benchmark.play()
+    return benchmark.why.get(cell) or benchmark.found[cell][0]
 
 
 # ---- peers that only tests have ----
@@ -33,15 +39,13 @@ def deaf(task):
     """The control: the loop by hand without its synchronisation."""
     hand = HandLoop(task)
     hand.average = lambda learner: None
-    for batch in task.batches:
-        hand.step(batch)
+    hand.play(task.batches)
     return hand.weights()
 
 
 def wrong_on_one_rank(task):
     hand = HandLoop(task)
-    for batch in task.batches:
-        hand.step(batch)
+    hand.play(task.batches)
     return {name: weight + task.rank for name, weight in hand.weights().items()}
 
 
@@ -52,59 +56,49 @@ def raises(task):
 
 
 def test_without_synchronisation_it_is_wrong():
-    result = measure(Peer("deaf", f"{HERE}:deaf"), 2, 60, penalty=False, **TINY)
-    assert result["exact"] is False and result["difference"] > 1e-4
-    assert result["payload"] == 0 and result["ratio"] > 0
-    assert "WRONG" in command._line(result)
+    result = measured(deaf)
+    assert result["verdict"] == "WRONG" and result["difference"] > 1e-4
+    assert result["payload, kB"] == 0 and result["of by hand"] > 0
 
 
 def test_a_peer_that_raises_is_told_by_its_first_line():
     began = time.monotonic()
-    result = measure(Peer("raises", f"{HERE}:raises"), 2, 60, penalty=False, **TINY)
-    assert result["failure"] == "RuntimeError: rank 1 has had enough"
-    assert command._line(result) == "fails: RuntimeError: rank 1 has had enough"
+    assert measured(raises) == "fails: RuntimeError: rank 1 has had enough"
     assert time.monotonic() - began < 45
 
 
-def test_a_peer_that_hangs_is_told(monkeypatch):
-    def hangs(*args, **kwargs):
-        raise WorldHangs(3, {})
-
-    monkeypatch.setattr(world, "call", hangs)
-    result = measure(Peer("waits", f"{HERE}:deaf"), 2, 3, penalty=False, **TINY)
-    assert command._line(result) == "hangs: no end within 3 s"
-
-
 def test_a_peer_that_is_not_installed_is_skipped():
-    result = measure(Peer("absent", f"{HERE}:deaf", needs=("torch", "not_there", "nor_this")), 2, 60, **TINY)
-    assert command._line(result) == "skipped: not_there and nor_this not installed"
+    needs = ("torch", "not_there", "nor_this")
+    assert measured(deaf, needs=needs) == "skipped: not_there and nor_this not installed"
 
 
 @pytest.mark.slow
 def test_it_prints_a_line_for_everyone_who_is_always_there(capsys):
-    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
-    assert command.main([*sizes, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]) == 0
+    assert PeersBenchmark([*TINY, "--only", "torch", "Lightning", "ours, ddp", "--games", "r1"]).main() == 0
     said = capsys.readouterr().out
     assert "2 ranks on cpu, of one thread each, three hidden layers of 8, batch 8" in said
-    lines = dict(re.findall(r"^(.{44})(.*)$", said, re.MULTILINE))
-    lines = {title.strip(): rest for title, rest in lines.items()}
+    lines = [re.split("  +", line) for line in said.splitlines() if line.startswith("r1  ")]
+    lines = {title: rest for _, title, *rest in lines}
     gradients = f"{4 * sum(NUMBERS) / 1000:.1f}"
     for title in ("torch, by hand", "torch, DDP", "ours, ddp"):
-        verdict, difference, rate, ratio, payload = lines[title].split()
+        verdict, difference, rate, ratio, moved = lines[title]
         assert verdict == "exact" and float(difference) < 1e-10
-        assert float(rate) > 0 and float(ratio) > 0 and payload == gradients
-    assert lines["torch, FSDP2 kept gathered"].startswith("exact")
-    assert lines["Lightning ddp"].startswith("fails: RuntimeError: It looks like your LightningModule has parameters")
+        assert float(rate) > 0 and float(ratio) > 0 and moved == gradients
+    assert lines["torch, FSDP2 kept gathered"][0] == "exact"
+    assert re.search(
+        r"^\(\d\) fails: RuntimeError: It looks like your LightningModule has parameters", said, re.MULTILINE
+    )
+    assert lines["Lightning ddp"][0].startswith("see (")
     # It reduces both networks in both turns.
-    verdict, *_, payload = lines["Lightning ddp_find_unused_parameters_true"].split()
-    assert verdict == "exact" and float(payload) > 1.9 * float(gradients)
+    verdict, *_, moved = lines["Lightning ddp_find_unused_parameters_true"]
+    assert verdict == "exact" and float(moved) > 1.9 * float(gradients)
 
 
 # ---- the parts ----
 
 
 def test_everyone_is_named_once_and_so_is_every_policy_of_ours():
-    titles = [peer.title for peer in command.peers()]
+    titles = [peer.title for peer in peers.peers()]
     assert len(set(titles)) == len(titles) and max(map(len, titles)) < 44
     several = [name for name, policy in POLICIES.items() if policy.max_ranks != 1]
     assert [title for title in titles if title.startswith("ours")] == [f"ours, {name}" for name in several]
@@ -136,9 +130,9 @@ def test_the_penalty_is_part_of_the_loss_and_reaches_the_weights():
 def test_the_loop_by_hand_teaches_both():
     hand = HandLoop(task())
     before = hand.weights()
-    hand.step(task().batch(0))
+    hand.play([task().batch(0)])
     assert all(not torch.equal(before[name], weight) for name, weight in hand.weights().items())
-    assert all(weight.requires_grad for weight in hand.discriminator.parameters())
+    assert all(weight.requires_grad for weight in hand.networks[1].parameters())
 
 
 @pytest.fixture
@@ -171,10 +165,10 @@ def test_a_feed_is_whole_for_one_who_does_not_ask_beyond_its_length(alone):
 
 def test_the_larger_side_of_a_collective_counts(alone):
     big, small = torch.zeros(10), torch.zeros(10)
-    with Payload() as payload:
+    with Counter(payload) as counter:
         dist.barrier()
         big + small
-    assert payload.bytes == 0
+    assert counter.total == 0
     for collective in (
         lambda: dist.all_reduce(big),
         lambda: dist.broadcast(big, 0),
@@ -182,9 +176,9 @@ def test_the_larger_side_of_a_collective_counts(alone):
         lambda: dist.all_gather([big], small),
         lambda: dist.reduce_scatter_tensor(small, big),
     ):
-        with Payload() as payload:
+        with Counter(payload) as counter:
             collective()
-        assert payload.bytes == 40
+        assert counter.total == 40
 
 
 def test_a_difference_anywhere_counts():
@@ -201,19 +195,19 @@ def test_a_difference_anywhere_counts():
 
 
 def test_one_rank_that_is_wrong_makes_it_wrong():
-    result = measure(Peer("half", f"{HERE}:wrong_on_one_rank"), 2, 60, penalty=False, **TINY)
-    assert result["exact"] is False and result["difference"] == pytest.approx(1)
+    result = measured(wrong_on_one_rank)
+    assert result["verdict"] == "WRONG" and result["difference"] == pytest.approx(1)
 
 
 def test_what_cannot_be_measured_is_refused(capsys):
     with pytest.raises(UserError, match="batch 9 is not divisible by 2 ranks; try --batch-size 10"):
-        command.main(["--batch-size", "9"])
+        PeersBenchmark(["--batch-size", "9"])
     with pytest.raises(UserError, match="--ranks 1 is too small; type --ranks 2 or more"):
-        command.main(["--ranks", "1"])
+        PeersBenchmark(["--ranks", "1"])
     with pytest.raises(UserError, match="--batch-size 0 is too small; type --batch-size 1 or more"):
-        command.main(["--batch-size", "0"])
+        PeersBenchmark(["--batch-size", "0"])
     with pytest.raises(UserError, match="no peer's line has Nobody; there are torch, by hand; "):
-        command.main(["--only", "Nobody"])
+        PeersBenchmark(["--only", "Nobody"])
     with pytest.raises(SystemExit):
-        command.main(["--games", "r3"])
+        PeersBenchmark(["--games", "r3"])
     assert "invalid choice" in capsys.readouterr().err

@@ -6,20 +6,19 @@ import re
 import pytest
 import torch
 
-from gan.bench.sean import command, generator
-from gan.bench.sean.generator import Kept
+from gan.bench import sean
+from gan.bench.sean import Kept, SeanBenchmark, Way
 from gan.files.errors import UserError
-from nets.sean.generator import SeanGenerator
 
 TINY = ["--size", "32", "--batches", "2", "--repeats", "1", "--width", "2", "--hidden", "3", "--style", "4"]
 
 
 @pytest.mark.slow
 def test_every_kind_of_mask_is_painted_in_every_way(capsys):
-    assert command.main(TINY) == 0
+    assert SeanBenchmark(TINY).main() == 0
     said = capsys.readouterr().out
     row = r"^{} +2  {} +([\d.]+) +([\d.]+) +(\d+) +([\d.]+) +(\S+)$"
-    for kind in generator.MASKS:
+    for kind in sean.MASKS:
         for way in ("the plain reference", "ours", "ours, nothing recomputed"):
             seconds, _, _, share, apart = re.search(row.format(kind, way), said, re.MULTILINE).groups()
             assert float(seconds) >= 0
@@ -29,25 +28,25 @@ def test_every_kind_of_mask_is_painted_in_every_way(capsys):
         assert ratio == 1
 
 
-@pytest.mark.parametrize("kind", generator.MASKS)
+@pytest.mark.parametrize("kind", sean.MASKS)
 def test_what_is_kept_is_at_most_half(kind):
     """Bytes do not depend on the machine. It has a quarter of the published widths, half the size and two pictures."""
-    torch.manual_seed(0)
-    net = SeanGenerator(19, 128, width=16, hidden=32)
-    planes, codes = generator.masks(kind, 2, 128, 19), torch.randn(2, 19, 128)
+    sizes = {"size": 128, "labels": 19, "width": 16, "hidden": 32, "style": 128}
+    planes, codes = sean.masks_of(kind, 2, 128, 19), torch.randn(2, 19, 128)
     kept = {}
-    for way in generator.ways(net, 128, torch.device("cpu")):
-        with Kept(way.weights) as count:
-            way.paint(planes, codes)
-        kept[way.title] = count.bytes
+    for way in ("the plain reference", "ours", "ours, nothing recomputed"):
+        paint, weights = sean.painter(way, sizes, torch.device("cpu"))
+        with Kept(weights) as count:
+            paint(planes, codes)
+        kept[way] = count.bytes
     assert kept["ours"] <= 0.5 * kept["the plain reference"]
     assert kept["ours"] < kept["ours, nothing recomputed"] < kept["the plain reference"]
 
 
 def test_the_masks_are_what_they_are_called():
     changes = {}
-    for kind in generator.MASKS:
-        planes = generator.masks(kind, 2, 64, 19)
+    for kind in sean.MASKS:
+        planes = sean.masks_of(kind, 2, 64, 19)
         assert planes.shape == (2, 19, 64, 64)
         assert (planes.sum(1) == 1).all()
         label = planes.argmax(1)
@@ -67,36 +66,48 @@ def test_memory_is_counted_once_and_weights_not_at_all():
 
 def test_drawn_faces_have_labels_of_their_own():
     with pytest.raises(UserError, match="the drawn faces have 19 labels; type --masks blocks random"):
-        command.main([*TINY, "--labels", "5"])
+        SeanBenchmark([*TINY, "--labels", "5"])
 
 
-def test_the_whole_step_is_measured_in_both_ways(capfd):
+def test_the_whole_step_is_measured_in_both_ways(capsys):
     """In processes of their own, from the same weights: their first losses are the same."""
     sizes = ["--size", "64", "--batches", "2", "--width", "4", "--hidden", "8", "--style", "16"]
-    assert command.main(["--whole", "--repeats", "1", *sizes]) == 0
-    said = capfd.readouterr().out
+    assert SeanBenchmark(["--whole", "--repeats", "1", *sizes]).main() == 0
+    said = capsys.readouterr().out
     assert re.search(r"whole step at 64 px, on \d+ CPU threads; a plain convolution has \d+ GFLOP/s", said)
-    rows = [line.split("  ") for line in said.splitlines() if re.match(r" +2 ", line)]
-    rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert [row[:2] for row in rows] == [["2", "the plain reference"], ["2", "ours"]]
+    rows = [re.split("  +", line) for line in said.splitlines() if line.startswith("faces  ")]
+    assert [row[:3] for row in rows] == [["faces", "2", "the plain reference"], ["faces", "2", "ours"]]
     for row in rows:
-        seconds, generator, discriminator = map(float, row[2:5])
+        seconds, generator, discriminator = map(float, row[3:6])
         assert seconds == pytest.approx(generator + discriminator, abs=0.011)
         assert float(row[-1]) < 1e-5
     reference, ours = rows
-    assert (reference[5], reference[7], reference[9]) == ("1.00", "1.00", "1.00")
-    assert float(ours[7]) < 0.9  # what is kept
-    assert re.fullmatch(r"\d+%", ours[10])
+    assert (reference[6], reference[8], reference[10]) == ("1.00", "1.00", "1.00")
+    assert float(ours[8]) < 0.9  # what is kept
+    assert re.fullmatch(r"\d+%", ours[11])
 
 
-def test_a_way_that_dies_is_named(monkeypatch):
-    monkeypatch.setitem(command.steps.WAYS, "ours", dies)
-    with pytest.raises(UserError, match="ours ended without a word; is there too little memory"):
-        command.play(["ours"], 1, batch=1)
+def test_without_a_checkout_the_reference_is_named_and_ours_is_measured(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sean, "REFERENCE", tmp_path / "sean_reference.py")
+    monkeypatch.setattr(sean, "in_world", lambda function, *args, device: [function(*args)])
+    monkeypatch.setattr(sean, "keep_freed_memory", lambda: True)
+    assert SeanBenchmark([*TINY, "--masks", "blocks"]).main() == 0
+    said = capsys.readouterr().out
+    assert "sean_reference.py, which only a checkout of this project has" in said
+    assert re.search(r"^blocks +2  the plain reference +see \(1\)$", said, re.MULTILINE)
+    assert re.search(r"^blocks +2  ours +[\d.]+ +\d+$", said, re.MULTILINE)  # seconds, and what it keeps
 
 
 def dies(*_):
     os._exit(1)
+
+
+def test_a_way_that_dies_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sean, "train_ours", dies)
+    benchmark = SeanBenchmark(["--whole", "--repeats", "1"])
+    benchmark.cells = lambda: [Way("faces", 1, "ours")]
+    assert benchmark.main() == 1
+    assert "fails: rank 0 ended with 1; is there too little memory?" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -108,4 +119,4 @@ def dies(*_):
 )
 def test_the_whole_step_is_on_drawn_faces(words, said):
     with pytest.raises(UserError, match=said):
-        command.main(["--whole", *words])
+        SeanBenchmark(["--whole", *words])

@@ -37,7 +37,6 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
     ("gan/app",),
     (
         *("gan/fit.py", "gan/sample.py", "gan/evaluate.py", "gan/export.py", "gan/verify.py", "gan/plan.py"),
-        "gan/bench/harness.py",
         *("gan/bench", "samples"),
     ),
 )

@@ -112,4 +112,4 @@ def what_make_gpu_runs(_):
         there = train(HARD["Plain"], policy="single", steps=3)
     assert distance(there, train(HARD["Plain"], policy="single", steps=3)) < EXACT
     settings = {"batch_size": 4, "faces": 8, "held_out": 2, "size": 16, "width": 2}
-    assert speed.measure("r3gan-faces", settings, speed.Way("32-true"), 1).flops > 0
+    assert speed.measure("r3gan-faces", settings, speed.Way("32-true"), 1)["flops"] > 0

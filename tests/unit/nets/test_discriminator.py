@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
-from gan.bench.sean import reference
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.published import export_discriminator
 from nets.published.sean_keys import discriminator_entries
+from tests.support import sean_reference as reference
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
 

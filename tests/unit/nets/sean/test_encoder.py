@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gan.bench.sean import reference
 from nets.blocks import onehot
 from nets.published import export_generator
 from nets.published.sean_keys import encoder_entries
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
+from tests.support import sean_reference as reference
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
 LABELS = 4

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gan.bench.sean import reference
 from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
@@ -14,6 +13,7 @@ from nets.sean import neighbourhood
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
+from tests.support import sean_reference as reference
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
 
 LABELS, STYLE = 5, 6

@@ -1,23 +1,29 @@
-"""The game that all peers play, in plain torch: two networks, two turns, and a feed of batches that takes the time."""
+"""The game that all peers play: two networks, two turns, a loop by hand, and a feed of batches that takes the time.
+
+The same holds for all peers: networks, losses, optimizers and batches are the task's, and `alternate` takes the turns.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from gan.bench.device import Counter, payload
 
 LATENT, FEATURES, GAMMA = 64, 64, 1.0
 STEPS = 10  # weights are compared after these
 Batch = Mapping[str, Tensor]
+Weights = dict[str, Tensor]
 Network = Callable[[Tensor], Tensor]
+Backward = Callable[[Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,12 @@ class Task:
         layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.SiLU())]
         return nn.Sequential(*layers[:-1]).to(self.device, self.dtype)
 
-    @property
-    def adam(self) -> Callable[..., Adam]:
+    def adam(self, weights: Iterable[nn.Parameter]) -> Adam:
         """Both players' optimizer. With an eps of 1e-8 Adam would enlarge float32 rounding errors of tiny gradients."""
-        return partial(Adam, lr=1e-3, betas=(0.5, 0.99), eps=1e-4)
+        return Adam(weights, lr=1e-3, betas=(0.5, 0.99), eps=1e-4)
+
+    def adams(self, *networks: nn.Module) -> tuple[Adam, ...]:
+        return tuple(self.adam(network.parameters()) for network in networks)
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of a step's global batch."""
@@ -72,29 +80,52 @@ class Task:
         return softplus(-discriminator(generator(batch["z"]))).mean()
 
 
+def alternate(
+    task: Task,
+    judging: tuple[Network, Network],
+    fooling: tuple[Network, nn.Module],
+    adams: tuple[Any, Any],
+    backwards: tuple[Backward, Backward] = (Tensor.backward, Tensor.backward),
+) -> None:
+    """Take both turns with each batch. Of a pair, the generator's is the first; a turn has its own pair of networks."""
+    for batch in task.batches:
+        adams[1].zero_grad()
+        backwards[1](task.judge(*judging, batch))
+        adams[1].step()
+
+        # The gradient passes through the discriminator, but its weights need no gradient.
+        fooling[1].requires_grad_(False)
+        adams[0].zero_grad()
+        backwards[0](task.fool(*fooling, batch))
+        adams[0].step()
+        fooling[1].requires_grad_(True)
+
+
+def weights(generator: nn.Module, discriminator: nn.Module) -> Weights:
+    """Copies of both networks' weights, with the same keys for every peer."""
+    both = {"generator": generator, "discriminator": discriminator}
+    return {
+        f"{who}.{key}": value.detach().clone() for who, net in both.items() for key, value in net.state_dict().items()
+    }
+
+
 class HandLoop:
     """The loop by hand: after each backward pass one all-reduce of all gradients, as StyleGAN3 does it."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
-        self.generator, self.discriminator = task.networks()
-        self.generator_adam = task.adam(self.generator.parameters())
-        self.discriminator_adam = task.adam(self.discriminator.parameters())
+        self.task, self.networks = task, task.networks()
+        self.adams = task.adams(*self.networks)
 
-    def step(self, batch: Batch) -> None:
-        # The discriminator's turn.
-        self.discriminator_adam.zero_grad()
-        self.task.judge(self.generator, self.discriminator, batch).backward()
-        self.average(self.discriminator)
-        self.discriminator_adam.step()
+    def play(self, batches: Iterable[Batch]) -> None:
+        backwards = tuple(partial(self._backward, network) for network in self.networks)
+        alternate(replace(self.task, batches=batches), self.networks, self.networks, self.adams, backwards)
 
-        # The generator's turn: the gradient passes through the discriminator, but its weights need no gradient.
-        self.discriminator.requires_grad_(False)
-        self.generator_adam.zero_grad()
-        self.task.fool(self.generator, self.discriminator, batch).backward()
-        self.average(self.generator)
-        self.generator_adam.step()
-        self.discriminator.requires_grad_(True)
+    def _backward(self, learner: nn.Module, loss: Tensor) -> None:
+        loss.backward()
+        self.average(learner)
+
+    def weights(self) -> Weights:
+        return weights(*self.networks)
 
     def average(self, learner: nn.Module) -> None:
         """Replace the gradients by their mean over the ranks."""
@@ -106,17 +137,6 @@ class HandLoop:
         flat /= self.task.ranks
         parts = flat.split([gradient.numel() for gradient in gradients])
         torch._foreach_copy_(gradients, [part.view_as(like) for part, like in zip(parts, gradients, strict=True)])
-
-    def weights(self) -> dict[str, Tensor]:
-        return weights(self.generator, self.discriminator)
-
-
-def weights(generator: nn.Module, discriminator: nn.Module) -> dict[str, Tensor]:
-    """Copies of both networks' weights, with the same keys for every peer."""
-    both = {"generator": generator, "discriminator": discriminator}
-    return {
-        f"{who}.{key}": value.detach().clone() for who, net in both.items() for key, value in net.state_dict().items()
-    }
 
 
 class Feed:
@@ -142,9 +162,9 @@ class Feed:
     def __iter__(self) -> Iterator[Batch]:
         self._by_hand()
         yield from self._round()
-        with Payload() as payload:
+        with Counter(payload) as counter:
             yield self.stock[0]
-        self.payload = payload.bytes
+        self.payload = counter.total
         self.peer_seconds, self.hand_seconds = [], []
         for number in range(self.rounds):
             if number % 2:
@@ -162,8 +182,7 @@ class Feed:
     def _by_hand(self) -> None:
         began = _now()
         with torch.enable_grad():
-            for batch in self._round():
-                self.hand.step(batch)
+            self.hand.play(self._round())
         self.hand_seconds.append(_now() - began)
 
 
@@ -171,28 +190,3 @@ def _now() -> float:
     """The time, after all ranks have arrived here."""
     dist.barrier()
     return time.perf_counter()
-
-
-class Payload(TorchDispatchMode):
-    """Counts the bytes that collectives get, of input and output the larger, also of those started in C++.
-
-    So a tensor of N bytes counts N in an all-reduce, in a gather and in a scatter.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(
-        self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        result = function(*args, **(kwargs or {}))
-        space, _, rest = str(function).partition(".")
-        if "c10d" in space and "barrier" not in rest and "wait_tensor" not in rest:
-            self.bytes += max(map(_bytes, (*args, result)))
-        return result
-
-
-def _bytes(tree: object) -> int:
-    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam
-from torch.utils.data import Dataset
 
 from datasets import GlobalLoader
 from gan import GanModule, Phase, Player, noise
@@ -29,6 +28,10 @@ class Block(nn.Module):
         return x + 0.1 * self.two(self.act(self.one(x)))
 
 
+def _tower(maps: int, width: int, blocks: int, *end: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(maps, width, 3, padding=1), *(Block(width) for _ in range(blocks)), *end)
+
+
 class Blocks(GanModule):
     """A GAN of blocks, without a gradient penalty, so that every policy takes both players."""
 
@@ -37,18 +40,9 @@ class Blocks(GanModule):
     ) -> None:
         super().__init__()
         self.size, self.batch_size = size, batch_size
-        self.generator = nn.Sequential(
-            nn.Conv2d(LATENT, width, 3, padding=1),
-            *(Block(width) for _ in range(generator_blocks)),
-            nn.Conv2d(width, 3, 3, padding=1),
-            nn.Tanh(),
-        )
-        self.discriminator = nn.Sequential(
-            nn.Conv2d(3, width, 3, padding=1),
-            *(Block(width) for _ in range(discriminator_blocks)),
-            nn.Flatten(),
-            nn.Linear(width * size * size, 1),
-        )
+        self.generator = _tower(LATENT, width, generator_blocks, nn.Conv2d(width, 3, 3, padding=1), nn.Tanh())
+        score = nn.Linear(width * size * size, 1)
+        self.discriminator = _tower(3, width, discriminator_blocks, nn.Flatten(), score)
 
     def configure_players(self) -> Iterator[Player]:
         adam = partial(Adam, lr=1e-4, betas=(0.0, 0.99))
@@ -60,7 +54,9 @@ class Blocks(GanModule):
         yield Phase("generator", self.fool, "generator")
 
     def train_dataloader(self) -> GlobalLoader:
-        return GlobalLoader(Pictures(self.size, max(PICTURES, self.batch_size)), self.batch_size)
+        """Random pictures, so that no time goes into data."""
+        dice, number = torch.Generator().manual_seed(0), max(PICTURES, self.batch_size)
+        return GlobalLoader(list(torch.randn(number, 3, self.size, self.size, generator=dice)), self.batch_size)
 
     def fake(self, like: Tensor) -> Tensor:
         return self.generator(noise.randn((len(like), LATENT, self.size, self.size), like=like))
@@ -75,19 +71,6 @@ class Blocks(GanModule):
 
     def fool(self, image: Tensor) -> Tensor:
         return softplus(-self.discriminator(self.fake(image))).mean()
-
-
-class Pictures(Dataset):
-    """Random pictures, so that no time goes into data."""
-
-    def __init__(self, size: int, number: int) -> None:
-        self.all = torch.randn(number, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.all[index]
 
 
 def blocks(

@@ -1,0 +1,112 @@
+"""What benchmarks measure with: a training that stops for measurements, and a device's time, rate, memory and name."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from gan.files.system import resource
+
+Moments = Mapping[int, Callable[[Trainer, Any], None]]  # each is given the batch, too
+
+
+def train(game: LightningModule, data: Any, strategy: Any, moments: Moments | None = None, **options: Any) -> None:
+    """Train, with nothing beside the training itself, until the last of the moments; without any, one epoch."""
+    length = {"max_steps": max(moments)} if moments else {"max_epochs": 1}
+    Trainer(
+        strategy=strategy,
+        callbacks=[AtMoments(moments)] if moments else [],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        **length,
+        **options,
+    ).fit(game, data)
+
+
+class AtMoments(Callback):
+    """Does what is to be done once so many steps have ended: `moments[0]` before the first step."""
+
+    def __init__(self, moments: Moments) -> None:
+        self.moments, self.done = moments, 0
+
+    def on_train_batch_start(self, trainer: Trainer, game: LightningModule, batch: Any, number: int) -> None:
+        if not self.done and 0 in self.moments:
+            self.moments[0](trainer, batch)
+
+    def on_train_batch_end(self, trainer: Trainer, game: LightningModule, outputs: Any, batch: Any, _: int) -> None:
+        self.done += 1
+        if self.done in self.moments:
+            self.moments[self.done](trainer, batch)
+
+
+class Counter(TorchDispatchMode):
+    """Adds up what `count` says of each of torch's operations inside the `with`."""
+
+    def __init__(self, count: Callable[..., int]) -> None:
+        super().__init__()
+        self.count, self.total = count, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.total += self.count(function, args, kwargs or {}, result)
+        return result
+
+
+def multiplications(function: Any, args: tuple, kwargs: dict, result: Any) -> int:
+    """As torch's FlopCounterMode, which has hooks of modules, and these fail in a gradient of a gradient."""
+    counted = flop_registry.get(function._overloadpacket)
+    return 0 if counted is None else counted(*args, **kwargs, out_val=result)
+
+
+def payload(function: Any, args: tuple, kwargs: dict, result: Any) -> int:
+    """The bytes that a collective gets, of input and output the larger, also of one that is started in C++.
+
+    So a tensor of N bytes counts N in an all-reduce, in a gather and in a scatter.
+    """
+    space, _, rest = str(function).partition(".")
+    if "c10d" not in space or "barrier" in rest or "wait_tensor" in rest:
+        return 0
+    trees = [pytree.tree_leaves(tree) for tree in (*args, result)]
+    return max(sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor)) for leaves in trees)
+
+
+def convolution_rate(device: torch.device, dtype: torch.dtype = torch.float32) -> float:
+    """Multiplications and additions a second in a convolution whose size suits the machine; the best of ten."""
+    x = torch.randn(4, 512, 64, 64, device=device, dtype=dtype)
+    weight = torch.randn(256, 512, 3, 3, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(10):
+        began = now(device)
+        out = F.conv2d(x, weight, padding=1)
+        best = min(best, now(device) - began)
+    return 2 * out.numel() * weight[0].numel() / best
+
+
+def now(device: torch.device) -> float:
+    """The time, after the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def place(device: torch.device) -> str:
+    """The device in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,395 @@
+"""The same work under policies x processes x stages x chunks x batch sizes: speed, memory, payload and bubble.
+
+of one      pictures a second, as a part of those of one process of one thread that plays the same parts one after
+            another; the median of all rounds, and the least and the most of them
+fastest     the same of the fastest round of each, for a machine that others use too
+of its best as of one, but of one process with the fastest number of parts
+work        how long the rank computes that computes longest, as a part of one process: without waiting for others or
+            for a core, so other users of the machine hardly change it
+memory      the peak of a rank above what it had before the game was made, as a part of one process's, and in MB
+bubble      the share of a pass through the pipeline in which a rank must wait, by the schedule
+waits       the share of the time in which a rank waits for others and their messages
+no core     the share in which it could compute, but others have the cores: more than a little spoils the figures
+payload     the bytes that a rank gives to collectives and messages, or gets from them, in a step
+planned     the peak and the payload that gan.plan says. A plan counts tensors; the measured peak also has what torch,
+            gloo and the allocator keep, and a plan of a pipeline counts all of a rank's activations, as if it had no
+            stages
+"""
+
+import csv
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from operator import truediv
+from pathlib import Path
+from statistics import mean, median, median_high
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jsonargparse import Namespace
+from jsonargparse.typing import PositiveFloat, PositiveInt
+from lightning import Trainer, seed_everything
+from lightning.fabric.plugins.environments import LightningEnvironment
+from torch import nn
+
+from gan.app.planning.opening import opened
+from gan.app.run import run_options
+from gan.app.run.options import parameters
+from gan.bench.device import Counter, payload, train
+from gan.bench.harness import Column, Figures, RunBenchmark, in_world
+from gan.files.errors import UserError
+from gan.runs import build, find, short_name
+from gan.runs.run import Run
+from strategies import PhaseStrategy, private
+from strategies.assignment import choose
+from strategies.choice import Choice, choices
+from strategies.cost.budget import Budget
+from strategies.paper.amounts import bubble
+from strategies.policies import POLICIES
+from strategies.policies.pipeline import Pipeline
+from strategies.policies.world import World
+
+ONE = "one process"
+DIALS = {"stages": "--stages 2,4", "chunks": "--chunks 1,4"}
+BLOCKS = "gan.bench.blocks:blocks"
+BATCH_SIZE = "batch_size"
+EXAMPLES = """examples:
+  python -m gan.bench grid                                           a few minutes; a game of alike blocks
+  python -m gan.bench grid --policies ddp 'generator=pipeline,*=ddp' --chunks 1,2,4,8 --batch-sizes 8,32
+  python -m gan.bench grid --processes 2,4 --stages 2,4 --policies pipeline+recompute
+  python -m gan.bench grid --width 256 --generator-blocks 4          larger blocks
+  python -m gan.bench grid r3gan-faces --policies ddp generator=pipeline,discriminator=zero3
+  python -m gan.bench grid r3gan-faces --help                        the settings of that run
+
+Each cell is trained in processes of its own, of one thread on a CPU. Cells take turns, round by round. One process is
+always measured. A cell that is impossible says why.
+"""
+
+
+class Cell(NamedTuple):
+    """The training of a strategy on so many processes. `stages` is None where there is no pipeline, or by its default.
+
+    `parts`: a pipeline takes its samples through the stages in so many chunks. All other players' phases play as many
+    micro-batches one after another, as one process does: so each compares with one process that has the same parts.
+    """
+
+    batch_size: int
+    parts: int
+    strategy: str = ONE
+    processes: int = 1
+    stages: int | None = None
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        return choices("single" if self.strategy == ONE else self.strategy, POLICIES)
+
+    @property
+    def piped(self) -> bool:
+        return any(choice.policy == Pipeline.name for choice in self.choices.values())
+
+    @property
+    def typed(self) -> str:
+        """The strategy with its stages and chunks, as it is typed for `gan.fit`."""
+        found = self.choices
+        for player, choice in found.items():
+            if choice.policy == Pipeline.name:
+                stages = {} if self.stages is None else {"stages": self.stages}
+                found[player] = Choice(choice.policy, {**choice.options, **stages, "chunks": self.parts})
+        alone = list(found) == ["*"]
+        return ",".join(str(choice) if alone else f"{player}={choice}" for player, choice in found.items())
+
+    @property
+    def micro_batches(self) -> int:
+        return 1 if self.piped else self.parts
+
+    @property
+    def one(self) -> "Cell":
+        """One process that plays the same parts one after another."""
+        return Cell(self.batch_size, self.parts)
+
+    def build(self, run: str, settings: Mapping[str, Any]) -> Run:
+        """The run; each phase's batch is cut into so many more micro-batches."""
+        made = build(run, **{**settings, BATCH_SIZE: self.batch_size})
+        if self.micro_batches > 1:
+            whole, parts = made.game.configure_phases, self.micro_batches
+            made.game.configure_phases = lambda: (
+                replace(phase, micro_batches=phase.micro_batches * parts) for phase in whole()
+            )
+        return made
+
+
+def refuse_strategy(strategy: str) -> None:
+    """Refuse a strategy that cannot be read, or that has itself what the grid varies."""
+    for choice in choices(strategy, POLICIES).values():
+        if POLICIES[choice.policy].max_ranks == 1:
+            raise UserError(f"'{choice.policy}' is for one process, which the grid always measures; leave it out")
+        for name, dial in DIALS.items():
+            if name in choice.options:
+                raise UserError(f"'{strategy}' has {name}, which the grid varies; type {dial}, and leave them out here")
+
+
+# ---- what is planned ----
+
+
+def planned(run: str, settings: Mapping[str, Any], cell: Cell) -> Figures:
+    """The bytes of a rank at its peak, and those that it moves in a step, by the plan on this machine's CPU."""
+    ranks = cell.processes
+    try:
+        with private.fake_world(ranks):
+            game = opened(partial(cell.build, run, settings), ranks)
+            chosen = choose(choices(cell.typed, POLICIES), game.game.players)
+            cost = Budget(game.game, World(ranks, 0, torch.device("cpu"), ranks), game.trace).cost(chosen)
+    except UserError:  # the cell says itself why it is impossible
+        return {}
+    moved = sum(
+        each.payload / phase.every for phase in cost.phases for own in phase.collectives.values() for each in own
+    )
+    return {"planned peak": round(cost.peak.bytes), "planned payload": round(moved)}
+
+
+# ---- one rank ----
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+SCHEDULER = Path("/proc/thread-self/schedstat")
+
+
+class Clock:
+    """Times the steps after the first `warm`. In the last of those it counts bytes, which takes time by itself."""
+
+    def __init__(self, warm: int, steps: int) -> None:
+        self.payload, self.resident = Counter(payload), _memory("VmRSS:")
+        self.moments = {warm - 1: lambda *_: self.payload.__enter__(), warm: self.begin, warm + steps: self.end}
+
+    def begin(self, *_: Any) -> None:
+        self.payload.__exit__(None, None, None)
+        ctypes.CDLL(None).malloc_trim(0)
+        if RESET.exists():  # else the peak is that of all steps
+            RESET.write_text("5")
+        self.began = self._now()
+
+    def end(self, trainer: Trainer, _: Any) -> None:
+        """Of the seconds, `queued` are those for a core that others used, `waited` those for ranks and messages."""
+        seconds, computed, queued = (after - before for before, after in zip(self.began, self._now(), strict=True))
+        self.found = {
+            "seconds": seconds,
+            "waits": max(0.0, seconds - computed - queued) / seconds,
+            "no core": queued / seconds,
+            "peak": max(0, _memory("VmHWM:") - self.resident),
+            "payload": self.payload.total,
+        }
+        self.found["work"] = seconds * (1 - self.found["waits"] - self.found["no core"])
+        for policy in trainer.strategy.policies.values():
+            for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
+                self.found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
+
+    def _now(self) -> tuple[float, float, float]:
+        """The time, after all ranks have arrived here; this thread's own time, and its time without a core."""
+        if dist.is_initialized():
+            dist.barrier()
+        queued = int(SCHEDULER.read_text().split()[1]) / 1e9 if SCHEDULER.exists() else 0.0
+        return time.perf_counter(), time.thread_time(), queued
+
+
+def _memory(name: str) -> int:
+    """Bytes, by a line of the process's status such as `VmRSS:  2220 kB`."""
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def play(cell: Cell, run: str, settings: Mapping[str, Any], warm: int, steps: int) -> Figures:
+    """On each rank: train as `gan.fit` would, with nothing beside the training itself."""
+    # What torch loads at its first convolution and product is not a cell's memory.
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 1))
+    net(torch.ones(2, 3, 8, 8)).sum().backward()
+    clock = Clock(warm, steps)
+    seed_everything(0, verbose=False)
+    made = cell.build(run, settings)
+    strategy = PhaseStrategy(cell.typed, check=False, cluster_environment=LightningEnvironment())
+    own = {"accelerator": "cpu", "devices": cell.processes, "sync_batchnorm": True}
+    train(made.game, made.data, strategy, clock.moments, **own)
+    return clock.found
+
+
+def together(ranks: Sequence[Figures], pictures: int) -> Figures:
+    """The figures of a cell by those of its ranks, which have trained on so many pictures."""
+    most = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+    means = {key: mean(rank[key] for rank in ranks) for key in ("waits", "no core")}
+    return {**most, **means, "rate": pictures / most["seconds"], "memory": max(1, most["peak"])}
+
+
+# ---- the command ----
+
+COLUMNS = {  # by their names in grid.csv
+    "of_one": Column("of one", ".2f", key="rate", against=truediv),
+    "of_one_least": Column("least", ".2f", key="rate", against=truediv, over=min),
+    "of_one_most": Column("most", ".2f", key="rate", against=truediv, over=max),
+    "of_one_fastest": Column("fastest", ".2f"),
+    "of_its_best": Column("of its best", ".2f"),
+    "work_of_one": Column("work", ".2f", key="work", against=truediv),
+    "memory_of_one": Column("memory", ".2f", key="memory", against=truediv),
+    "pictures_per_second": Column("pictures/s", ".1f", key="rate"),
+    "peak_memory_bytes": Column("MB", ".0f", 1e6, "peak", over=median_high),
+    "bubble": Column("bubble", ".0%"),
+    "waits": Column("waits", ".0%"),
+    "no_core": Column("no core", ".0%"),
+    "payload_bytes": Column("payload, kB", ".1f", 1e3, "payload", over=median_high),
+    "planned_peak_bytes": Column("planned MB", ".0f", 1e6, "planned peak", over=median_high),
+    "planned_payload_bytes": Column("planned kB", ".1f", 1e3, "planned payload", over=median_high),
+}
+
+
+PANELS = {
+    "pictures a second, of one process": "of_one",
+    "peak memory of a rank, of one process": "memory_of_one",
+    "payload of a rank in a step, kB": "payload_bytes",
+}
+
+
+class GridBenchmark(RunBenchmark):
+    """Trains every cell."""
+
+    name, places, columns = "grid", Cell._fields, tuple(COLUMNS.values())
+
+    usage = "[--policies POLICY...] [--processes N,N] [--chunks N,N]"
+    texts = {  # noqa: RUF012
+        "description": "Train the same work under policies x processes x stages x chunks x batch sizes, and compare.",
+        "epilog": EXAMPLES,
+        "default": BLOCKS,
+        "what": "what is played: a run of gan.fit --list-runs, or FILE.py:FUNCTION of your own",
+        "without": {BATCH_SIZE},
+    }
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        what = "policies, as for gan.fit --strategy, with commas or spaces between them"
+        policies = ["ddp", "zero3", "fsdp", "generator=pipeline,*=ddp", "pipeline"]
+        add("--policies", nargs="+", type=str, default=policies, help=what)
+        ranks = "2" if (os.cpu_count() or 1) < 4 else "2,4"
+        add("--processes", type=str, default=ranks, help="numbers of ranks, beside one process")
+        what = "numbers of stages of a pipeline; default: as many as ranks"
+        add("--stages", type=str | None, default=None, help=what)
+        what = "in how many parts a pipeline takes its samples; other strategies play as many micro-batches"
+        add("--chunks", type=str, default="1,4", help=what)
+        add("--batch_sizes", type=str, default="32", help="samples a step, of all ranks together")
+        add("--rounds", type=PositiveInt, default=3, help="how often each cell is trained")
+        add("--steps", type=PositiveInt, default=8, help="steps that are timed in each training")
+        add("--warm", type=PositiveInt, default=3, help="steps before them")
+        add("--limit", type=PositiveFloat, default=300.0, help="seconds after which a training is said to hang")
+        add("--out", type=str, default="grid", help="folder for grid.csv and grid.png")
+
+    def parse(self, argv: Sequence[str]) -> Namespace:
+        """Lists of numbers are lists, and `policies` is a list of strategies."""
+        settings = super().parse(argv)
+        if BATCH_SIZE not in parameters(settings.run):
+            raise UserError(
+                f"{settings.run} has no argument '{BATCH_SIZE}', which the grid varies; write "
+                f"def {find(settings.run).__name__}({BATCH_SIZE}: int = 32, ...)"
+            )
+        settings.policies = run_options.strategies(settings.policies)
+        for strategy in settings.policies:
+            refuse_strategy(strategy)
+        for name in ("processes", "chunks", "batch_sizes"):
+            settings[name] = run_options.numbers(name, settings[name])
+        settings.stages = [None] if settings.stages is None else run_options.numbers("stages", settings.stages)
+        return settings
+
+    def cells(self) -> Iterator[Cell]:
+        """Each comes after its one process. With one process every strategy is that one."""
+        own = self.settings
+        for batch_size, parts in product(own.batch_sizes, own.chunks):
+            yield Cell(batch_size, parts)
+            for strategy, ranks in product(own.policies, own.processes):
+                cell = Cell(batch_size, parts, strategy, ranks)
+                for stages in own.stages if cell.piped else [None]:
+                    if ranks > 1:
+                        yield cell._replace(stages=stages)
+
+    def base(self, cell: Cell) -> Cell:
+        return cell.one
+
+    def measure(self, cell: Cell) -> Figures:
+        own = self.settings
+        request = cell, *self.run, own.warm, own.steps
+        ranks = in_world(play, *request, ranks=cell.processes, threads=1, limit=own.limit)
+        earlier = self.found[cell][0] if self.found[cell] else planned(*self.run, cell)
+        plan = {key: earlier[key] for key in ("planned peak", "planned payload") if key in earlier}
+        return {**together(ranks, own.steps * cell.batch_size), **plan}
+
+    def named(self, cell: Cell) -> str:
+        parts = f"{cell.batch_size} in {cell.parts} {'part' if cell.parts == 1 else 'parts'}"
+        return f"{cell.typed} on {cell.processes}, {parts}"
+
+    def value(self, cell: Cell, column: Column) -> Any:
+        """Two columns are compared in ways of their own: the fastest rounds, and the best number of parts."""
+        rates, one = self.values(cell, "rate"), self.values(cell.one, "rate")
+        if column.title == "fastest":
+            return max(rates) / max(one) if rates and one else None
+        if column.title == "of its best":
+            ones = [
+                self.values(each, "rate")
+                for each in self.measured
+                if each == each.one._replace(batch_size=cell.batch_size)
+            ]
+            return median(map(truediv, rates, map(max, zip(*ones, strict=True)))) if rates and ones else None
+        return super().value(cell, column)
+
+    def heading(self) -> str:
+        own = f"{short_name(self.settings.run)}: processes of one thread on {os.cpu_count()} cores"
+        load = f"load {os.getloadavg()[0]:.1f} at the end"
+        return f"{own}, {self.settings.rounds} rounds, {load}\n\n{self.about.partition(os.linesep * 2)[2].rstrip()}"
+
+    def write(self) -> None:
+        folder = Path(self.settings.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.write_csv(folder / "grid.csv")
+        self.draw(folder / "grid.png")
+        print(f"\nwritten: {folder / 'grid.csv'}, {folder / 'grid.png'}")
+
+    def write_csv(self, path: Path) -> None:
+        """All cells, one in a row, and why a cell is impossible. A figure that is not known is empty."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*Cell._fields, *COLUMNS, "why_not"])
+            for cell in self.found:
+                values = (self.value(cell, column) for column in self.columns)
+                figures = (f"{value:.4f}" if isinstance(value, float) else value for value in values)
+                writer.writerow([*cell, *figures, self.why.get(cell)])
+
+    def draw(self, path: Path) -> None:
+        """A row of panels for each batch size, and a line for each strategy on so many ranks, in so many stages."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        sizes, parts = self.settings.batch_sizes, self.settings.chunks
+        figure = Figure(figsize=(4.6 * len(PANELS), 3.2 * len(sizes) + 0.8), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(short_name(self.settings.run))
+        grid = figure.subplots(len(sizes), len(PANELS), squeeze=False)
+        for (row, size), (heading, key) in product(zip(grid, sizes, strict=True), PANELS.items()):
+            axes = row[list(PANELS).index(heading)]
+            self._draw_panel(axes, [cell for cell in self.measured if cell.batch_size == size], COLUMNS[key])
+            axes.set_title(f"batches of {size}: {heading}", fontsize="small")
+            axes.set_xticks(range(len(parts)), list(map(str, parts)))
+            axes.set(xlabel="parts", xlim=(-0.3, len(parts) - 0.7), ylim=(0, None))
+            axes.grid(alpha=0.3)
+        handles, titles = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, titles, loc="outside lower center", ncols=3, fontsize="small")
+        figure.savefig(path)
+
+    def _draw_panel(self, axes: Any, cells: Sequence[Cell], column: Column) -> None:
+        """A column's values by the number of parts; of one process's, there is only the line at 1."""
+        if column.against:
+            axes.axhline(1.0, color="black", linewidth=0.8, label=ONE)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for cell in cells:
+            value = self.value(cell, column)
+            if cell != cell.one and value is not None:
+                name = f"{cell.strategy} on {cell.processes}" + (f", {cell.stages} stages" if cell.stages else "")
+                lines.setdefault(name, []).append((self.settings.chunks.index(cell.parts), value / column.unit))
+        for number, (name, points) in enumerate(lines.items()):
+            beside = 0.04 * (number - (len(lines) - 1) / 2)  # so that no line hides another
+            axes.plot([x + beside for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=name)

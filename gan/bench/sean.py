@@ -1,0 +1,341 @@
+"""SEAN's generator, or its whole step with --whole, against the published way of computing it.
+
+The published way is a plain reference: loops over pictures and labels, whole style maps, nothing recomputed. Tests own
+it, so only a checkout has it. All ways have the same weights and see the same pictures. Each has a process of its own,
+for a turn that does not count and one that does. On a CPU all keep freed memory: see strategies/processes/heap.py.
+  kept        what a forward pass keeps for the backward pass, without the weights
+  difference  from the picture of the reference; with --whole between the generator's losses, as a share
+With --whole, a step is what a training waits for: the generator's turn and the discriminator's turn, forward,
+backward and update, without VGG. Ours trains by Lightning and PhaseStrategy, and the reference keeps no freed memory.
+  peak        the most memory that the process had, or that it had of the GPU
+  of limit    the time that the step's multiplications take at the machine's own rate, as a share of the time that
+              it took; the rate is that of a plain convolution, measured in the same process
+"""
+
+import runpy
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product, repeat
+from operator import truediv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from datasets.drawn.faces import Faces
+from gan.bench.device import Counter, convolution_rate, multiplications, now, peak_memory, place, train
+from gan.bench.harness import Benchmark, Column, Figures, in_world
+from gan.files.errors import UserError
+from gan.games.sean import Sean
+from gan.losses import feature_matching, hinge_discriminator, hinge_generator
+from nets.blocks import onehot
+from nets.discriminator import MultiScaleDiscriminator
+from nets.published import export_discriminator, export_generator
+from nets.sean import SeanGenerator, StyleEncoder
+from nets.sean.ace import ACE
+from strategies import PhaseStrategy
+from strategies.accelerator import best
+from strategies.processes.heap import keep_freed_memory
+
+REFERENCE = Path(__file__).parents[2] / "tests/support/sean_reference.py"
+PUBLISHED, OURS = "the plain reference", "ours"
+MASKS = ("faces", "blocks", "random")
+MATCHING = 10.0
+Sizes = Mapping[str, int]  # "size", "labels", "width", "hidden", "style"
+
+
+class Way(NamedTuple):
+    """What computes, on so many pictures with masks of that kind."""
+
+    masks: str
+    batch: int
+    way: str
+
+
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """Counts what is kept inside the `with`: shared memory once, weights not at all."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self.memory: dict[int, int] = {}
+        super().__init__(self._note, lambda tensor: tensor)
+
+    def __enter__(self) -> "Kept":
+        super().__enter__()
+        return self
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.weights:
+            self.memory[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.memory.values())
+
+
+def reference() -> SimpleNamespace:
+    """The published SEAN as functions of a state dict, with which tests of the networks compare as well."""
+    if not REFERENCE.exists():
+        raise UserError(f"there is no {REFERENCE}, which only a checkout of this project has")
+    return SimpleNamespace(**runpy.run_path(str(REFERENCE)))
+
+
+def learned(state: Mapping[str, Tensor]) -> list[Tensor]:
+    """The weights of a published state dict; the others are buffers."""
+    ends = reference().LEARNED
+    return [tensor.requires_grad_() for key, tensor in state.items() if key.rpartition(".")[2] in ends]
+
+
+def generator_of(sizes: Sizes) -> SeanGenerator:
+    return SeanGenerator(sizes["labels"], sizes["style"], sizes["width"], sizes["hidden"])
+
+
+# ---- the generator ----
+
+
+def masks_of(kind: str, batch: int, size: int, labels: int) -> Tensor:
+    """One-hot masks of drawn faces, of blocks of random labels, or of random pixels."""
+    if kind == "faces":
+        faces = Faces(batch, size, seed=0)
+        label = torch.stack([faces.label_map(face).as_subclass(Tensor).long() for face in range(batch)])
+    else:
+        draw = torch.Generator().manual_seed(0)
+        cell = 16 if kind == "blocks" else 1
+        label = torch.randint(0, labels, (batch, -(-size // cell), -(-size // cell)), generator=draw)
+        label = label.repeat_interleave(cell, 1).repeat_interleave(cell, 2)[:, :size, :size]
+    return onehot(label, labels, like=torch.zeros(()))
+
+
+def painter(way: str, sizes: Sizes, device: torch.device) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
+    """The generator in this way, as a function of masks and codes, and its weights."""
+    torch.manual_seed(0)
+    generator = generator_of(sizes).to(device)
+    if way == PUBLISHED:
+        state, paint = export_generator(StyleEncoder(sizes["style"], 1).to(device), generator), reference().generator
+        return lambda planes, codes: paint(state, planes, codes, training=True), learned(state)
+    for module in generator.modules():
+        if isinstance(module, ACE):
+            module.recompute = "nothing recomputed" not in way
+    form = torch.channels_last if "channels last" in way else torch.contiguous_format
+    generator.to(memory_format=form)
+
+    def paint_ours(planes: Tensor, codes: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled="bf16" in way):
+            return generator(planes.contiguous(memory_format=form), codes)
+
+    return paint_ours, list(generator.parameters())
+
+
+def paint(cell: Way, sizes: Sizes) -> Figures:
+    """Paint, forward and backward, once to count what is kept and once to take the time."""
+    device = torch.device(best())
+    if device.type == "cpu":
+        keep_freed_memory()
+    forward, weights = painter(cell.way, sizes, device)
+    torch.manual_seed(1)
+    planes = masks_of(cell.masks, cell.batch, sizes["size"], sizes["labels"]).to(device)
+    codes = torch.randn(cell.batch, sizes["labels"], sizes["style"], device=device)
+
+    def turn() -> Tensor:
+        picture = forward(planes, codes).float()
+        picture.square().mean().backward()
+        return picture.detach()
+
+    with Kept(weights) as kept:
+        picture = turn()
+    for weight in weights:
+        weight.grad = None
+    began = now(device)
+    turn()
+    return {"seconds": now(device) - began, "kept": kept.bytes, "result": picture.cpu(), "place": place(device)}
+
+
+# ---- the whole step ----
+
+
+class Timed(Sean):
+    """SEAN that notes when its turns begin, and what the generator's forward pass keeps and gives."""
+
+    times: list[float]
+    kept: int
+    loss: Tensor
+
+    def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The generator's turn."""
+        self.times = [now(self.device)]
+        with Kept(self.parameters()) as kept:
+            losses = super().fool(batch)
+        self.kept, self.loss = kept.bytes, sum(losses.values()).detach()
+        return losses
+
+    def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The discriminator's turn."""
+        self.times.append(now(self.device))
+        return super().judge(batch)
+
+
+def opened(cell: Way, sizes: Sizes) -> tuple[Timed, dict[str, Tensor]]:
+    """The game, and its batch of drawn faces."""
+    torch.manual_seed(0)
+    discriminator = MultiScaleDiscriminator(sizes["labels"] + 3)
+    encoder = StyleEncoder(sizes["style"])
+    game = Timed(encoder, generator_of(sizes), discriminator, labels=sizes["labels"], matching=MATCHING)
+    faces = Faces(cell.batch, sizes["size"], seed=0)
+    samples = [faces[number] for number in range(cell.batch)]
+    image, label = (torch.stack([sample[key].as_subclass(Tensor) for sample in samples]) for key in ("image", "label"))
+    return game, {"image": image.float() / 127.5 - 1, "label": label.long()}
+
+
+def figures_of(times: Sequence[float], kept: int, loss: Tensor, device: torch.device) -> Figures:
+    """By the times at which the counted step began, came to its second turn and ended; kept and loss of the first."""
+    first, second = (end - began for began, end in pairwise(times))
+    turns = {"seconds": first + second, "generator": first, "discriminator": second}
+    return {**turns, "kept": kept, "peak": peak_memory(device), "result": loss.cpu(), "place": place(device)}
+
+
+def train_ours(cell: Way, sizes: Sizes) -> Figures:
+    """Train by Lightning and PhaseStrategy, a step that does not count and one that does."""
+    game, batch = opened(cell, sizes)
+    counter, seen = Counter(multiplications), []
+
+    def after_first(*_: Any) -> None:
+        counter.__exit__(None, None, None)
+        seen.extend((game.kept, game.loss))
+
+    moments = {0: lambda *_: counter.__enter__(), 1: after_first, 2: lambda *_: game.times.append(now(game.device))}
+    train(game, repeat(batch), PhaseStrategy(), moments, devices=1)
+    figures = figures_of(game.times, *seen, game.device)
+    rate = convolution_rate(game.device)
+    return {**figures, "GFLOP/s": rate / 1e9, "of limit": counter.total / rate / figures["seconds"]}
+
+
+def train_published(cell: Way, sizes: Sizes) -> Figures:
+    """Train in the published way, a step that does not count and one that does."""
+    device, plain = torch.device(best()), reference()
+    game, batch = opened(cell, sizes)
+    painting = export_generator(game.encoder.to(device), game.generator.to(device))
+    judging = export_discriminator(game.discriminator.to(device))
+    del game
+    generators, discriminators = learned(painting), learned(judging)
+    adams = [Adam(each, lr, betas=(0.0, 0.9)) for each, lr in ((generators, 1e-4), (discriminators, 4e-4))]
+    image, label = (each.to(device) for each in batch.values())
+    mask = onehot(label, sizes["labels"], like=image)
+
+    def repaint() -> Tensor:
+        return plain.generator(painting, mask, plain.encoder(painting, image, mask), training=True)
+
+    def judged(fake: Tensor) -> list[list[list[Tensor]]]:
+        """The features of fake pictures, and of real ones, at each scale."""
+        both = torch.cat([torch.cat([mask, fake], 1), torch.cat([mask, image], 1)])
+        scales = plain.discriminator(judging, both, training=True)
+        return [[[part.chunk(2)[half] for part in scale] for scale in scales] for half in (0, 1)]
+
+    def fool() -> Tensor:
+        fakes, reals = judged(repaint())
+        loss = torch.stack([hinge_generator(scale[-1]) for scale in fakes]).mean()
+        return loss + MATCHING * feature_matching(reals, fakes)
+
+    def judge() -> Tensor:
+        with torch.no_grad():
+            fake = repaint()
+        pairs = zip(*judged(fake), strict=True)
+        return torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()
+
+    seen = []
+    for _ in range(2):
+        times = [now(device)]
+        for turn, adam in zip((fool, judge), adams, strict=True):
+            for tensor in discriminators:
+                tensor.requires_grad_(turn is judge)
+            with Kept([*generators, *discriminators]) as kept:
+                loss = turn()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            seen += [(kept.bytes, loss.detach())]
+            times.append(now(device))
+    return figures_of(times, *seen[0], device)
+
+
+# ---- the command ----
+
+
+def farthest(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+KEPT = Column("kept MB", ".0f", 2**20, "kept"), Column("share", ".2f", key="kept", against=truediv)
+FASTER = Column("times as fast", ".2f", key="seconds", against=lambda own, published: published / own)
+PAINTED = Column("seconds", ".2f"), FASTER, *KEPT, Column("difference", ".1e", key="result", against=farthest)
+TRAINED = (
+    *(Column(title, ".2f") for title in ("seconds", "generator", "discriminator")),
+    *(FASTER, *KEPT),
+    *(Column("peak MB", ".0f", 2**20, "peak"), Column("share", ".2f", key="peak", against=truediv)),
+    *(Column("of limit", ".0%"), Column("difference", ".1e", key="result", against=lambda a, b: farthest(a / b, 1.0))),
+)
+
+
+class SeanBenchmark(Benchmark):
+    """Paints masks of every kind in every way, or trains in both ways."""
+
+    name, places = "sean", Way._fields
+
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add("--whole", action="store_true", help="the whole step, in place of the generator")
+        add("--size", type=int, default=256, help="height and width of the pictures (256)")
+        add("--batches", type=int, nargs="+", default=[1, 4], help="pictures at a time (1 4)")
+        add("--masks", nargs="+", choices=MASKS, help="drawn faces, random blocks of 16 px, random pixels (all)")
+        add("--repeats", type=int, default=3, help="turns of each that count (3)")
+        add("--labels", type=int, default=19, help="labels of the random masks (19)")
+        add("--width", type=int, default=64, help="channels of the last block (64)")
+        add("--hidden", type=int, default=128, help="channels of the mask branch (128)")
+        add("--style", type=int, default=512, help="length of a style code (512)")
+
+    def parse(self, argv: Sequence[str]) -> Namespace:
+        settings = super().parse(argv)
+        if settings.whole and settings.masks not in (None, ["faces"]):
+            raise UserError(f"--whole trains on drawn faces; leave out --masks {' '.join(settings.masks)}")
+        settings.masks = ["faces"] if settings.whole else settings.masks or MASKS
+        if "faces" in settings.masks and settings.labels != Faces.num_labels:
+            advice = "leave out --labels" if settings.whole else "type --masks blocks random"
+            raise UserError(f"the drawn faces have {Faces.num_labels} labels; {advice}")
+        return settings
+
+    @property
+    def rounds(self) -> int:
+        return self.settings.repeats
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        return TRAINED if self.settings.whole else PAINTED
+
+    @property
+    def sizes(self) -> Sizes:
+        return {name: getattr(self.settings, name) for name in ("size", "labels", "width", "hidden", "style")}
+
+    def cells(self) -> Iterator[Way]:
+        ways = [PUBLISHED, OURS]
+        if not self.settings.whole:
+            ways += ["ours, nothing recomputed"]
+            ways += ["ours, bf16", "ours, bf16 channels last"] if best() == "cuda" else []
+        return (Way(*each) for each in product(self.settings.masks, self.settings.batches, ways))
+
+    def base(self, cell: Way) -> Way:
+        return cell._replace(way=PUBLISHED)
+
+    def measure(self, cell: Way) -> Figures:
+        trained = train_published if cell.way == PUBLISHED else train_ours
+        return in_world(trained if self.settings.whole else paint, cell, self.sizes, device=best())[0]
+
+    def heading(self) -> str:
+        where = f"at {self.settings.size} px, on {self.known('place', best())}"
+        if self.settings.whole:
+            return f"SEAN's whole step {where}; a plain convolution has {self.known('GFLOP/s', 0):.0f} GFLOP/s"
+        with torch.device("meta"):
+            weights = sum(weight.numel() for weight in generator_of(self.sizes).parameters())
+        return f"generator of {weights / 1e6:.1f} M parameters, forward and backward, {where}"

@@ -1,0 +1,115 @@
+"""What a benchmark is made of: turns, cells that fail, medians and ratios within a round, the table."""
+
+from operator import truediv
+
+import pytest
+import torch
+
+from gan.bench.harness import Benchmark, Column, aligned, in_world, reason
+from gan.files.errors import UserError
+from strategies.processes.world import Failure, WorldFailed, WorldHangs
+
+ONE, TWO, WRONG = ("one", 1), ("two", 2), ("wrong", None)
+SPEEDS = {ONE: [10.0, 1.0, 8.0], TWO: [20.0, 4.0, 8.0]}  # the machine has another speed in each round
+
+
+class Toy(Benchmark):
+    name, places = "toy", ("name", "ranks")
+    columns = (
+        Column("speed", ".1f"),
+        Column("of one", ".2f", key="speed", against=truediv),
+        Column("least", ".0%", key="speed", against=truediv, over=min),
+        Column("kB", ".1f", 1000, "bytes"),
+    )
+
+    def add_options(self, add):
+        add("--rounds", type=int, default=3)
+
+    def cells(self):
+        return [ONE, TWO, WRONG, ONE]
+
+    def base(self, cell):
+        return ONE
+
+    def measure(self, cell):
+        self.asked = [*getattr(self, "asked", []), cell]
+        if cell == WRONG:
+            raise UserError("nine stages\n  are many")
+        return {"speed": SPEEDS[cell][len(self.found[cell])], "bytes": 1500 if cell == TWO else None}
+
+    def heading(self):
+        return "toys"
+
+
+def test_cells_take_turns_and_one_that_fails_is_measured_once_and_named(capsys):
+    toy = Toy([])
+    assert toy.main() == 0
+    assert toy.asked == [ONE, TWO, WRONG, TWO, ONE, ONE, TWO]
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == [
+        "round 1 of 3: one, 1: speed 10.0",
+        "round 1 of 3: two, 2: speed 20.0, kB 1.5",
+        "round 1 of 3: wrong: nine stages are many",
+    ]
+    assert said[-7:] == [
+        "toys",
+        "",
+        "name   ranks    speed  of one  least   kB",
+        "one        1      8.0    1.00   100%",
+        "two        2      8.0    2.00   100%  1.5",
+        "wrong         see (1)",
+        "(1) nine stages are many",
+    ]
+
+
+def test_two_cells_are_compared_within_each_round():
+    toy = Toy([])
+    toy.play()
+    assert toy.value(TWO, toy.columns[1]) == 2.0  # of 2, 4 and 1; that of the medians is 1
+    assert toy.value(TWO, toy.columns[2]) == 1.0
+    toy.why[ONE] = "it has failed in the last round"
+    assert toy.value(TWO, toy.columns[1]) is None and toy.value(ONE, toy.columns[0]) is None
+    assert toy.table()[1][2:] == ["see (2)", "", "", ""]
+
+
+def test_without_any_figures_it_fails():
+    toy = Toy(["--rounds", "1"])
+    toy.cells = lambda: [WRONG]
+    assert toy.main() == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (WorldHangs(3, {}), "hangs: no end within 3 s"),
+        (
+            WorldFailed(Failure(0, "UserError: 9", message="9\n stages", refused=True, traceback="x")),
+            "refused: 9 stages",
+        ),
+        (WorldFailed(Failure(1, "RuntimeError: no paint", traceback="x")), "fails: RuntimeError: no paint"),
+        (
+            WorldFailed(Failure(0, "rank 0 ended with -9")),
+            "fails: rank 0 ended with -9; is there too little memory?",
+        ),
+        (ValueError("no\nmore"), "fails: ValueError: no"),
+    ],
+)
+def test_a_failure_is_one_line(error, said):
+    assert reason(error) == said
+
+
+def threads_and_name(name):
+    return torch.get_num_threads(), name
+
+
+def test_a_world_has_the_threads_that_are_asked_for():
+    assert in_world(threads_and_name, "a", threads=1, limit=60) == [(1, "a")]
+
+
+def test_a_table_has_words_on_the_left_and_numbers_on_the_right():
+    assert aligned([["way", "MB"], ["a", "1"], ["bc", "20"], ["", "see (1)"]]) == [
+        "way       MB",
+        "a          1",
+        "bc        20",
+        "     see (1)",
+    ]
