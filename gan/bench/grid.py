@@ -254,10 +254,8 @@ class GridBenchmark(RunBenchmark):
     """Trains every cell."""
 
     name, places, columns = "grid", Cell._fields, tuple(COLUMNS.values())
-
     usage = "[--policies POLICY...] [--processes N,N] [--chunks N,N]"
     texts = {  # noqa: RUF012
-        "description": "Train the same work under policies x processes x stages x chunks x batch sizes, and compare.",
         "epilog": EXAMPLES,
         "default": BLOCKS,
         "what": "what is played: a run of gan.fit --list-runs, or FILE.py:FUNCTION of your own",
@@ -329,25 +327,27 @@ class GridBenchmark(RunBenchmark):
         if column.title == "fastest":
             return max(rates) / max(one) if rates and one else None
         if column.title == "of its best":
-            ones = [
-                self.values(each, "rate")
-                for each in self.measured
-                if each == each.one._replace(batch_size=cell.batch_size)
-            ]
+            ones = [each for each in self.measured if each == each.one and each.batch_size == cell.batch_size]
+            ones = [self.values(each, "rate") for each in ones]
             return median(map(truediv, rates, map(max, zip(*ones, strict=True)))) if rates and ones else None
         return super().value(cell, column)
 
     def heading(self) -> str:
         own = f"{short_name(self.settings.run)}: processes of one thread on {os.cpu_count()} cores"
         load = f"load {os.getloadavg()[0]:.1f} at the end"
-        return f"{own}, {self.settings.rounds} rounds, {load}\n\n{self.about.partition(os.linesep * 2)[2].rstrip()}"
+        words = self.about.partition("\n\n")[2].rstrip()
+        return f"{own}, {self.settings.rounds} rounds, {load}\n\n{words}"
+
+    def play(self) -> None:
+        self.folder = Path(self.settings.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        super().play()
 
     def write(self) -> None:
-        folder = Path(self.settings.out)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.write_csv(folder / "grid.csv")
-        self.draw(folder / "grid.png")
-        print(f"\nwritten: {folder / 'grid.csv'}, {folder / 'grid.png'}")
+        files = self.folder / "grid.csv", self.folder / "grid.png"
+        self.write_csv(files[0])
+        self.draw(files[1])
+        print(f"\nwritten: {files[0]}, {files[1]}")
 
     def write_csv(self, path: Path) -> None:
         """All cells, one in a row, and why a cell is impossible. A figure that is not known is empty."""
@@ -360,7 +360,7 @@ class GridBenchmark(RunBenchmark):
                 writer.writerow([*cell, *figures, self.why.get(cell)])
 
     def draw(self, path: Path) -> None:
-        """A row of panels for each batch size, and a line for each strategy on so many ranks, in so many stages."""
+        """A row of panels for each batch size."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -369,9 +369,8 @@ class GridBenchmark(RunBenchmark):
         FigureCanvasAgg(figure)
         figure.suptitle(short_name(self.settings.run))
         grid = figure.subplots(len(sizes), len(PANELS), squeeze=False)
-        for (row, size), (heading, key) in product(zip(grid, sizes, strict=True), PANELS.items()):
-            axes = row[list(PANELS).index(heading)]
-            self._draw_panel(axes, [cell for cell in self.measured if cell.batch_size == size], COLUMNS[key])
+        for axes, (size, (heading, key)) in zip(grid.flat, product(sizes, PANELS.items()), strict=True):
+            self._draw_panel(axes, size, key)
             axes.set_title(f"batches of {size}: {heading}", fontsize="small")
             axes.set_xticks(range(len(parts)), list(map(str, parts)))
             axes.set(xlabel="parts", xlim=(-0.3, len(parts) - 0.7), ylim=(0, None))
@@ -380,16 +379,22 @@ class GridBenchmark(RunBenchmark):
         figure.legend(handles, titles, loc="outside lower center", ncols=3, fontsize="small")
         figure.savefig(path)
 
-    def _draw_panel(self, axes: Any, cells: Sequence[Cell], column: Column) -> None:
-        """A column's values by the number of parts; of one process's, there is only the line at 1."""
-        if column.against:
+    def _draw_panel(self, axes: Any, size: int, key: str) -> None:
+        """A column by the number of parts, with a line for each strategy on so many ranks, in so many stages."""
+        lines: dict[str, list[Cell]] = {}
+        for cell in self.measured:
+            if cell != cell.one:
+                stages = f", {cell.stages} stages" if cell.stages else ""
+                lines.setdefault(f"{cell.strategy} on {cell.processes}{stages}", []).append(cell)
+        if COLUMNS[key].against:
             axes.axhline(1.0, color="black", linewidth=0.8, label=ONE)
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for cell in cells:
-            value = self.value(cell, column)
-            if cell != cell.one and value is not None:
-                name = f"{cell.strategy} on {cell.processes}" + (f", {cell.stages} stages" if cell.stages else "")
-                lines.setdefault(name, []).append((self.settings.chunks.index(cell.parts), value / column.unit))
-        for number, (name, points) in enumerate(lines.items()):
+        for number, (name, cells) in enumerate(lines.items()):
             beside = 0.04 * (number - (len(lines) - 1) / 2)  # so that no line hides another
-            axes.plot([x + beside for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=name)
+            values = {cell: self.value(cell, COLUMNS[key]) for cell in cells if cell.batch_size == size}
+            cells = [cell for cell, value in values.items() if value is not None]
+            places = [self.settings.chunks.index(cell.parts) + beside for cell in cells]
+            heights = [values[cell] / COLUMNS[key].unit for cell in cells]
+            axes.plot(places, heights, color=f"C{number % 10}", marker="o", markersize=4, label=name)
+            if key == "of_one":
+                ends = ([self.value(cell, COLUMNS[f"of_one_{end}"]) for cell in cells] for end in ("least", "most"))
+                axes.vlines(places, *ends, color=f"C{number % 10}", alpha=0.4)

@@ -7,6 +7,7 @@ within each round. A cell that fails is not measured again, and the table says w
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class Benchmark:
         """Measure, and print the table; 1 if nothing could be measured."""
         self.play()
         print(f"\n{self.heading()}\n", flush=True)
-        print("\n".join([*aligned(self.table()), *self.reasons()]))
+        print("\n".join([*aligned(self.table()), "", *self.reasons()]).rstrip())
         self.write()
         return 0 if self.measured else 1
 
@@ -107,6 +108,7 @@ class Benchmark:
         """Let the cells take turns, and say what each has given."""
         cells = list(dict.fromkeys(self.cells()))
         self.found = {cell: [] for cell in cells}
+        print(f"{len(cells)} cells, {self.rounds} rounds; load {os.getloadavg()[0]:.1f}", flush=True)
         for number in range(self.rounds):
             where = f"round {number + 1} of {self.rounds}: " if self.rounds > 1 else ""
             for cell in reversed(cells) if number % 2 else cells:

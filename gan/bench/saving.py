@@ -3,16 +3,17 @@
 Ranks of this machine train one network. Windows of equally many steps follow each other in turns: one without a save,
 one that begins with a save at once, one that begins with a save in the background, which has ended when the window
 ends. So what else slows down this machine slows down all three, and the fastest round of each counts:
-  call          seconds of the call that saves: in the background, of the copy and of what the ranks agree on
-  all           how many seconds longer the window takes than one without a save: also for the steps that a thread
-                slows down, which writes beside them
-  of it         a save in the background, as a part of one at once
+  the call      how long the call that saves takes: in the background, the copy and what the ranks agree on
+  all of it     how much longer the window takes than one without a save: also the steps that a thread slows down,
+                which writes beside them
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ LIMIT = 1800.0  # seconds
 class SavingBenchmark(Benchmark):
     """One training, in which windows of all kinds take turns."""
 
-    name, places = "saving", ("policy",)
+    name, places = "saving", ("a save",)
     rounds = 1  # of trainings; in each are the rounds of windows
     columns = (
-        Column("ms a step", ".0f", 1e-3),
-        *(Column(f"{what} {kind}, s", ".3f") for what in ("call", "all") for kind in KINDS[1:]),
-        *(Column(f"{what}, of it", ".2f") for what in ("call", "all")),
+        Column("the call, s", ".3f"),
+        Column("of at once", ".2f", key="the call, s", against=truediv),
+        Column("all of it, s", ".3f"),
+        Column("of at once", ".2f", key="all of it, s", against=truediv),
     )
 
     def add_options(self, add: Callable[..., Any]) -> None:
@@ -51,33 +53,37 @@ class SavingBenchmark(Benchmark):
         add("--rounds", type=int, default=10, help="windows of each kind")
         add("--folder", default=tempfile.gettempdir(), help="where the checkpoints go, and are removed")
 
-    def cells(self) -> list[Cell]:
-        return [(self.settings.strategy,)]
+    def cells(self) -> Iterator[Cell]:
+        return ((kind,) for kind in KINDS[1:])
+
+    def base(self, cell: Cell) -> Cell:
+        return ("at once",)
 
     def measure(self, cell: Cell) -> Figures:
+        return self.saves[cell[0]]
+
+    @cached_property
+    def saves(self) -> dict[str, Figures]:
         own = self.settings
         with tempfile.TemporaryDirectory(dir=own.folder) as folder:
             request = own.strategy, own.ranks, own.megabytes, own.steps, own.rounds, Path(folder)
-            calls, windows = in_world(measure, *request, ranks=own.ranks, limit=LIMIT)[0]
-        return costs(calls, windows, own.steps)
+            return costs(*in_world(measure, *request, ranks=own.ranks, limit=LIMIT)[0], own.steps)
 
     def heading(self) -> str:
-        return f"{self.settings.megabytes} MB of state on {self.settings.ranks} ranks"
+        own, step = self.settings, 1000 * self.known("step", math.nan)
+        return f"{own.megabytes} MB of state, {own.strategy} on {own.ranks} ranks, {step:.0f} ms a step"
 
 
 Seconds = dict[str, list[float]]  # by the kind of window, round by round
 
 
-def costs(calls: Seconds, windows: Seconds, steps: int) -> Figures:
-    """The least that a save takes: its call, and in all. A window without one has so many steps."""
+def costs(calls: Seconds, windows: Seconds, steps: int) -> dict[str, Figures]:
+    """The least that a save of each kind takes: its call, and in all. A window has so many steps."""
     without = min(windows["without"])
-    figures = {"ms a step": without / steps}
-    for kind in KINDS[1:]:
-        figures |= {f"call {kind}, s": min(calls[kind]), f"all {kind}, s": min(windows[kind]) - without}
-    for what in ("call", "all"):
-        at_once, background = (figures[f"{what} {kind}, s"] for kind in KINDS[1:])
-        figures[f"{what}, of it"] = background / at_once
-    return figures
+    return {
+        kind: {"the call, s": min(calls[kind]), "all of it, s": min(windows[kind]) - without, "step": without / steps}
+        for kind in KINDS[1:]
+    }
 
 
 class Wide(GanModule):

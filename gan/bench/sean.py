@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Adam
 
 from datasets.drawn.faces import Faces
@@ -30,7 +30,6 @@ from gan.bench.device import Counter, convolution_rate, multiplications, now, pe
 from gan.bench.harness import Benchmark, Column, Figures, in_world
 from gan.files.errors import UserError
 from gan.games.sean import Sean
-from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator
@@ -85,10 +84,18 @@ def reference() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(REFERENCE)))
 
 
-def learned(state: Mapping[str, Tensor]) -> list[Tensor]:
-    """The weights of a published state dict; the others are buffers."""
-    ends = reference().LEARNED
-    return [tensor.requires_grad_() for key, tensor in state.items() if key.rpartition(".")[2] in ends]
+class Plain(nn.Module):
+    """A network of the published code: a function of a state dict, of which this module has the weights."""
+
+    def __init__(self, function: Callable[..., Any], state: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.function, self.state, ends = function, state, reference().LEARNED
+        for key in (key for key in state if key.rpartition(".")[2] in ends):
+            state[key] = nn.Parameter(state[key])
+            self.register_parameter(key.replace(".", "-"), state[key])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self.state, *inputs, training=True)
 
 
 def generator_of(sizes: Sizes) -> SeanGenerator:
@@ -111,24 +118,30 @@ def masks_of(kind: str, batch: int, size: int, labels: int) -> Tensor:
     return onehot(label, labels, like=torch.zeros(()))
 
 
-def painter(way: str, sizes: Sizes, device: torch.device) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
-    """The generator in this way, as a function of masks and codes, and its weights."""
+class Painter(nn.Module):
+    """The generator in one of our ways."""
+
+    def __init__(self, generator: SeanGenerator, way: str) -> None:
+        super().__init__()
+        for module in generator.modules():
+            if isinstance(module, ACE):
+                module.recompute = "nothing recomputed" not in way
+        self.half = "bf16" in way
+        self.form = torch.channels_last if "channels last" in way else torch.contiguous_format
+        self.generator = generator.to(memory_format=self.form)
+
+    def forward(self, planes: Tensor, codes: Tensor) -> Tensor:
+        with torch.autocast(planes.device.type, torch.bfloat16, enabled=self.half):
+            return self.generator(planes.contiguous(memory_format=self.form), codes)
+
+
+def painter(way: str, sizes: Sizes, device: torch.device) -> nn.Module:
+    """The generator in this way, which paints masks and codes; all ways have the same weights."""
     torch.manual_seed(0)
     generator = generator_of(sizes).to(device)
     if way == PUBLISHED:
-        state, paint = export_generator(StyleEncoder(sizes["style"], 1).to(device), generator), reference().generator
-        return lambda planes, codes: paint(state, planes, codes, training=True), learned(state)
-    for module in generator.modules():
-        if isinstance(module, ACE):
-            module.recompute = "nothing recomputed" not in way
-    form = torch.channels_last if "channels last" in way else torch.contiguous_format
-    generator.to(memory_format=form)
-
-    def paint_ours(planes: Tensor, codes: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled="bf16" in way):
-            return generator(planes.contiguous(memory_format=form), codes)
-
-    return paint_ours, list(generator.parameters())
+        return Plain(reference().generator, export_generator(StyleEncoder(sizes["style"], 1).to(device), generator))
+    return Painter(generator, way)
 
 
 def paint(cell: Way, sizes: Sizes) -> Figures:
@@ -136,20 +149,19 @@ def paint(cell: Way, sizes: Sizes) -> Figures:
     device = torch.device(best())
     if device.type == "cpu":
         keep_freed_memory()
-    forward, weights = painter(cell.way, sizes, device)
+    net = painter(cell.way, sizes, device)
     torch.manual_seed(1)
     planes = masks_of(cell.masks, cell.batch, sizes["size"], sizes["labels"]).to(device)
     codes = torch.randn(cell.batch, sizes["labels"], sizes["style"], device=device)
 
     def turn() -> Tensor:
-        picture = forward(planes, codes).float()
+        net.zero_grad()
+        picture = net(planes, codes).float()
         picture.square().mean().backward()
         return picture.detach()
 
-    with Kept(weights) as kept:
+    with Kept(net.parameters()) as kept:
         picture = turn()
-    for weight in weights:
-        weight.grad = None
     began = now(device)
     turn()
     return {"seconds": now(device) - began, "kept": kept.bytes, "result": picture.cpu(), "place": place(device)}
@@ -215,51 +227,29 @@ def train_ours(cell: Way, sizes: Sizes) -> Figures:
 
 
 def train_published(cell: Way, sizes: Sizes) -> Figures:
-    """Train in the published way, a step that does not count and one that does."""
+    """Train the published networks in a plain loop, a step that does not count and one that does."""
     device, plain = torch.device(best()), reference()
     game, batch = opened(cell, sizes)
-    painting = export_generator(game.encoder.to(device), game.generator.to(device))
-    judging = export_discriminator(game.discriminator.to(device))
-    del game
-    generators, discriminators = learned(painting), learned(judging)
-    adams = [Adam(each, lr, betas=(0.0, 0.9)) for each, lr in ((generators, 1e-4), (discriminators, 4e-4))]
-    image, label = (each.to(device) for each in batch.values())
-    mask = onehot(label, sizes["labels"], like=image)
-
-    def repaint() -> Tensor:
-        return plain.generator(painting, mask, plain.encoder(painting, image, mask), training=True)
-
-    def judged(fake: Tensor) -> list[list[list[Tensor]]]:
-        """The features of fake pictures, and of real ones, at each scale."""
-        both = torch.cat([torch.cat([mask, fake], 1), torch.cat([mask, image], 1)])
-        scales = plain.discriminator(judging, both, training=True)
-        return [[[part.chunk(2)[half] for part in scale] for scale in scales] for half in (0, 1)]
-
-    def fool() -> Tensor:
-        fakes, reals = judged(repaint())
-        loss = torch.stack([hinge_generator(scale[-1]) for scale in fakes]).mean()
-        return loss + MATCHING * feature_matching(reals, fakes)
-
-    def judge() -> Tensor:
-        with torch.no_grad():
-            fake = repaint()
-        pairs = zip(*judged(fake), strict=True)
-        return torch.stack([hinge_discriminator(real[-1], fake[-1]) for fake, real in pairs]).mean()
-
+    batch = {name: value.to(device) for name, value in batch.items()}
+    mask = game.to(device).mask(batch["label"])
+    game.mask = lambda *_: mask
+    state = export_generator(game.encoder, game.generator)
+    game.encoder = Plain(lambda *inputs, training: plain.encoder(*inputs), state)
+    game.generator = Plain(plain.generator, state)
+    game.discriminator = Plain(plain.discriminator, export_discriminator(game.discriminator))
+    generating, judging = (list(net.parameters()) for net in (game.generator, game.discriminator))
+    adams = [Adam(weights, lr, betas=(0.0, 0.9)) for weights, lr in ((generating, 1e-4), (judging, 4e-4))]
     seen = []
     for _ in range(2):
-        times = [now(device)]
-        for turn, adam in zip((fool, judge), adams, strict=True):
-            for tensor in discriminators:
-                tensor.requires_grad_(turn is judge)
-            with Kept([*generators, *discriminators]) as kept:
-                loss = turn()
+        for turn, adam, learns in ((game.fool, adams[0], False), (game.judge, adams[1], True)):
+            for weight in judging:
+                weight.requires_grad_(learns)
+            loss = sum(turn(batch).values())
             adam.zero_grad()
             loss.backward()
             adam.step()
-            seen += [(kept.bytes, loss.detach())]
-            times.append(now(device))
-    return figures_of(times, *seen[0], device)
+        seen = seen or [game.kept, game.loss]
+    return figures_of([*game.times, now(device)], *seen, device)
 
 
 # ---- the command ----

@@ -1,8 +1,8 @@
 """The published SEAN, plain and slow: loops over pictures and labels, whole style maps, nothing folded.
 
-The tests of nets/ and `python -m gan.bench sean` compare with it. Its networks are functions of a state dict with the published key names, written
-from the paper's equations and the facts of the published architecture. In training they update the buffers in that
-state dict: running statistics, and the singular vectors of spectral norm.
+The tests of nets/ and `python -m gan.bench sean` compare with it. Its networks are functions of a state dict with the
+published key names, written from the paper's equations and the facts of the published architecture. In training they
+update the buffers in that state dict: running statistics, and the singular vectors of spectral norm.
 """
 
 import torch

@@ -33,12 +33,12 @@ def test_figures_are_medians_and_a_start_that_fails_is_named(capsys, monkeypatch
 
     monkeypatch.setattr(launchers, "measure", measure)
     assert LaunchersBenchmark(["--rounds", "3"]).main() == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-6:]]
     assert rows[0] == ["popen", "5.0", "1.00", "10.0", "1.00"]
     assert rows[1] == ["spawn", "8.0", "2.00", "10.0", "1.00"]
     assert rows[2] == ["fork", "see", "(1)"]
     assert rows[3] == ["torchrun", "2.5", "0.50", "10.0", "1.00"]
-    assert rows[4] == ["(1)", "fork", "failed:", "no"]
+    assert rows[5] == ["(1)", "fork", "failed:", "no"]
 
 
 def test_a_start_that_fails_is_said():

@@ -46,18 +46,20 @@ def test_cells_take_turns_and_one_that_fails_is_measured_once_and_named(capsys):
     assert toy.main() == 0
     assert toy.asked == [ONE, TWO, WRONG, TWO, ONE, ONE, TWO]
     said = capsys.readouterr().out.splitlines()
-    assert said[:3] == [
+    assert said[0].startswith("3 cells, 3 rounds; load ")
+    assert said[1:4] == [
         "round 1 of 3: one, 1: speed 10.0",
         "round 1 of 3: two, 2: speed 20.0, kB 1.5",
         "round 1 of 3: wrong: nine stages are many",
     ]
-    assert said[-7:] == [
+    assert said[-8:] == [
         "toys",
         "",
         "name   ranks    speed  of one  least   kB",
         "one        1      8.0    1.00   100%",
         "two        2      8.0    2.00   100%  1.5",
         "wrong         see (1)",
+        "",
         "(1) nine stages are many",
     ]
 
