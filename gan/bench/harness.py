@@ -8,6 +8,7 @@ within each round. A cell that fails is not measured again, and the table says w
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from gan.app.outputs import quiet
 from gan.app.run import run_options
 from gan.app.run.options import run_settings
 from gan.app.run.parser import PlainParser
 from gan.files.errors import UserError
 from strategies.processes import world
 
+NUMBER = re.compile(r"-?[\d.,]+(e[-+]\d+)?%?|nan|see \(\d+\)|")  # or nothing, in a table
 Cell = tuple[Any, ...]  # what it is, by the places of its benchmark
 Figures = Mapping[str, Any]  # what was measured in one round
 
@@ -98,6 +101,7 @@ class Benchmark:
 
     def main(self) -> int:
         """Measure, and print the table; 1 if nothing could be measured."""
+        quiet()
         self.play()
         print(f"\n{self.heading()}\n", flush=True)
         print("\n".join([*aligned(self.table()), "", *self.reasons()]).rstrip())
@@ -169,8 +173,8 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     lines = [""] * len(table)
     for column in zip(*table, strict=True):
         width = max(map(len, column))
-        words = any(text[:1].isalpha() and not text.startswith("see (") for text in column[1:])
-        lines = [f"{line}  {text:{'<' if words else '>'}{width}}" for line, text in zip(lines, column, strict=True)]
+        side = ">" if all(map(NUMBER.fullmatch, column[1:])) else "<"
+        lines = [f"{line}  {text:{side}{width}}" for line, text in zip(lines, column, strict=True)]
     return [line[2:].rstrip() for line in lines]
 
 

@@ -16,7 +16,7 @@ def test_it_prints_and_writes_every_cell(capsys, tmp_path):
     cells = ("--policies", "ddp", mixed, "--chunks", "2,3", "--stages", "2,9")
     assert bench.main(["grid", *TINY, *FEW, *cells, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "round 1 of 1: generator=pipeline+stages:2+chunks:2,*=ddp on 2, 8 in 2 parts: " in said
+    assert "generator=pipeline+stages:2+chunks:2,*=ddp on 2, 8 in 2 parts: " in said
     rows = list(csv.DictReader((tmp_path / "out" / "grid.csv").open()))
     by_cell = {(row["strategy"], row["parts"], row["stages"]): row for row in rows}
     assert len(by_cell) == len(rows) == 2 * 4

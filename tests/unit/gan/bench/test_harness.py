@@ -109,9 +109,10 @@ def test_a_world_has_the_threads_that_are_asked_for():
 
 
 def test_a_table_has_words_on_the_left_and_numbers_on_the_right():
-    assert aligned([["way", "MB"], ["a", "1"], ["bc", "20"], ["", "see (1)"]]) == [
-        "way       MB",
-        "a          1",
-        "bc        20",
-        "     see (1)",
+    table = [["way", "MB", "off"], ["a", "1", "6e-17"], ["32-true", "2,000", "nan"], ["", "see (1)", ""]]
+    assert aligned(table) == [
+        "way           MB    off",
+        "a              1  6e-17",
+        "32-true    2,000    nan",
+        "         see (1)",
     ]
