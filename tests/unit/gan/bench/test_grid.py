@@ -8,9 +8,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from gan.bench import cell as one_cell
 from gan.bench import grid
 from gan.bench.blocks import blocks
-from gan.bench.grid import COLUMNS, ONE, Cell, Clock, GridBenchmark, planned, refuse_strategy, together
+from gan.bench.cell import ONE, Cell, Clock, planned, refuse_strategy, together
+from gan.bench.grid import COLUMNS, GridBenchmark
 from gan.files.errors import UserError
 from strategies.pipelining.cutting import cut, units_of
 from tests.support.posix import only_on_linux
@@ -114,7 +116,7 @@ def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_t
     assert sorted(clock.moments) == [1, 2, 5]
     for step in range(1, 6):
         if step == 3:
-            clock.resident = grid._memory("VmRSS:")
+            clock.resident = one_cell._memory("VmRSS:")
         held = torch.ones(2 ** (26 if step < 3 else 24))  # 256 MB, then 64 MB
         assert held.sum() > 0
         del held
