@@ -12,8 +12,9 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.drawn.portrait import FLIP_PAIRS, LABELS, Region, Tone, draw_portrait, supersampling
-from datasets.drawn.portrait.looks import LOOKS, Style, paint
+from datasets.drawn.drawing import FLIP_PAIRS, LABELS, Region, Tone
+from datasets.drawn.looks import LOOKS, Style, paint
+from datasets.drawn.portrait import draw_portrait, supersampling
 from gan.files.errors import UserError
 from gan.noise import seed_for
 

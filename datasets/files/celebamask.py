@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from datasets.drawn.portrait import FLIP_PAIRS, LABELS
+from datasets.drawn.drawing import FLIP_PAIRS, LABELS
 from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
 from datasets.files.pairs import MAPS, Column, Pairs, Size, look_up_split, opened, unpacked_folder
 from gan.files.disk import read_text

@@ -12,9 +12,9 @@ import torch
 from torchvision import tv_tensors
 
 from datasets import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
-from datasets.drawn.portrait import Region, supersampling
-from datasets.drawn.portrait.looks import TEXTURES, any_style, paint
-from datasets.drawn.portrait.plan import Tone
+from datasets.drawn.drawing import Region, Tone
+from datasets.drawn.looks import TEXTURES, any_style, paint
+from datasets.drawn.portrait import supersampling
 from gan.files.errors import UserError
 
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from datasets.drawn.portrait import Region, draw_portrait
-from datasets.drawn.portrait.looks import LEVELS, TEXTURES, texture_levels
-from datasets.drawn.portrait.pen import Canvas, Pen, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.portrait.plan import TONES, Tone
+from datasets.drawn.drawing import TONES, Canvas, Pen, Region, Tone, arc, mirrored, oval, ribbon, smooth
+from datasets.drawn.looks import LEVELS, TEXTURES, texture_levels
+from datasets.drawn.portrait import draw_portrait
 
 
 def test_curves():

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datasets.drawn.portrait.pen import Pen, Points, arc, mirrored, oval, ribbon, smooth
-from datasets.drawn.portrait.plan import Plan, Region, Tone
+from datasets.drawn.drawing import Pen, Plan, Points, Region, Tone, arc, mirrored, oval, ribbon, smooth
 
 # Lines over the head, from one side to the other: x in half widths of the head.
 CROWN = [(-1, 0), (-1.02, -0.35), (-0.86, -0.72), (-0.45, -0.95), (0.1, -1), (0.55, -0.93), (0.9, -0.7), (1.02, -0.35)]
@@ -121,10 +120,8 @@ def _draw_fall(pen: Pen, plan: Plan) -> None:
     wide, full = plan.width, plan.between(0.2, 0.34)
     low = plan.between(*{"bob": (0.72, 0.98), "long": (1.4, 2.0), "wavy": (1.3, 1.7)}[plan.hair])
     if plan.hair == "wavy":
-        ends = [
-            (full + aside, y)
-            for aside, y in zip((0.12, -0.03, 0.12, -0.03, 0.12), np.linspace(0.45, low, 5), strict=True)
-        ]
+        waves = np.array([0.12, -0.03, 0.12, -0.03, 0.12])
+        ends = [*zip(full + waves, np.linspace(0.45, low, 5), strict=True)]
     else:
         ends = [(full * 1.05, 0.6 * low), (full * (1.15 if plan.hair == "bob" else 0.8), low)]
     side = _beside(plan, 1, [(full * 0.8, -0.35), (full, 0.3), *ends])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from datasets.drawn.portrait.plan import TONES, Region, Tone
+from datasets.drawn.drawing import TONES, Region, Tone
 from gan.noise import seed_for
 
 LEVELS = 15  # the middle one is the region's colour, the first and the last are the extremes
