@@ -1,17 +1,15 @@
 """Runs on drawn faces that make new faces from noise, in sizes for a small CPU: minutes and not days."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from datasets.augment import to_tensors
-from datasets.drawn.faces import Faces
+from datasets.data import GanData
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2, Dmd2Lora
-from gan.games.from_noise import FromNoise
 from gan.games.r3gan import R3Gan
 from gan.games.stylegan import StyleGan
 from gan.games.wgan_gp import WganGp
@@ -22,6 +20,8 @@ from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.wgan import WganCritic, WganGenerator
+
+SCORES = {"val/distance": "distance of drawn from held-out faces"}
 
 
 def r3gan_faces(
@@ -45,12 +45,9 @@ def r3gan_faces(
         gamma: Weight of both gradient penalties.
         ema: Decay of the generator's averaged weights.
     """
-
-    def game(widths: list[int], train: Faces) -> R3Gan:
-        generator, discriminator = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
-        return R3Gan(generator, discriminator, rate=rate, gamma=gamma, ema=ema)
-
-    return from_noise(game, size=size, max_steps=max_steps, flip=True, **settings)
+    data, widths = new_faces(flip=True, size=size, **settings)
+    networks = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
+    return Run(R3Gan(*networks, rate=rate, gamma=gamma, ema=ema), data, max_steps, SCORES)
 
 
 def wgan_gp_faces(
@@ -72,12 +69,10 @@ def wgan_gp_faces(
         penalty: Weight of the gradient penalty.
         ema: Decay of the generator's averaged weights; published: null, for no average.
     """
-
-    def game(widths: list[int], train: Faces) -> WganGp:
-        rules = dict(rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
-        return WganGp(WganGenerator(latent, widths), WganCritic(widths), **rules)
-
-    return from_noise(game, max_steps=max_steps, flip=True, **settings)
+    data, widths = new_faces(flip=True, **settings)
+    networks = WganGenerator(latent, widths), WganCritic(widths)
+    game = WganGp(*networks, rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
+    return Run(game, data, max_steps, SCORES)
 
 
 def stylegan_faces(
@@ -117,14 +112,19 @@ def stylegan_faces(
         ada_images: In so many images the probability can rise from 0 to 1; published: 500,000.
         batch_size: Pictures a step, of all ranks together.
     """
-
-    def game(widths: list[int], train: Faces) -> StyleGan:
-        average = half_life(ema_images, batch_size, ema_ramp_up)
-        rules = dict(rate=rate, gamma=gamma, r1_every=r1_every, path=path, path_every=path_every, ema=average)
-        networks = StyleGenerator(latent, style, widths, mapping), StyleDiscriminator(widths)
-        return StyleGan(*networks, ada=Ada(ada_target, ada_images) if ada else None, **rules)
-
-    return from_noise(game, max_steps=max_steps, flip=True, batch_size=batch_size, **settings)
+    data, widths = new_faces(flip=True, batch_size=batch_size, **settings)
+    game = StyleGan(
+        StyleGenerator(latent, style, widths, mapping),
+        StyleDiscriminator(widths),
+        rate=rate,
+        gamma=gamma,
+        r1_every=r1_every,
+        path=path,
+        path_every=path_every,
+        ema=half_life(ema_images, batch_size, ema_ramp_up),
+        ada=Ada(ada_target, ada_images) if ada else None,
+    )
+    return Run(game, data, max_steps, SCORES)
 
 
 def dmd2_faces(
@@ -160,26 +160,24 @@ def dmd2_faces(
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
     _check_sigmas("dmd2-faces", sigma_min, sigma_max)
-
-    def game(widths: list[int], train: Faces) -> Dmd2:
-        pictures = torch.stack([to_tensors({"image": train.image(face)})["image"] for face in range(len(train))])
-        fine_to_coarse = widths[::-1]
-        return Dmd2(
-            R3Generator(latent, widths, 1),
-            Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
-            Head(fine_to_coarse[-1]),
-            ExactDenoiser(pictures),
-            student_rate=student_rate,
-            rate=rate,
-            student_every=student_every,
-            adversarial=adversarial,
-            head_weight=head_weight,
-            sigmas=(sigma_min, sigma_max),
-            ema=ema,
-        )
-
     # The teacher does not know mirrored faces.
-    return from_noise(game, max_steps=max_steps, flip=False, faces=faces, **settings)
+    data, widths = new_faces(flip=False, faces=faces, **settings)
+    pictures = torch.stack([to_tensors({"image": data.train.image(face)})["image"] for face in range(len(data.train))])
+    fine_to_coarse = widths[::-1]
+    game = Dmd2(
+        R3Generator(latent, widths, 1),
+        Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
+        Head(fine_to_coarse[-1]),
+        ExactDenoiser(pictures),
+        student_rate=student_rate,
+        rate=rate,
+        student_every=student_every,
+        adversarial=adversarial,
+        head_weight=head_weight,
+        sigmas=(sigma_min, sigma_max),
+        ema=ema,
+    )
+    return Run(game, data, max_steps, SCORES)
 
 
 def dmd2_lora_faces(
@@ -216,42 +214,38 @@ def dmd2_lora_faces(
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
     _check_sigmas("dmd2-lora-faces", sigma_min, sigma_max)
-
-    def game(widths: list[int], train: Faces) -> Dmd2Lora:
-        fine_to_coarse = widths[::-1]
-        return Dmd2Lora(
-            Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
-            Head(fine_to_coarse[-1]),
-            train.size,
-            rank=rank,
-            base_steps=base_steps,
-            student_rate=student_rate,
-            rate=rate,
-            student_every=student_every,
-            adversarial=adversarial,
-            head_weight=head_weight,
-            sigmas=(sigma_min, sigma_max),
-            ema=ema,
-        )
-
-    return from_noise(game, max_steps=max_steps, flip=True, faces=faces, **settings)
+    data, widths = new_faces(flip=True, faces=faces, **settings)
+    fine_to_coarse = widths[::-1]
+    game = Dmd2Lora(
+        Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
+        Head(fine_to_coarse[-1]),
+        data.train.size,
+        rank=rank,
+        base_steps=base_steps,
+        student_rate=student_rate,
+        rate=rate,
+        student_every=student_every,
+        adversarial=adversarial,
+        head_weight=head_weight,
+        sigmas=(sigma_min, sigma_max),
+        ema=ema,
+    )
+    return Run(game, data, max_steps, SCORES)
 
 
-def from_noise(
-    make: Callable[[list[int], Faces], FromNoise],
-    max_steps: PositiveInt,
+def new_faces(
     flip: bool,
     size: PositiveInt = 16,
     faces: PositiveInt = 2000,
     held_out: PositiveInt = 256,
     width: PositiveInt = 16,
     **settings: Any,
-) -> Run:
-    """Make a run of a game that draws faces from noise. All faces have the same palette.
+) -> tuple[GanData, list[int]]:
+    """Faces that are to be drawn from noise, all of one palette, and the channels of each size, from 4x4 up.
+
+    It sets torch's seed: the networks are made next.
 
     Args:
-        make: Makes the game from the channels of each size, from 4x4 up, and the faces to learn from.
-        max_steps: Steps of the whole training.
         flip: Mirror half of the faces.
         size: Height and width of the pictures: 4, doubled once or more.
         faces: How many faces to learn from.
@@ -263,8 +257,7 @@ def from_noise(
         raise UserError(f"size={size} is not 4 doubled; try size={4 * 2 ** max(2, doublings)}")
     data = DrawnFaces(size, faces=faces, held_out=held_out, **settings).data(flip, look="poster")
     torch.manual_seed(data.seed)
-    game = make([width * min(2**k, 4) for k in reversed(range(doublings + 1))], data.train)
-    return Run(game, data, max_steps, {"val/distance": "distance of drawn from held-out faces"})
+    return data, [width * min(2**k, 4) for k in reversed(range(doublings + 1))]
 
 
 def _check_sigmas(run: str, least: float, most: float) -> None:

@@ -1,6 +1,6 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -24,28 +24,25 @@ from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from nets.vgg import Vgg19
 
-Splits = tuple[Dataset, Dataset]
 _PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 
 
-def sean_celebamask(data: str = "data/CelebAMask-HQ", size: PositiveInt = 256, **settings: Any) -> Run:
+def sean_celebamask(data: str = "data/CelebAMask-HQ", **settings: Any) -> Run:
     """SEAN on CelebAMask-HQ: photographs of faces, 19 regions.
 
     Args:
         data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
-        size: Height and width that pictures and label maps are resized to.
     """
-    return sean_or_spade(splits(CelebAMask, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(CelebAMask, data, {}, **settings)
 
 
-def sean_ade20k(data: str = "data/ADEChallengeData2016", size: PositiveInt = 256, **settings: Any) -> Run:
+def sean_ade20k(data: str = "data/ADEChallengeData2016", **settings: Any) -> Run:
     """SEAN on ADE20K: scenes of all kinds, 151 labels.
 
     Args:
         data: The folder that holds images/ and annotations/.
-        size: Height and width that pictures and label maps are resized to.
     """
-    return sean_or_spade(splits(ADE20K, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(ADE20K, data, {}, **settings)
 
 
 def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edges: bool = True, **settings: Any) -> Run:
@@ -56,9 +53,9 @@ def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edge
         size: Height that pictures and label maps are resized to; the width is twice that.
         edges: Show the networks where one car or person ends and the next one begins.
     """
-    shape = size, 2 * size
+    how = {"size": (size, 2 * size), "edges": edges}
     # The published training does not crop here.
-    return sean_or_spade(splits(Cityscapes, data, size=shape, edges=edges), shape, edges, crop=False, **settings)
+    return sean_or_spade(Cityscapes, data, how, size=size, crop=False, **settings)
 
 
 def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool = False, **settings: Any) -> Run:
@@ -69,17 +66,16 @@ def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool
         size: Height and width that pictures and label maps are resized to.
         edges: Show the networks where one thing ends and the next one begins.
     """
-    return sean_or_spade(splits(CocoStuff, data, size=size, edges=edges), (size, size), edges, **settings)
+    return sean_or_spade(CocoStuff, data, {"edges": edges}, size=size, **settings)
 
 
-def sean_facades(data: str = "data/facades", size: PositiveInt = 256, **settings: Any) -> Run:
+def sean_facades(data: str = "data/facades", **settings: Any) -> Run:
     """SEAN on CMP facades: 606 fronts of houses, 13 labels.
 
     Args:
         data: The folder that holds base/ and extended/.
-        size: Height and width that pictures and label maps are resized to.
     """
-    return sean_or_spade(splits(Facades, data, size=size), (size, size), False, **settings)
+    return sean_or_spade(Facades, data, {}, **settings)
 
 
 def sean_folder(
@@ -99,8 +95,8 @@ def sean_folder(
         held_out: How many pictures, the last by name, to score on and to draw.
         flip: Mirror half of the pictures; not for labels that differ between left and right.
     """
-    pairs = splits(FolderPairs, data, num_labels=labels, size=size, held_out=held_out)
-    return sean_or_spade(pairs, (size, size), False, flip=flip, held_out=held_out, **settings)
+    how = {"num_labels": labels, "held_out": held_out}
+    return sean_or_spade(FolderPairs, data, how, size=size, flip=flip, held_out=held_out, **settings)
 
 
 def spade_folder(**settings: Any) -> Run:
@@ -108,19 +104,15 @@ def spade_folder(**settings: Any) -> Run:
     return sean_folder(style=None, **settings)
 
 
-def splits(kind: type[Pairs], data: str, **how: Any) -> Callable[[], Splits]:
-    """A function that opens a data set's training and held-out split."""
-
-    def open_splits() -> Splits:
-        try:
-            return kind(data, split="train", **how), kind(data, split="val", **how)
-        except UserError:
-            if not _PLANNED.get():
-                raise
-            made_up = MadeUp(how.get("num_labels") or kind.num_labels, how["size"], how.get("edges", False))
-            return made_up, made_up
-
-    return open_splits
+def open_splits(kind: type[Pairs], data: str, **how: Any) -> tuple[Dataset, Dataset]:
+    """A data set's training and held-out split."""
+    try:
+        return kind(data, split="train", **how), kind(data, split="val", **how)
+    except UserError:
+        if not _PLANNED.get():
+            raise
+        made_up = MadeUp(how.get("num_labels") or kind.num_labels, how["size"], how.get("edges", False))
+        return made_up, made_up
 
 
 @contextmanager
@@ -153,9 +145,10 @@ class MadeUp(Dataset):
 
 
 def sean_or_spade(
-    open_splits: Callable[[], Splits],
-    shape: tuple[int, int],
-    edges: bool,
+    kind: type[Pairs],
+    data: str,
+    how: Mapping[str, Any],
+    size: PositiveInt = 256,
     crop: bool = True,
     flip: bool = True,
     held_out: PositiveInt = 64,
@@ -184,9 +177,10 @@ def sean_or_spade(
     generator takes seconds to make.
 
     Args:
-        open_splits: Opens the training and the held-out split.
-        shape: Height and width of their pictures.
-        edges: Whether their data have edges of instances.
+        kind: The data set.
+        data: The folder that holds the data.
+        how: The other keywords of the data set, also a size that is not square.
+        size: Height and width that pictures and label maps are resized to.
         crop: Enlarge pictures by 286/256 and crop a random part, as published.
         flip: Mirror half of the pictures; labels of left and right are exchanged.
         held_out: How many pictures of the held-out split to score on while training.
@@ -209,13 +203,14 @@ def sean_or_spade(
         fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
         recompute: Let the generator keep less for its backward pass and compute it again: less memory, more time.
     """
-    upsamplings = upsamplings or (6 if min(shape) >= 512 else 5)
-    check_size(shape, upsamplings)
-    train, val = open_splits()
-    data = GanData(
+    how, edges = {"size": (size, size), **how}, how.get("edges", False)
+    upsamplings = upsamplings or (6 if min(how["size"]) >= 512 else 5)
+    check_size(how["size"], upsamplings)
+    train, val = open_splits(kind, data, **how)
+    pairs = GanData(
         train, val, batch_size=batch_size, val_count=held_out, workers=workers, seed=seed, flip=flip, crop=crop
     )
-    data.setup()
+    pairs.setup()
     steps = max_steps or epochs * (len(train) // batch_size)
     vgg = None
     if perceptual != "off" and _PLANNED.get():
@@ -241,6 +236,6 @@ def sean_or_spade(
         fake_once=fake_once,
     )
     if style is None:
-        return Run(Spade(*networks, **rules), data, steps, {"val/paint_error": "error of held-out pictures painted"})
+        return Run(Spade(*networks, **rules), pairs, steps, {"val/paint_error": "error of held-out pictures painted"})
     game = Sean(StyleEncoder(style), *networks, **rules)
-    return Run(game, data, steps, {"val/transfer_error": "error of held-out pictures made anew"})
+    return Run(game, pairs, steps, {"val/transfer_error": "error of held-out pictures made anew"})
