@@ -102,6 +102,11 @@ def without_gradient(parameter: Tensor) -> Tensor:
     return parameter.detach() + 0 * parameter
 
 
+def group_norm(channels: int, most: int) -> nn.GroupNorm:
+    """A group norm of up to `most` groups of four channels or more. One channel's would cancel the bias before it."""
+    return nn.GroupNorm(max(1, min(most, channels // 4)), channels)
+
+
 class Dropout(nn.Module):
     """Dropout that follows the sample and stays on in evaluation: pix2pix's only source of variety."""
 

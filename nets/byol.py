@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class ResnetEncoder(nn.Module):
     def __init__(self, widths: Sequence[int] = (32, 64, 128)) -> None:
         super().__init__()
         stages: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 2, 1, bias=False), nn.BatchNorm2d(widths[0])]
-        for number, (before, after) in enumerate(zip((widths[0], *widths), widths, strict=False)):
+        for number, (before, after) in enumerate(pairwise((widths[0], *widths))):
             stages.append(Block(before, after, stride=2 if number else 1))
         self.stages = nn.Sequential(*stages)
 

@@ -1,10 +1,15 @@
 """Denoisers: a small trainable one, a critic of its inner features, and the exact one for a set of pictures."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from nets.blocks import group_norm
+
+GROUPS = 8  # of a norm, at most
 
 
 class Denoiser(nn.Module):
@@ -21,11 +26,10 @@ class Denoiser(nn.Module):
             nn.Linear(2 * self.frequencies, embedding), nn.SiLU(), nn.Linear(embedding, embedding)
         )
         self.see = nn.Conv2d(3, widths[0], 3, padding=1)
-        before = (widths[0], *widths[:-1])
-        self.down = nn.ModuleList(_Block(a, b, embedding) for a, b in zip(before, widths, strict=True))
+        self.down = nn.ModuleList(_Block(a, b, embedding) for a, b in pairwise((widths[0], *widths)))
         self.middle = _Block(widths[-1], widths[-1], embedding)
         self.up = nn.ModuleList(_Block(a + b, a, embedding) for a, b in _climb(widths))
-        self.norm = _norm(widths[0])
+        self.norm = group_norm(widths[0], GROUPS)
         self.paint = nn.Conv2d(widths[0], 3, 3, padding=1)
         nn.init.zeros_(self.paint.weight)
         nn.init.zeros_(self.paint.bias)
@@ -77,7 +81,7 @@ class Head(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.look = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm = _norm(channels)
+        self.norm = group_norm(channels, GROUPS)
         self.score = nn.Linear(channels, 1)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -119,7 +123,7 @@ class _Block(nn.Module):
 
     def __init__(self, inside: int, outside: int, embedding: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([_norm(inside), _norm(outside)])
+        self.norms = nn.ModuleList([group_norm(inside, GROUPS), group_norm(outside, GROUPS)])
         self.first = nn.Conv2d(inside, outside, 3, padding=1)
         self.affine = nn.Linear(embedding, 2 * outside)
         self.second = nn.Conv2d(outside, outside, 3, padding=1)
@@ -137,11 +141,6 @@ class _Block(nn.Module):
 def _climb(widths: Sequence[int]) -> list[tuple[int, int]]:
     """For each size from the smallest up: the channels there, and the channels that come from the size below."""
     return list(zip(reversed(widths), (widths[-1], *reversed(widths[1:])), strict=True))
-
-
-def _norm(channels: int) -> nn.GroupNorm:
-    """A group norm of four channels or more in a group: a norm of one channel would cancel the bias before it."""
-    return nn.GroupNorm(max(1, min(8, channels // 4)), channels)
 
 
 def _by_row(numbers: Tensor) -> Tensor:

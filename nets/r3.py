@@ -1,6 +1,7 @@
 """R3GAN's networks: residual blocks without any normalisation."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -54,9 +55,7 @@ class R3Generator(nn.Module):
         self.basis = nn.Parameter(torch.randn(widths[0], 4, 4))
         self.modulate = nn.Linear(latent, widths[0], bias=False)
         kaiming_(self.modulate, SQUARE_ROOT_OF_HALF)
-        self.stages = nn.ModuleList()
-        for before, after in zip((widths[0], *widths[:-1]), widths, strict=True):
-            self.stages.append(_stage(before, after, blocks, blocks * len(widths), expansion, group))
+        self.stages = _stages(widths, blocks, expansion, group)
         self.paint = nn.Conv2d(widths[-1], 3, 1, bias=False)
         kaiming_(self.paint, SQUARE_ROOT_OF_HALF)
 
@@ -83,9 +82,7 @@ class R3Discriminator(nn.Module):
         down = list(reversed(widths))
         self.see = nn.Conv2d(3, down[0], 1, bias=False)
         kaiming_(self.see, 1.0)
-        self.stages = nn.ModuleList()
-        for before, after in zip((down[0], *down[:-1]), down, strict=True):
-            self.stages.append(_stage(before, after, blocks, blocks * len(widths), expansion, group))
+        self.stages = _stages(down, blocks, expansion, group)
         self.look = nn.Conv2d(down[-1], down[-1], 4, groups=down[-1], bias=False)
         self.score = nn.Linear(down[-1], 1, bias=False)
         for layer in (self.look, self.score):
@@ -105,14 +102,17 @@ class R3Discriminator(nn.Module):
 SQUARE_ROOT_OF_HALF = 0.5**0.5
 
 
-def _stage(before: int, after: int, blocks: int, depth: int, expansion: int, group: int) -> nn.Sequential:
-    """Residual blocks, after a 1x1 where the width changes; `depth` counts the blocks of the whole network."""
-    layers: list[nn.Module] = []
-    if before != after:
-        change = nn.Conv2d(before, after, 1, bias=False)
-        kaiming_(change, SQUARE_ROOT_OF_HALF)
-        layers.append(change)
-    return nn.Sequential(*layers, *(R3Block(after, expansion, group, depth) for _ in range(blocks)))
+def _stages(widths: Sequence[int], blocks: int, expansion: int, group: int) -> nn.ModuleList:
+    """For each width its residual blocks, after a 1x1 where the width changes."""
+    stages = nn.ModuleList()
+    for before, after in pairwise((widths[0], *widths)):
+        layers: list[nn.Module] = []
+        if before != after:
+            layers.append(nn.Conv2d(before, after, 1, bias=False))
+            kaiming_(layers[0], SQUARE_ROOT_OF_HALF)
+        layers += [R3Block(after, expansion, group, depth=blocks * len(widths)) for _ in range(blocks)]
+        stages.append(nn.Sequential(*layers))
+    return stages
 
 
 def kaiming_(layer: nn.Module, gain: float) -> None:

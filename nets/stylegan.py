@@ -81,7 +81,7 @@ class Mapping(nn.Module):
         """Styles [B, D] of latents [B, latent]."""
         w = z * torch.rsqrt(z.square().mean(1, keepdim=True) + 1e-8)
         for layer in self.layers:
-            w = F.leaky_relu(layer(w), SLOPE) * GAIN
+            w = _active(layer(w))
         return w
 
 
@@ -91,8 +91,7 @@ class Synthesis(nn.Module):
     def __init__(self, style: int, widths: Sequence[int]) -> None:
         super().__init__()
         self.start = nn.Parameter(torch.randn(widths[0], 4, 4))
-        before = (widths[0], *widths[:-1])
-        self.enlarge = nn.ModuleList(ModulatedConv(style, a, b, 3) for a, b in zip(before, widths, strict=True))
+        self.enlarge = nn.ModuleList(ModulatedConv(style, *pair, 3) for pair in pairwise((widths[0], *widths)))
         self.refine = nn.ModuleList(ModulatedConv(style, width, width, 3) for width in widths[1:])
         self.paint = nn.ModuleList(ModulatedConv(style, width, 3, 1, demodulate=False) for width in widths)
         self.layers = 2 * len(widths)  # with a style of their own; RGB shares the style of the next layer
@@ -100,13 +99,13 @@ class Synthesis(nn.Module):
     def forward(self, styles: Tensor) -> Tensor:
         """Pictures of styles [B, layers, D]. Values have no bounds; the network learns to keep them in -1 to 1."""
         x = self.start.expand(len(styles), -1, -1, -1)
-        x = F.leaky_relu(self.enlarge[0](x, styles[:, 0]), SLOPE) * GAIN
+        x = _active(self.enlarge[0](x, styles[:, 0]))
         picture = self.paint[0](x, styles[:, 1])
         larger = zip(self.enlarge[1:], self.refine, self.paint[1:], strict=True)
         for number, (enlarge, refine, paint) in enumerate(larger, start=1):
             x = enlarge(_double(x), styles[:, 2 * number - 1])
-            x = refine(F.leaky_relu(x, SLOPE) * GAIN, styles[:, 2 * number])
-            x = F.leaky_relu(x, SLOPE) * GAIN
+            x = refine(_active(x), styles[:, 2 * number])
+            x = _active(x)
             picture = _double(picture) + paint(x, styles[:, 2 * number + 1])
         return picture
 
@@ -169,11 +168,11 @@ class StyleDiscriminator(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Scores [B]. They depend on the whole batch."""
-        x = F.leaky_relu(self.see(image), SLOPE) * GAIN
+        x = _active(self.see(image))
         for block in self.blocks:
             x = block(x)
-        x = F.leaky_relu(self.look(self.deviation(x)), SLOPE) * GAIN
-        x = F.leaky_relu(self.sum(x.flatten(1)), SLOPE) * GAIN
+        x = _active(self.look(self.deviation(x)))
+        x = _active(self.sum(x.flatten(1)))
         return self.score(x).squeeze(1)
 
 
@@ -187,9 +186,13 @@ class _DownBlock(nn.Module):
         self.shortcut = EqualConv(inside, outside, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.leaky_relu(self.first(x), SLOPE) * GAIN
-        y = F.avg_pool2d(F.leaky_relu(self.second(y), SLOPE) * GAIN, 2)
+        y = _active(self.first(x))
+        y = F.avg_pool2d(_active(self.second(y)), 2)
         return (y + self.shortcut(F.avg_pool2d(x, 2))) * 0.5**0.5
+
+
+def _active(x: Tensor) -> Tensor:
+    return F.leaky_relu(x, SLOPE) * GAIN
 
 
 def _double(x: Tensor) -> Tensor:

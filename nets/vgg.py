@@ -1,14 +1,20 @@
-"""VGG-19's features, by which a perceptual loss compares two pictures."""
+"""VGG-19: the features by which a perceptual loss compares two pictures, and where its weights come from."""
 
+import sys
 from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 from torchvision.models import VGG19_Weights, vgg
 
+from gan.files.disk import load_plain
 from gan.files.errors import UserError
 
+SOURCE = VGG19_Weights.IMAGENET1K_V1
 RELUS = (1, 6, 11, 20, 29)  # relu1_1, relu2_1, relu3_1, relu4_1 and relu5_1 among torchvision's layers
 SMALLEST = 16  # pixels that four poolings halve
 
@@ -61,7 +67,7 @@ class Vgg19(nn.Module):
 
 
 def _imagenet() -> tuple[list[float], list[float]]:
-    transform = VGG19_Weights.IMAGENET1K_V1.transforms()
+    transform = SOURCE.transforms()
     return transform.mean, transform.std
 
 
@@ -81,3 +87,51 @@ def _keep(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> Non
     """Loading a state dict, which has none of these weights, leaves them as they are."""
     for name, tensor in module.features.state_dict(prefix=f"{prefix}features.").items():
         state[name] = tensor
+
+
+def load_vgg19(weights: str, normalise: bool = False) -> Vgg19:
+    """VGG-19 with weights from a file. For "torchvision", from its cache; a missing file is downloaded to there."""
+    path = _cached() if weights == "torchvision" else Path(weights)
+    if not path.is_file():
+        raise UserError(f"there is no file '{path}' of VGG-19's weights; {_advice()}")
+    try:
+        state = load_plain(path)
+    except UserError as error:
+        raise UserError(f"'{path}' cannot be read as weights: {error}; {_advice()}") from error
+    try:
+        return Vgg19(state, normalise)
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"'{path}' does not hold VGG-19 as torchvision saves it: {error}; {_advice()}") from error
+
+
+def _cached() -> Path:
+    """The file in torchvision's cache. See [Note: one download a machine]."""
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(SOURCE.url).name)
+    if path.is_file():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.is_file():
+                print(f"downloading VGG-19's weights, {SOURCE.meta['_file_size']:.0f} MB, to {path}", file=sys.stderr)
+                prefix = path.stem.rpartition("-")[2]
+                torch.hub.download_url_to_file(SOURCE.url, str(path), prefix, progress=sys.stderr.isatty())
+    except (OSError, RuntimeError, HTTPException) as error:
+        raise UserError(
+            f"the perceptual loss needs VGG-19's weights and their download failed ({error}); {_advice()}"
+        ) from error
+    return path
+
+
+# [Note: one download a machine]
+# Every rank comes here by itself, before there is a process group. The first one to get the lock downloads; the
+# others wait for the lock and then find the file. The lock ends with its process, so a killed download blocks no
+# one. torch.hub renames the file to its final name only when it is whole and its hash is right.
+
+
+def _advice() -> str:
+    name = Path(SOURCE.url).name
+    return (
+        f"bring {SOURCE.url} as '{Path(torch.hub.get_dir(), 'checkpoints', name)}', or type --perceptual PATH "
+        f"with the path of {name}, or --perceptual off to train without"
+    )

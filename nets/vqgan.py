@@ -1,16 +1,19 @@
 """VQGAN's autoencoder: a picture becomes a small map of code numbers, and the codes' vectors become the picture."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan import noise, ranks
+from nets.blocks import group_norm
 
 DEAD = 1.0  # a code that fewer features of a batch choose, on average, is replaced
 APART = 0.01  # how far two new codes from the same feature are apart, as a share of the spread of features
 SMALLEST = 1e-12
+GROUPS = 32  # of a norm, at most
 
 
 class Codebook(nn.Module):
@@ -78,17 +81,19 @@ class VqAutoencoder(nn.Module):
     def __init__(self, widths: Sequence[int] = (32, 64, 64), code: int = 16, codes: int = 128) -> None:
         super().__init__()
         stages: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1)]
-        for number, (before, after) in enumerate(zip((widths[0], *widths), widths, strict=False)):
+        for number, (before, after) in enumerate(pairwise((widths[0], *widths))):
             halved = [nn.Conv2d(before, before, 3, stride=2, padding=1)] if number else []
             stages += [*halved, Residual(before, after)]
-        self.encoder = nn.Sequential(*stages, norm(widths[-1]), nn.SiLU(), nn.Conv2d(widths[-1], code, 3, padding=1))
+        self.encoder = nn.Sequential(
+            *stages, group_norm(widths[-1], GROUPS), nn.SiLU(), nn.Conv2d(widths[-1], code, 3, padding=1)
+        )
         self.codebook = Codebook(codes, code)
         stages = [nn.Conv2d(code, widths[-1], 3, padding=1)]
         up = list(reversed(widths))
-        for number, (before, after) in enumerate(zip((up[0], *up), up, strict=False)):
+        for number, (before, after) in enumerate(pairwise((up[0], *up))):
             doubled = [nn.Upsample(scale_factor=2), nn.Conv2d(before, before, 3, padding=1)] if number else []
             stages += [*doubled, Residual(before, after)]
-        self.decoder = nn.Sequential(*stages, norm(widths[0]), nn.SiLU())
+        self.decoder = nn.Sequential(*stages, group_norm(widths[0], GROUPS), nn.SiLU())
         self.paint = nn.Conv2d(widths[0], 3, 3, padding=1)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,10 +117,10 @@ class Residual(nn.Module):
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            norm(inside),
+            group_norm(inside, GROUPS),
             nn.SiLU(),
             nn.Conv2d(inside, outside, 3, padding=1, bias=False),
-            norm(outside),
+            group_norm(outside, GROUPS),
             nn.SiLU(),
             nn.Conv2d(outside, outside, 3, padding=1),
         )
@@ -123,8 +128,3 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shortcut(x) + self.layers(x)
-
-
-def norm(channels: int) -> nn.GroupNorm:
-    """A group norm of four channels or more in a group: a norm of one channel would cancel the bias before it."""
-    return nn.GroupNorm(max(1, min(32, channels // 4)), channels)

@@ -84,8 +84,7 @@ class WganCritic(nn.Module):
         super().__init__()
         down = list(reversed(widths))
         self.blocks = nn.ModuleList(
-            DownBlock(before, after, first=number == 0)
-            for number, (before, after) in enumerate(zip((3, *down[1:]), down[1:], strict=False))
+            DownBlock(*pair, first=number == 0) for number, pair in enumerate(pairwise((3, *down[1:])))
         )
         self.score = nn.Linear(down[-1], 1, bias=False)
         _spread_(self.score, 1.0)

@@ -6,6 +6,6 @@ vgg = load_vgg19("torchvision")
 """
 
 from nets.published.sean import export_discriminator, export_generator, load_discriminator, load_generator
-from nets.published.vgg19 import load_vgg19
+from nets.vgg import load_vgg19
 
 __all__ = ["export_discriminator", "export_generator", "load_discriminator", "load_generator", "load_vgg19"]

@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from nets.published.sean_keys import Entry
+from nets.published.sean import Entry
 
 ROUNDING = 1e-12
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v")

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.published import export_discriminator
-from nets.published.sean_keys import discriminator_entries
+from nets.published.sean import discriminator_entries
 from tests.support import sean_reference as reference
 from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from nets.blocks import onehot
 from nets.published import export_generator
-from nets.published.sean_keys import encoder_entries
+from nets.published.sean import encoder_entries
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from tests.support import sean_reference as reference

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
-from nets.published.sean_keys import generator_entries
+from nets.published.sean import generator_entries
 from nets.sean import neighbourhood
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder

@@ -11,7 +11,7 @@ from gan.losses import feature_matching, hinge_discriminator, hinge_generator
 from nets.blocks import onehot
 from nets.discriminator import MultiScaleDiscriminator
 from nets.published import export_discriminator, export_generator, load_discriminator, load_generator
-from nets.published.sean_keys import discriminator_entries, encoder_entries, generator_entries
+from nets.published.sean import discriminator_entries, encoder_entries, generator_entries
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from tests.support import golden, oracle

@@ -127,7 +127,7 @@ def test_of_ranks_that_start_together_one_downloads(cache, monkeypatch):
             waiting.set()
             return super().acquire(*args, **kwargs)
 
-    monkeypatch.setattr("nets.published.vgg19.FileLock", Lock)
+    monkeypatch.setattr("nets.vgg.FileLock", Lock)
     monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_, **__: asked.append(1))
     cache.parent.mkdir(parents=True)
     other = threading.Thread(target=lambda: found.append(load_vgg19("torchvision")))
