@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
-from datasets import workers as processes
+from datasets.workers import Loader
 from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -88,7 +88,7 @@ def check_divides(batch: int, ranks: int, what: str, option: str) -> None:
         raise UserError(f"{what} {batch} is not divisible by {ranks} ranks; try {advice}")
 
 
-class ResumableLoader(DataLoader):
+class ResumableLoader(Loader):
     """A loader of GlobalBatches whose position is saved in checkpoints.
 
     The position counts batches that were handed out, not batches that workers have prepared. It counts global
@@ -109,19 +109,15 @@ class ResumableLoader(DataLoader):
             dataset,
             batch_size=sampler.batch_size // sampler.num_replicas,
             sampler=sampler,
-            num_workers=workers,
             collate_fn=collate_fn,
             persistent_workers=workers > 0,
-            timeout=processes.PATIENCE if workers else 0,
-            worker_init_fn=processes.leave_signals_to_the_trainer,
-            generator=torch.Generator().manual_seed(sampler.seed),  # else it would draw from the global one
+            seed=sampler.seed,
+            workers=workers,
         )
         self._position = 0, 0
 
     def __iter__(self) -> Iterator[Any]:
         # See [Note: the epoch comes late]
-        if self.num_workers:
-            processes.hear_of_dead_workers()
         batch = self.sampler.first_batch
         self._position = self.sampler.epoch, batch
         for item in super().__iter__():

@@ -1,20 +1,18 @@
 """Loaders for data sets and streams of one's own, whose batches are the same at any number of ranks."""
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from datasets import workers as processes
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
+from datasets.workers import Loader
 from gan.files.errors import UserError
+from gan.making import drawing_from
 from gan.noise import seed_for
 
 _ALONE: ContextVar[bool] = ContextVar("alone", default=False)
@@ -50,7 +48,7 @@ class GlobalLoader(ResumableLoader):
         super().__init__(Seeded(dataset, seed), sampler, workers=workers, collate_fn=collate_fn)
 
 
-class GlobalStream(DataLoader):
+class GlobalStream(Loader):
     """The same for a stream: an iterable of samples, such as an IterableDataset, with or without an end.
 
     Each rank, and each of its workers, reads the whole stream and keeps its own rows of the global batches. What the
@@ -72,17 +70,13 @@ class GlobalStream(DataLoader):
         super().__init__(
             Rows(stream, batch_size, rank, self.ranks, seed),
             batch_size=batch_size // self.ranks,
-            num_workers=workers,
             collate_fn=collate_fn,
-            timeout=processes.PATIENCE if workers else 0,
-            worker_init_fn=processes.leave_signals_to_the_trainer,
-            generator=torch.Generator().manual_seed(seed),  # else it would draw from the global one
+            seed=seed,
+            workers=workers,
         )
 
     def __iter__(self) -> Iterator[Any]:
         self.dataset.passes += 1
-        if self.num_workers:
-            processes.hear_of_dead_workers()
         return super().__iter__()
 
 
@@ -96,7 +90,7 @@ class Seeded(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, which: tuple[int, int]) -> Any:
-        with _seeded(seed_for("sample", self.seed, *which)):
+        with drawing_from(seed_for("sample", self.seed, *which)):
             return self.dataset[which[1]]
 
 
@@ -124,29 +118,14 @@ class Rows(IterableDataset):
 
     def _samples(self) -> Iterator[Any]:
         """The stream. The global generators are seeded for its beginning and for each sample."""
-        with _seeded(seed_for("stream", self.seed, self.passes)):
+        with drawing_from(seed_for("stream", self.seed, self.passes)):
             samples = iter(self.stream)
         for number in count():
-            with _seeded(seed_for("stream", self.seed, self.passes, number)):
+            with drawing_from(seed_for("stream", self.seed, self.passes, number)):
                 sample = next(samples, END)
             if sample is END:
                 return
             yield sample
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Inside the `with`, the generators of torch (for the CPU), NumPy and Python start from a seed."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 @contextmanager

@@ -9,7 +9,10 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
+from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from gan.files.errors import UserError, WorkerLost
@@ -21,6 +24,28 @@ FAREWELL = 1.0  # seconds that they have to end when the program ends
 _NO_ROOM = re.compile(r"Bus error|unable to allocate shared memory|unable to mmap|unable to open shared memory")
 _LOST = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\) (?:is killed by signal: (\w+)|exited)")
 _STUCK = re.compile(r"DataLoader timed out after (\d+)")
+
+
+class Loader(DataLoader):
+    """A DataLoader whose workers leave signals to the trainer, and whose dead or silent workers are noticed.
+
+    It draws from a generator of its own: torch's would draw from the global one.
+    """
+
+    def __init__(self, *args: Any, seed: int, workers: int, **settings: Any) -> None:
+        super().__init__(
+            *args,
+            num_workers=workers,
+            timeout=PATIENCE if workers else 0,
+            worker_init_fn=leave_signals_to_the_trainer,
+            generator=torch.Generator().manual_seed(seed),
+            **settings,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.num_workers:
+            hear_of_dead_workers()
+        return super().__iter__()
 
 
 def leave_signals_to_the_trainer(worker: int) -> None:

@@ -28,6 +28,8 @@ from gan.noise import seed_for
 from gan.phase import Player
 from gan.pretrained import check_files, open_files
 
+CPU = torch.device("cpu")
+
 
 def on_meta(game: nn.Module) -> list[Tensor]:
     """The parameters and buffers of a game that are on the meta device, each once."""
@@ -145,7 +147,7 @@ class Making:
         """Call it in scratch memory, under its own seed. Raise if it leaves a tensor as it was."""
         tensors = {key: _there(maker.module, key) for key in maker.tensors}
         versions = {key: tensor._version for key, tensor in tensors.items()}
-        with _drawing(seed_for(seed, maker.player, maker.name), device):
+        with drawing_from(seed_for(seed, maker.player, maker.name), device):
             _method(maker.module)()
         for key, tensor in maker.tensors.items():
             value = _there(maker.module, key)
@@ -282,7 +284,7 @@ def _closed(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _drawing(seed: int, device: torch.device) -> Iterator[None]:
+def drawing_from(seed: int, device: torch.device = CPU) -> Iterator[None]:
     """Inside the `with`, torch, NumPy and Python draw from this seed. Afterwards they draw on as if nothing was."""
     before = random.getstate(), np.random.get_state()
     own = [device] if device.type not in ("cpu", "meta") else []

@@ -85,7 +85,7 @@ class CycleGan(GanModule):
         """Log the difference between translations and the drawn truth, in 0..1, as the mean of both directions."""
         fake_b, fake_a = self.translate(batch["a"], batch["b"])
         error = (F.l1_loss(fake_b, batch["truth_b"]) + F.l1_loss(fake_a, batch["truth_a"])) / 4
-        self.log("val/translation_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(fake_a))
+        self.log("val/translation_error", error, sync_dist=True, batch_size=len(fake_a))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

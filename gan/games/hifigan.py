@@ -87,7 +87,7 @@ class HifiGan(GanModule):
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the error of held-out sounds."""
         error = self.mel_error(self.voice(batch["wave"]), batch["wave"])
-        self.log("val/mel_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(batch["wave"]))
+        self.log("val/mel_error", error, sync_dist=True, batch_size=len(batch["wave"]))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Sound]:

@@ -82,7 +82,7 @@ class Pix2pix(GanModule):
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the difference between painted label maps and their pictures, in 0..1."""
         error = F.l1_loss(self.generator(self.mask(batch)), batch["image"]) / 2
-        self.log("val/paint_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(batch["image"]))
+        self.log("val/paint_error", error, sync_dist=True, batch_size=len(batch["image"]))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """SEAN, Zhu et al. 2020: a picture from a mask and a style code for each region."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,12 +68,13 @@ class Sean(Spade):
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Log the error of transfers against the drawn truth, and how much one region's style changes the others."""
         label, style_label = batch["label"], batch.get("style_label", batch["label"])
+        log = partial(self.log, sync_dist=True, batch_size=len(label))
 
         # The whole picture, but only regions that the style's picture has.
         error = (self.transfer(batch) - batch.get("truth", batch["image"])).abs().mean(1) / 2
         present = self.mask(style_label)[:, : self.labels].flatten(2).amax(2)
         known = present.gather(1, label.flatten(1)).view_as(label)
-        self.score("val/transfer_error", (error * known).sum() / known.sum().clamp_min(1), len(label))
+        log("val/transfer_error", (error * known).sum() / known.sum().clamp_min(1))
 
         # One region: the error on its own pixels, and the change of all others.
         if "region" in batch:
@@ -80,9 +82,9 @@ class Sean(Spade):
             before, after = self.restyle(batch)
             error = (after - batch["region_truth"]).abs().mean(1) / 2
             moved = (after - before).abs().mean(1)
-            self.score("val/region_error", mean_where(inside, error).mean(), len(label))
+            log("val/region_error", mean_where(inside, error).mean())
             spill = mean_where(~inside, moved) / mean_where(inside, moved).clamp_min(1e-12)
-            self.score("val/region_spill", spill.mean(), len(label))
+            log("val/region_spill", spill.mean())
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

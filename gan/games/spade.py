@@ -139,11 +139,7 @@ class Spade(GanModule):
         """Log the difference between painted label maps and their pictures, in 0..1."""
         image = batch["image"]
         painted = self.repaint(image, self.mask(batch["label"], batch.get("edges")))
-        self.score("val/paint_error", F.l1_loss(painted, image) / 2, len(image))
-
-    def score(self, name: str, value: Tensor, rows: int) -> None:
-        """Log a held-out figure, the mean over all samples of all ranks."""
-        self.log(name, value, on_epoch=True, on_step=False, sync_dist=True, batch_size=rows)
+        self.log("val/paint_error", F.l1_loss(painted, image) / 2, sync_dist=True, batch_size=len(image))
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class VqGan(GanModule):
         """Log the difference between pictures and what is painted of them, in 0..1, and note which codes are used."""
         image = batch["image"]
         error = F.l1_loss(self.autoencoder(image)[0], image) / 2
-        self.log("val/paint_error", error, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(image))
+        self.log("val/paint_error", error, sync_dist=True, batch_size=len(image))
         numbers = self.autoencoder.numbers(image)
         self._used.append(numbers.flatten().bincount(minlength=len(self.autoencoder.codebook.counts)))
 

@@ -81,9 +81,9 @@ def making_draws_from_the_device_that_is_named(_):
     module = torch.get_device_module(FIRST)
     module.manual_seed_all(1)
     before = [module.get_rng_state(device) for device in (FIRST, SECOND)]
-    with making._drawing(7, SECOND):
+    with making.drawing_from(7, SECOND):
         drawn = torch.randn(3, device=SECOND)
-    with making._drawing(7, SECOND):
+    with making.drawing_from(7, SECOND):
         assert torch.equal(torch.randn(3, device=SECOND).cpu(), drawn.cpu())
     assert all(map(torch.equal, before, (module.get_rng_state(device) for device in (FIRST, SECOND))))
 
