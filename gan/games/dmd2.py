@@ -96,11 +96,10 @@ class Dmd2(FromNoise):
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Fakes from always the same noise, beside the nearest of the teacher's pictures, and pictures of the batch."""
         columns = super().show(batch)
-        if hasattr(self.teacher, "nearest"):
-            columns = {"output": columns["output"], "nearest of teacher's": self.teacher.nearest(columns["output"])} | {
-                name: column for name, column in columns.items() if name != "output"
-            }
-        return columns
+        if not hasattr(self.teacher, "nearest"):
+            return columns
+        fakes = columns["output"]
+        return {"output": fakes, "nearest of teacher's": self.teacher.nearest(fakes)} | columns
 
 
 class Dmd2Lora(Dmd2):

@@ -122,7 +122,7 @@ class _NormConv(torch.autograd.Function):
         rstd = torch.rsqrt(variance + settings.norm.eps)
         inner = _activate(settings, y, scale, shift, rstd, torch.empty_like(y) if settings.keep else y).to(dtype)
         with torch.autocast(x.device.type, enabled=False):
-            out = F.conv2d(inner, weight.to(dtype), _to(bias, dtype), padding=settings.padding)
+            out = F.conv2d(inner, weight.to(dtype), bias if bias is None else bias.to(dtype), padding=settings.padding)
         ctx.settings, ctx.count, ctx.world = settings, count, ranks.here()  # see [Note: the world of a forward]
         ctx.save_for_backward(*tensors, mean, rstd, *((y, inner) if settings.keep else ()))
         return out
@@ -183,16 +183,7 @@ class _NormConv(torch.autograd.Function):
             first, second = total.to(y.dtype).chunk(2)
             spare.addcmul_(y, _as_channels(second * rstd.square()), value=-1).sub_(_as_channels(first))
         dnoise = _channel_dots(spare, grain).view_as(noise_scale) if wanted[2] else None
-        return (
-            None,
-            spare.to(x.dtype),
-            None,
-            dnoise,
-            dscale.to(scale.dtype),
-            dshift.to(shift.dtype),
-            None if dweight is None else dweight.to(weight.dtype),
-            None if dbias is None else dbias.to(bias.dtype),
-        )
+        return None, *_in_kinds_of(tensors, (spare, None, dnoise, dscale, dshift, dweight, dbias))
 
 
 def _add_noise(x: Tensor, grain: Tensor, noise_scale: Tensor) -> Tensor:
@@ -261,8 +252,10 @@ def _as_channels(channels: Tensor) -> Tensor:
     return channels.view(-1, 1, 1)
 
 
-def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype)
+def _in_kinds_of(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Each gradient in the dtype of its tensor."""
+    pairs = zip(tensors, gradients, strict=True)
+    return [None if gradient is None else gradient.to(tensor.dtype) for tensor, gradient in pairs]
 
 
 # The output of the first convolution is among the largest tensors of a layer, but cheap: its input is a one-hot mask.
@@ -301,8 +294,4 @@ class _MaskConv(torch.autograd.Function):
         dhidden, dsecond, dbias = convolution_backward(gradient, hidden, second, bias, 1, (True, *wanted[3:]))
         dhidden = torch.ops.aten.threshold_backward(dhidden, hidden, 0)
         dplanes, dfirst, dfirst_bias = convolution_backward(dhidden, planes, first, first_bias, 1, wanted[:3])
-        gradients = (dplanes, dfirst, dfirst_bias, dsecond, dbias)
-        return tuple(
-            found.to(tensor.dtype) if found is not None else None
-            for found, tensor in zip(gradients, tensors, strict=True)
-        )
+        return tuple(_in_kinds_of(tensors, (dplanes, dfirst, dfirst_bias, dsecond, dbias)))
