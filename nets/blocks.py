@@ -69,6 +69,29 @@ def conv(
     return spectral_norm(layer) if spectral else layer
 
 
+def conv_doubling(
+    inside: int, outside: int, kernel: int, *, bias: bool = True, normed: bool = False, gain: float = 1.0
+) -> nn.ConvTranspose2d:
+    """As `conv`, a transposed convolution that doubles the size; the kernel is 3 or 4."""
+    kind = NormedConvTranspose2d if normed else nn.ConvTranspose2d
+    layer = kind(inside, outside, kernel, 2, 1, output_padding=kernel % 2, bias=bias)
+    xavier_(layer.weight, gain)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Residual(nn.Module):
+    """The sum of some layers and of their shortcut."""
+
+    def __init__(self, layers: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.shortcut = layers, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.layers(x)
+
+
 class NormedConv2d(nn.Conv2d):
     """A convolution whose bias a norm cancels in training, as in some published networks.
 

@@ -2,24 +2,7 @@
 
 from torch import Tensor, nn
 
-from nets.blocks import conv, xavier_
-
-
-class Residual(nn.Module):
-    def __init__(self, channels: int, gain: float) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ReflectionPad2d(1),
-            conv(channels, channels, 3, padding=0, bias=False, gain=gain),
-            nn.InstanceNorm2d(channels),
-            nn.ReLU(),
-            nn.ReflectionPad2d(1),
-            conv(channels, channels, 3, padding=0, bias=False, gain=gain),
-            nn.InstanceNorm2d(channels),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x)
+from nets.blocks import Residual, conv, conv_doubling
 
 
 class ResnetGenerator(nn.Module):
@@ -35,19 +18,21 @@ class ResnetGenerator(nn.Module):
         def normed(convolution: nn.Module) -> list[nn.Module]:
             return [convolution, nn.InstanceNorm2d(convolution.out_channels), nn.ReLU()]
 
-        def up(before: int, after: int) -> nn.ConvTranspose2d:
-            layer = nn.ConvTranspose2d(before, after, 3, 2, 1, output_padding=1, bias=False)
-            xavier_(layer.weight, gain)
-            return layer
+        def block(channels: int) -> Residual:
+            first, second = (
+                [nn.ReflectionPad2d(1), *normed(conv(channels, channels, 3, padding=0, bias=False, gain=gain))]
+                for _ in range(2)
+            )
+            return Residual(nn.Sequential(*first, *second[:-1]), shortcut=nn.Identity())  # no ReLU before the sum
 
         self.layers = nn.Sequential(
             nn.ReflectionPad2d(3),
             *normed(conv(inside, width, 7, padding=0, bias=False, gain=gain)),
             *normed(conv(width, 2 * width, 3, 2, bias=False, gain=gain)),
             *normed(conv(2 * width, 4 * width, 3, 2, bias=False, gain=gain)),
-            *(Residual(4 * width, gain) for _ in range(blocks)),
-            *normed(up(4 * width, 2 * width)),
-            *normed(up(2 * width, width)),
+            *(block(4 * width) for _ in range(blocks)),
+            *normed(conv_doubling(4 * width, 2 * width, 3, bias=False, gain=gain)),
+            *normed(conv_doubling(2 * width, width, 3, bias=False, gain=gain)),
             nn.ReflectionPad2d(3),
             conv(width, outside, 7, padding=0, gain=gain),
             nn.Tanh(),

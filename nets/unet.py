@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from nets.blocks import SLOPE, Dropout, conv, xavier_
+from nets.blocks import SLOPE, Dropout, conv, conv_doubling
 from nets.norm import SyncBatchNorm
 
 
@@ -37,9 +37,10 @@ class UNet(nn.Module):
         self.up = nn.ModuleList()
         for k in reversed(range(1, depth)):
             joined = widths[k] * (1 if k == depth - 1 else 2)
-            steps = [nn.ReLU(), _transposed(joined, widths[k - 1], False, gain), SyncBatchNorm(widths[k - 1])]
-            self.up.append(nn.Sequential(*steps, *([Dropout()] if depth - k <= dropouts else [])))
-        self.paint = nn.Sequential(nn.ReLU(), _transposed(2 * width, outside, True, gain), nn.Tanh())
+            layer = conv_doubling(joined, widths[k - 1], 4, bias=False, gain=gain)
+            dropout = [Dropout()] if depth - k <= dropouts else []
+            self.up.append(nn.Sequential(nn.ReLU(), layer, SyncBatchNorm(widths[k - 1]), *dropout))
+        self.paint = nn.Sequential(nn.ReLU(), conv_doubling(2 * width, outside, 4, gain=gain), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
         """A picture from -1 to 1, of the input's size."""
@@ -56,11 +57,3 @@ class UNet(nn.Module):
         for up, shortcut in zip(self.up, reversed(seen[:-1]), strict=True):
             x = torch.cat([up(x), shortcut], 1)
         return self.paint(x)
-
-
-def _transposed(inside: int, outside: int, bias: bool, gain: float) -> nn.ConvTranspose2d:
-    layer = nn.ConvTranspose2d(inside, outside, 4, 2, 1, bias=bias)
-    xavier_(layer.weight, gain)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer

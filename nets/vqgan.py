@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan import noise, ranks
-from nets.blocks import group_norm
+from nets.blocks import Residual, group_norm
 
 DEAD = 1.0  # a code that fewer features of a batch choose, on average, is replaced
 APART = 0.01  # how far two new codes from the same feature are apart, as a share of the spread of features
@@ -83,7 +83,7 @@ class VqAutoencoder(nn.Module):
         stages: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1)]
         for number, (before, after) in enumerate(pairwise((widths[0], *widths))):
             halved = [nn.Conv2d(before, before, 3, stride=2, padding=1)] if number else []
-            stages += [*halved, Residual(before, after)]
+            stages += [*halved, _block(before, after)]
         self.encoder = nn.Sequential(
             *stages, group_norm(widths[-1], GROUPS), nn.SiLU(), nn.Conv2d(widths[-1], code, 3, padding=1)
         )
@@ -92,7 +92,7 @@ class VqAutoencoder(nn.Module):
         up = list(reversed(widths))
         for number, (before, after) in enumerate(pairwise((up[0], *up))):
             doubled = [nn.Upsample(scale_factor=2), nn.Conv2d(before, before, 3, padding=1)] if number else []
-            stages += [*doubled, Residual(before, after)]
+            stages += [*doubled, _block(before, after)]
         self.decoder = nn.Sequential(*stages, group_norm(widths[0], GROUPS), nn.SiLU())
         self.paint = nn.Conv2d(widths[0], 3, 3, padding=1)
 
@@ -111,20 +111,14 @@ class VqAutoencoder(nn.Module):
         return self.codebook(self.encoder(image))[1]
 
 
-class Residual(nn.Module):
+def _block(inside: int, outside: int) -> Residual:
     """Norm, SiLU and 3x3, twice (Ho et al. 2020, without time)."""
-
-    def __init__(self, inside: int, outside: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            group_norm(inside, GROUPS),
-            nn.SiLU(),
-            nn.Conv2d(inside, outside, 3, padding=1, bias=False),
-            group_norm(outside, GROUPS),
-            nn.SiLU(),
-            nn.Conv2d(outside, outside, 3, padding=1),
-        )
-        self.shortcut = nn.Conv2d(inside, outside, 1, bias=False) if inside != outside else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shortcut(x) + self.layers(x)
+    layers = nn.Sequential(
+        group_norm(inside, GROUPS),
+        nn.SiLU(),
+        nn.Conv2d(inside, outside, 3, padding=1, bias=False),
+        group_norm(outside, GROUPS),
+        nn.SiLU(),
+        nn.Conv2d(outside, outside, 3, padding=1),
+    )
+    return Residual(layers, shortcut=nn.Conv2d(inside, outside, 1, bias=False) if inside != outside else nn.Identity())

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from nets.blocks import SLOPE, NormedConvTranspose2d, conv, resize_nearest, xavier_
+from nets.blocks import SLOPE, conv, conv_doubling, resize_nearest
 
 
 class StyleEncoder(nn.Module):
@@ -22,10 +22,7 @@ class StyleEncoder(nn.Module):
             norm = [nn.InstanceNorm2d(convolution.out_channels)] if normalise else []
             return [convolution, *norm, nn.LeakyReLU(SLOPE, inplace=True)]
 
-        kind = NormedConvTranspose2d if normalise else nn.ConvTranspose2d
-        up = kind(4 * width, 8 * width, 3, 2, 1, output_padding=1)
-        xavier_(up.weight, gain)
-        nn.init.zeros_(up.bias)
+        up = conv_doubling(4 * width, 8 * width, 3, normed=normalise, gain=gain)
         self.layers = nn.Sequential(
             nn.ReflectionPad2d(1),
             *layer(conv(3, width, 3, padding=0, normed=normalise, gain=gain)),
