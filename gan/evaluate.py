@@ -1,23 +1,18 @@
 """`python -m gan.evaluate RUN`: scores of the pictures that a run makes, as a table and as JSON."""
 
 import json
-import logging
 import math
-import os
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.utilities import rank_zero_only
 
-from datasets.workers import explained
-from gan.app.outputs import outputs, quiet, run
+from gan.app.command import command, run_ranks
+from gan.app.outputs import quiet, run
 from gan.app.painting.reopen import open_run
 from gan.app.run import options
 from gan.app.run.computer import Computer, machine
@@ -26,7 +21,7 @@ from gan.app.scoring.features import INCEPTION
 from gan.app.scoring.scorer import NEEDS
 from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
 from gan.files.disk import whole_file
-from gan.files.errors import UserError, printable, refuse
+from gan.files.errors import UserError, printable
 from strategies.processes.launched import connect, launched
 
 WIDTH = 58  # characters of the table's first column
@@ -101,29 +96,23 @@ EXAMPLES = """examples:
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
-    try:
-        request = parse(argv)
-        quiet()
-        asked = {"accelerator": request.accelerator, "devices": request.devices}
-        computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
-        if (place := launched()) is not None:
-            rank_zero_only.rank = place.rank
-            connect(place, "gloo")  # See [Note: one gathering]
-            _evaluate(request, computer, place.local_rank)
-            dist.destroy_process_group()
-        elif computer.processes == 1:
-            _evaluate(request, computer)
-        else:
-            logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # else it names each process it ends
-            with tempfile.TemporaryDirectory() as folder:
-                mp.spawn(_spawned, (request, computer, f"file://{folder}/meet"), nprocs=computer.processes)
-    except (UserError, mp.ProcessRaisedException) as error:
-        if isinstance(error, mp.ProcessRaisedException) and "UserError: " not in str(error):
-            raise
-        return refuse(error)
-    return 0
+@command
+def main(argv: list[str]) -> None:
+    """Score a run, on one device or by ranks that share the work."""
+    request = parse(argv)
+    quiet()
+    asked = {"accelerator": request.accelerator, "devices": request.devices}
+    computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
+    place = launched()
+    if place is not None:
+        rank_zero_only.rank = place.rank
+        connect(place, "gloo")  # See [Note: one gathering]
+        _evaluate(request, computer, place.local_rank)
+        dist.destroy_process_group()
+    elif computer.processes > 1:
+        run_ranks("gan.evaluate", argv, computer)
+    else:
+        _evaluate(request, computer)
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
@@ -151,16 +140,6 @@ def parse(argv: list[str] | None = None) -> Namespace:
     return request
 
 
-def _spawned(rank: int, request: Namespace, computer: Computer, meeting: str) -> None:
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=computer.processes)
-    if computer.kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // computer.devices))
-    quiet()
-    with outputs():
-        _evaluate(request, computer, rank)
-    dist.destroy_process_group()
-
-
 def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> None:
     """The work of one process; the first one prints and saves the result."""
     device = computer.device(local_rank)
@@ -178,17 +157,16 @@ def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> No
     if opened is None:
         opened = open_run(str(checkpoint), request.out, device, request.data, request.run)
 
-    with explained():
-        result = evaluate(
-            opened,
-            scores=request.scores,
-            inception=request.inception,
-            segmenter=request.segmenter,
-            ignore=request.ignore_labels,
-            count=request.count,
-            batch_size=request.batch_size,
-            device=device,
-        )
+    result = evaluate(
+        opened,
+        scores=request.scores,
+        inception=request.inception,
+        segmenter=request.segmenter,
+        ignore=request.ignore_labels,
+        count=request.count,
+        batch_size=request.batch_size,
+        device=device,
+    )
     if result is not None:
         path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
         print(printable(table(result)), flush=True)

@@ -12,13 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gan.app.command import command
 from gan.app.outputs import run
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.checkpoint import load, whole
 from gan.files.disk import name_for, whole_file
-from gan.files.errors import UserError, printable, refuse
+from gan.files.errors import UserError, printable
 from gan.games.sean import Sean
 from gan.module import GanModule
 from nets.discriminator import MultiScaleDiscriminator
@@ -48,19 +49,16 @@ class Exported:
         return [key for key in self.state if "parametrizations" in key.split(".")]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
-    try:
-        request = parse(argv)
-        moved = {"data": request.data, "name": request.run}
-        written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
-        print(*map(printable, map(str, written)), sep="\n")
-    except UserError as error:
-        return refuse(error)
-    return 0
+@command
+def main(argv: list[str]) -> None:
+    """Write the networks, and name the files."""
+    request = parse(argv)
+    moved = {"data": request.data, "name": request.run}
+    written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
+    print(*map(printable, map(str, written)), sep="\n")
 
 
-def parse(argv: list[str] | None = None) -> Namespace:
+def parse(argv: list[str]) -> Namespace:
     parser = Parser(
         prog="python -m gan.export",
         usage="python -m gan.export [RUN] [--weights ema|raw] [--to FOLDER] [options]",

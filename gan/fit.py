@@ -1,20 +1,17 @@
 """`python -m gan.fit`: train a run, on one device or many, and write pictures, curves and checkpoints."""
 
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import torch
 from jsonargparse import Namespace
 from lightning import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from datasets.workers import explained
+from gan.app.command import command, run_ranks
 from gan.app.outputs import quiet, run
 from gan.app.run import folder, options
 from gan.app.run import job as slurm_job
@@ -23,21 +20,18 @@ from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
 from gan.app.training import before, start
 from gan.app.training.alike import strategy_of, trainer_of
-from gan.app.training.before import named
 from gan.app.training.callbacks import Bar, Pictures, Score, Steps, WriteSettings
 from gan.app.training.describe import describe
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
 from gan.app.training.start import Chosen
-from gan.files.errors import UserError, printable, refuse
+from gan.files.errors import UserError, printable
 from gan.files.finite import NotFinite
 from gan.files.tensors import Damaged
 from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.accelerator import GPUS
 from strategies.processes import agent, slurm
-from strategies.processes.agent import Launch
-from strategies.processes.failure import report
 from strategies.processes.launched import Launched, launched
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import WARNING, Signals, Stopped
@@ -45,41 +39,21 @@ from strategies.processes.stopping import WARNING, Signals, Stopped
 ON = "python -m gan.fit"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0, or 2 after a message about what was wrong."""
-    try:
-        with explained():
-            _fit(argv)
-    except BaseException as raised:
-        error = named(raised) or raised
-        report(error)
-        if isinstance(error, UserError):
-            return 2 if agent.speaks() else refuse(error)
-        if isinstance(error, KeyboardInterrupt):
-            return 128 + signal.SIGINT
-        raise
-    return 0
-
-
-def _fit(argv: list[str] | None) -> None:
-    typed = sys.argv[1:] if argv is None else argv
+@command
+def main(argv: list[str]) -> None:
+    """Read what was typed; then list the runs, write a job, start the ranks, or be one."""
     place = launched()  # first: what is wrong in the environment is named before it is read for defaults
-    settings, resumed = options.parse(typed)
+    settings, resumed = options.parse(argv)
     if settings.list_runs:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
-    rank_zero_only.rank = place.rank if place is not None else 0
-    if place is not None and place.by == "torchrun":
-        agent.end_with_launcher(place.nodes)
-    if place is not None and place.by == "slurm":
-        go_back_if_warned(place)
-    start.note_steps(place)
+    be_launched(place)
     quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
     if settings.slurm or settings.submit:
-        script = slurm_job.script(typed, settings, strategy.is_dp)
+        script = slurm_job.script(argv, settings, strategy.is_dp)
         say(slurm_job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
@@ -87,61 +61,19 @@ def _fit(argv: list[str] | None) -> None:
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and computer.processes > 1 and not settings.dry_run:
         before.check(settings, strategy, computer.devices, computer.kind == "cpu")
-        start_ranks(settings, computer, out, typed)
+        start_ranks(settings, computer, out, argv)
         return
-    now = options.run_settings(settings)
-    trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
-    try:
-        run = build(settings.run, **now)
-    except UserError as error:
-        raise trained.where_data_were(error) if trained is not None else error from None
-    summary, all_settings = describe(run.game), options.dump(settings, settings.run)
-    if settings.resume == "auto" and resumed is None:
-        say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
+    start_training(Beginning(settings, resumed, place, out), computer, strategy)
 
-    def texts(chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
-        """What the files of the run's folder say that are written before its first step."""
-        found = {chosen.folder.settings: all_settings, chosen.folder.game: summary}
-        if launchers and not settings.dry_run:
-            begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
-            found[chosen.folder.launch] = start.text(launchers, *begun_from)
-        return found
 
-    def choose(launchers: list[str]) -> Chosen:
-        """For the first rank. The files of a resumed run stay as they are until it trains."""
-        start.check(place)
-        # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
-        may_have = place is not None and (place.by != "slurm" or place.restarts)
-        begun = start.begun_by(out, launchers, partial(newest_whole, say=say)) if may_have else None
-        if begun is not None:
-            chosen = begun
-        elif resumed is not None:
-            chosen = Chosen(resumed[0], to_resume(settings.resume, *resumed, say))
-        else:
-            chosen = Chosen(folder.create(Path(settings.out), short_name(settings.run)))
-            chosen.folder.fill(texts(chosen, launchers))
-        if settings.dry_run:
-            return chosen
-        if trained is not None and not chosen.again:
-            trained.check(run, chosen.checkpoint)
-        held.enter_context(folder.training(chosen.folder))
-        return chosen
-
-    with ExitStack() as held:
-        chosen, launchers = start.agree(place, choose)
-        where, fresh = chosen.folder, resumed is None and not chosen.again
-        if trained is not None and trained.changed and not chosen.again:
-            say(str(trained))
-        if settings.dry_run:
-            ends = f"a dry run: {where.path} stays as it is" if resumed is not None else f"saved in {where.path}"
-            say(all_settings, summary, ends)
-            return
-        try:
-            train(settings, computer, strategy, run, chosen, texts(chosen, launchers))
-        except UserError:
-            if rank_zero_only.rank == 0 and fresh:
-                where.discard()
-            raise
+def be_launched(place: Launched | None) -> None:
+    """Do what each kind of launcher needs of its ranks."""
+    rank_zero_only.rank = place.rank if place is not None else 0
+    if place is not None and place.by == "torchrun":
+        agent.end_with_launcher(place.nodes)
+    if place is not None and place.by == "slurm":
+        go_back_if_warned(place)
+    start.note_steps(place)
 
 
 def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[str]) -> None:
@@ -153,11 +85,74 @@ def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[s
             return ""
         return f"Go on from its last checkpoint with\n  {ON} --resume {begun.folder.path}"
 
-    if computer.kind == "tpu":
-        torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)  # torch-tpu wants it from the parent
     rendezvous = Rendezvous(settings.rendezvous or "", options.nodes(settings.nodes))
-    rendezvous.check()
-    agent.run(Launch([*start.command(), *argv], computer.devices, rendezvous, settings.restarts, advice))
+    run_ranks("gan.fit", argv, computer, rendezvous, settings.restarts, advice)
+
+
+class Beginning:
+    """What a training begins with: the game, and the folder and the checkpoint that all ranks agree on."""
+
+    def __init__(
+        self, settings: Namespace, resumed: tuple[RunFolder, Path] | None, place: Launched | None, out: Path
+    ) -> None:
+        self.settings, self.resumed, self.place, self.out = settings, resumed, place, out
+        now = options.run_settings(settings)
+        self.trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
+        try:
+            self.run = build(settings.run, **now)
+        except UserError as error:
+            raise self.trained.where_data_were(error) if self.trained is not None else error from None
+        self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
+
+    def texts(self, chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
+        """What the files of the run's folder say that are written before its first step."""
+        found = {chosen.folder.settings: self.all_settings, chosen.folder.game: self.summary}
+        if launchers and not self.settings.dry_run:
+            begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
+            found[chosen.folder.launch] = start.text(launchers, *begun_from)
+        return found
+
+    def choose(self, launchers: list[str], held: ExitStack) -> Chosen:
+        """For the first rank. The files of a resumed run stay as they are until it trains; `held` gets its lock."""
+        start.check(self.place)
+        # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
+        may_have = self.place is not None and (self.place.by != "slurm" or self.place.restarts)
+        begun = start.begun_by(self.out, launchers, partial(newest_whole, say=say)) if may_have else None
+        if begun is not None:
+            chosen = begun
+        elif self.resumed is not None:
+            chosen = Chosen(self.resumed[0], to_resume(self.settings.resume, *self.resumed, say))
+        else:
+            chosen = Chosen(folder.create(Path(self.settings.out), short_name(self.settings.run)))
+            chosen.folder.fill(self.texts(chosen, launchers))
+        if self.settings.dry_run:
+            return chosen
+        if self.trained is not None and not chosen.again:
+            self.trained.check(self.run, chosen.checkpoint)
+        held.enter_context(folder.training(chosen.folder))
+        return chosen
+
+
+def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStrategy) -> None:
+    """Agree with the other ranks on the folder and the checkpoint, and train. A dry run ends before that."""
+    settings, trained = beginning.settings, beginning.trained
+    if settings.resume == "auto" and trained is None:
+        say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
+    with ExitStack() as held:
+        chosen, launchers = start.agree(beginning.place, partial(beginning.choose, held=held))
+        where = chosen.folder
+        if trained is not None and trained.changed and not chosen.again:
+            say(str(trained))
+        if settings.dry_run:
+            ends = f"a dry run: {where.path} stays as it is" if trained is not None else f"saved in {where.path}"
+            say(beginning.all_settings, beginning.summary, ends)
+            return
+        try:
+            train(settings, computer, strategy, beginning.run, chosen, beginning.texts(chosen, launchers))
+        except UserError:
+            if rank_zero_only.rank == 0 and trained is None and not chosen.again:
+                where.discard()
+            raise
 
 
 def train(

@@ -3,27 +3,26 @@
 import json
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 
 import torch
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
-from gan import plan
+from gan.app.command import command
 from gan.app.outputs import quiet, run
 from gan.app.planning import table
 from gan.app.planning.opening import Opened, opened
-from gan.app.planning.search import search
+from gan.app.planning.search import Found, search
 from gan.app.run import run_options
-from gan.app.run.options import run_settings, underscores
+from gan.app.run.options import run_first, run_settings, without
 from gan.app.run.parser import Parser
-from gan.files.errors import UserError, refuse
+from gan.files.errors import UserError
 from gan.runs import build, short_name
 from strategies import assignment, private
 from strategies.auto import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
-from strategies.cost.budget import Budget, Serving
+from strategies.cost.budget import Budget, Cost, Serving
 from strategies.paper.amounts import readable
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
@@ -47,6 +46,27 @@ tensors: the batch, what backward needs, and gradients before a weight has all o
 
 exit status: 0 the strategy fits; 1 it does not; 2 it could not be planned
 """
+
+
+MOST = 10**6  # ranks
+OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--json")
+
+
+@command
+def main(argv: list[str]) -> int:
+    """Print the plan. Returns the exit status: 0 where the strategy fits, else 1; 2 if it could not be planned."""
+    quiet()
+    settings = parse(argv)
+    typed = _choice(settings.strategy)
+    ranks = settings.nodes * settings.devices
+    if ranks > MOST:
+        raise UserError(f"{ranks} ranks are too many; type fewer --nodes or --devices, {MOST:,} at most")
+    placement = placement_of(typed, ranks)
+    assignment.check_ranks(typed, ranks, placement)
+    training = range(ranks) if placement is None else placement.training
+    with private.fake_world(len(training)):
+        game = opened(lambda: build(settings.run, **run_settings(settings)), len(training))
+        return _plan(argv, settings, Planned(settings, typed, game, training, placement))
 
 
 def parse(argv: list[str] | None = None) -> Namespace:
@@ -79,32 +99,6 @@ def _add_own(parser: Parser) -> None:
     add("--json", action="store_true", help="print one JSON object, in bytes, for programs")
 
 
-MOST = 10**6  # ranks
-OWN = ("run", "strategy", "nodes", "devices", "memory", "json")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0 where the strategy fits, else 1; 2 if it could not be planned."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        quiet()
-        settings = plan.parse(argv)
-        choice = _choice(settings.strategy)
-        ranks = settings.nodes * settings.devices
-        if ranks > MOST:
-            raise UserError(f"{ranks} ranks are too many; type fewer --nodes or --devices, {MOST:,} at most")
-        placement = placement_of(choice, ranks)
-        assignment.check_ranks(choice, ranks, placement)
-        training = ranks if placement is None else len(placement.training)
-        with private.fake_world(training):
-            game = opened(lambda: build(settings.run, **run_settings(settings)), training)
-            if placement is not None:
-                return _plan_of_parts(settings, choice, game, placement)
-            return _plan(argv, settings, choice, game)
-    except UserError as error:
-        return refuse(error)
-
-
 def _choice(strategy: str) -> dict[str, Choice]:
     """What was typed for --strategy. Refuses what has no plan."""
     choice = choices(strategy, {**POLICIES, "auto": Auto})
@@ -116,58 +110,91 @@ def _choice(strategy: str) -> dict[str, Choice]:
     return choice
 
 
-def _plan(argv: list[str], settings: Namespace, choice: Mapping[str, Choice], game: Opened) -> int:
-    ranks, usable = settings.nodes * settings.devices, table.usable(settings.memory)
-    # A GPU's: its index means nothing, and it need not be there.
-    world = World(ranks, 0, torch.device("cuda"), settings.devices)
-    budget = Budget(game.game, world, game.trace)
-    players, belongings = game.game.players, budget.belongings
+class Planned:
+    """A game under the strategy that was typed: what each set of ranks needs, those that train first."""
 
-    def decided(typed: Mapping[str, Choice]) -> dict[str, Choice]:
+    def __init__(
+        self,
+        settings: Namespace,
+        typed: Mapping[str, Choice],
+        game: Opened,
+        training: range,
+        placement: Placement | None,
+    ) -> None:
+        """`game` is opened with the batch of a rank that trains."""
+        self.memory, self.usable = settings.memory, table.usable(settings.memory)
+        self.game, self.training = game, training
+        apart = {} if placement is None else served(placement, typed, game.game)
+        self.serving = {name: Serving(each.ranks, len(training)) for name, each in apart.items()}
+        where = {name: ranks_as_typed(each.ranks) for name, each in apart.items()}
+        # A GPU's: its index means nothing, and it need not be there.
+        world = World(len(training), 0, torch.device("cuda"), settings.devices)
+        self.budget = Budget(game.game, world, lambda recompute: game.trace(recompute, where), self.serving)
+        self.chosen = self.decided(typed)
+        costs = {training: self.budget.cost(self.chosen), **self.budget.serving(self.chosen)}
+        self.found = {at: self.judged(self.chosen, cost) for at, cost in costs.items()}
+        self.fits = all(found.fits for found in self.found.values())
+
+    def decided(self, typed: Mapping[str, Choice]) -> dict[str, Choice]:
+        """The choices of all players, with those that `auto` takes."""
+        players = self.game.game.players
         chosen = assignment.choose(typed, players)
-        taken = assignment.decide(chosen, players, belongings, world, settings.memory)
+        here = {name: each for name, each in chosen.items() if name not in self.serving}
+        taken = assignment.decide(here, players, self.budget.belongings, self.budget.world, self.memory)
         return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in taken}}
 
-    chosen = decided(choice)
-    cost = budget.cost(chosen)
-    fits = cost.peak.bytes <= usable
-    auto = decided({"*": Choice("auto")})
-    best = search(budget, usable)
-    if settings.json:
-        plan = table.as_json(cost, table.typed(chosen), fits)
-        more = {
-            "auto": table.as_json(budget.cost(auto), table.typed(auto), budget.cost(auto).peak.bytes <= usable),
-            "cheapest": table.as_json(best.cost, table.typed(best.chosen), best.fits),
-        }
-        print(json.dumps({"ranks": ranks, "memory": settings.memory, **plan, **more}, indent=1))
-        return 0 if fits else 1
+    def judged(self, chosen: Mapping[str, Choice], cost: Cost) -> Found:
+        return Found(chosen, cost, cost.peak.bytes <= self.usable)
 
-    print(*table.head(settings, game, budget), "", sep="\n")
-    print(*table.memory(cost, budget.everybody(chosen)), "", sep="\n")
-    print(*table.traffic(cost), "", sep="\n")
-    print(f"{table.typed(chosen)}: {table.verdict(cost.peak.bytes, settings.memory)}")
-    took = budget.cost(auto)
-    print(f"auto would take {table.typed(auto)}: {table.verdict(took.peak.bytes, settings.memory)}")
-    if not best.fits:
-        least = f"{readable(best.cost.peak.bytes)} under {table.typed(best.chosen)}"
+    def others(self) -> tuple[Found, Found]:
+        """What auto would take, and the cheapest that fits."""
+        auto = self.decided({"*": Choice("auto")})
+        return self.judged(auto, self.budget.cost(auto)), search(self.budget, self.usable)
+
+
+def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
+    """Print it. Returns the exit status. Of players on ranks of their own, nothing else is proposed."""
+    if settings.json:
+        plan = {"ranks": settings.nodes * settings.devices, "memory": settings.memory}
+        parts = {ranks_as_typed(at): table.as_json(found) for at, found in planned.found.items()}
+        if planned.serving:
+            plan |= {"fits": planned.fits, "parts": parts}
+        else:
+            auto, cheapest = planned.others()
+            plan |= {**parts.popitem()[1], "auto": table.as_json(auto), "cheapest": table.as_json(cheapest)}
+        print(json.dumps(plan, indent=1))
+        return 0 if planned.fits else 1
+
+    print(*table.head(settings, planned.game, planned.budget), sep="\n")
+    policies = planned.budget.everybody(planned.chosen)
+    for at, found in planned.found.items():
+        where = f", ranks {ranks_as_typed(at)}" if planned.serving else ""
+        if planned.serving:
+            print(f"\n---- ranks {ranks_as_typed(at)} {'train' if at == planned.training else 'serve'}")
+        print("", *table.memory(found.cost, policies), "", *table.traffic(found.cost), "", sep="\n")
+        print(f"{table.typed(planned.chosen)}{where}: {table.verdict(found.cost, settings.memory)}")
+    if not planned.serving:
+        _propose(argv, settings, *planned.others())
+    return 0 if planned.fits else 1
+
+
+def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found) -> None:
+    print(f"auto would take {table.typed(auto.chosen)}: {table.verdict(auto.cost, settings.memory)}")
+    needs, strategy = readable(cheapest.cost.peak.bytes), table.typed(cheapest.chosen)
+    if not cheapest.fits:
+        least = f"{needs} under {strategy}"
         print(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
-        return 0 if fits else 1
-    moved = best.cost.moved
+        return
+    moved = cheapest.cost.moved
     links = f"{readable(moved.within)} in a node and {readable(moved.between)} between nodes a step"
-    print(f"the cheapest that fits needs {readable(best.cost.peak.bytes)} and moves {links}:")
-    print(f"  {_command(argv, settings, table.typed(best.chosen))}")
-    return 0 if fits else 1
+    print(f"the cheapest that fits needs {needs} and moves {links}:")
+    print(f"  {_command(argv, settings, strategy)}")
 
 
 def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
     """What to type to train so: the same words for the run, and this strategy."""
     words = ["python", "-m", "gan.fit", settings.run if ":" not in settings.run else _named(argv, settings.run)]
-    own = True  # whether a word belongs to an option of this command alone; the first one is the run
-    for word in argv:
-        if word.startswith("--"):
-            own = underscores(word)[2:].partition("=")[0] in OWN
-        if not own:
-            words.append(word)
+    words += without(run_first(argv), OWN)
     if settings.nodes > 1:
         words += ["--nodes", str(settings.nodes), "--rendezvous", "HOST:PORT"]
     return shlex.join([*words, "--devices", str(settings.devices), "--strategy", strategy])
@@ -176,40 +203,6 @@ def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
 def _named(argv: list[str], run: str) -> str:
     """The run as it was typed, because its full name has the path of the file."""
     return next((word for word in argv if word.endswith(":" + short_name(run)) and not word.startswith("-")), run)
-
-
-def _plan_of_parts(settings: Namespace, typed: Mapping[str, Choice], game: Opened, placement: Placement) -> int:
-    """Print the plan of a rank that trains, and of one of each set that serves frozen players. Returns 0 if both fit.
-
-    `game` is opened with the batch of a rank that trains.
-    """
-    players, training = game.game.players, len(placement.training)
-    chosen = assignment.choose(typed, players)
-    ranks = {name: each.ranks for name, each in served(placement, typed, game.game).items()}
-    world = World(training, 0, torch.device("cuda"), settings.devices)
-    where = {name: ranks_as_typed(each) for name, each in ranks.items()}
-    serving = {name: Serving(each, training) for name, each in ranks.items()}
-    budget = Budget(game.game, world, lambda recompute: game.trace(recompute, where), serving)
-
-    here = {name: each for name, each in chosen.items() if name not in ranks}
-    for each in assignment.decide(here, players, budget.belongings, world, settings.memory):
-        chosen[each.player] = each.choice(chosen[each.player])
-    costs = {placement.training: budget.cost(chosen), **budget.serving(chosen)}
-    fits = {at: cost.peak.bytes <= table.usable(settings.memory) for at, cost in costs.items()}
-    strategy = table.typed(chosen)
-    if settings.json:
-        parts = {ranks_as_typed(at): table.as_json(cost, strategy, fits[at]) for at, cost in costs.items()}
-        total = {"ranks": settings.nodes * settings.devices, "memory": settings.memory, "fits": all(fits.values())}
-        print(json.dumps({**total, "parts": parts}, indent=1))
-        return 0 if all(fits.values()) else 1
-
-    print(*table.head(settings, game, budget), sep="\n")
-    policies = budget.everybody(chosen)
-    for at, cost in costs.items():
-        print(f"\n---- ranks {ranks_as_typed(at)} {'train' if at == placement.training else 'serve'}\n")
-        print(*table.memory(cost, policies), "", *table.traffic(cost), "", sep="\n")
-        print(f"{strategy}, ranks {ranks_as_typed(at)}: {table.verdict(cost.peak.bytes, settings.memory)}")
-    return 0 if all(fits.values()) else 1
 
 
 if __name__ == "__main__":

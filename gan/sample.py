@@ -1,6 +1,5 @@
 """`python -m gan.sample`: draw what a run's networks make, and take styles from one picture to another."""
 
-import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -9,14 +8,14 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
-from datasets.workers import explained
+from gan.app.command import command
 from gan.app.outputs import run
 from gan.app.painting.actions import ACTIONS
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.files.errors import UserError, printable, refuse
+from gan.files.errors import UserError, printable
 
 EXAMPLES = """actions:
 {actions}
@@ -39,21 +38,16 @@ examples:
 Frames = restricted_number_type("Frames", int, [(">=", 2)])
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command: 0 when it did what was asked, 2 with one clear message when it could not."""
-    try:
-        settings = parse(sys.argv[1:] if argv is None else argv)
-        opened = open_run(settings.which, settings.out, settings.device, settings.data, settings.run)
-        if settings.action is None:
-            settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
-        print(printable(f"{opened.folder.path}, step {opened.step}"), flush=True)
-        with explained():
-            paths = ACTIONS[settings.action](opened, settings)
-        for path in paths:
-            print(printable(f"  {path}"))
-    except UserError as error:
-        return refuse(error)
-    return 0
+@command
+def main(argv: list[str]) -> None:
+    """Open the run, do one thing with its networks, and name the files that were written."""
+    settings = parse(argv)
+    opened = open_run(settings.which, settings.out, settings.device, settings.data, settings.run)
+    if settings.action is None:
+        settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
+    print(printable(f"{opened.folder.path}, step {opened.step}"), flush=True)
+    for path in ACTIONS[settings.action](opened, settings):
+        print(printable(f"  {path}"))
 
 
 def parse(argv: list[str]) -> Namespace:

@@ -1,6 +1,5 @@
 """`python -m gan.verify`: does a run train under several strategies as it trains on one device?"""
 
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,12 +7,12 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from datasets.batches import check_divides
+from gan.app.command import command
 from gan.app.outputs import run
 from gan.app.run.resumed import to_resume
 from gan.app.verifying import options
 from gan.app.verifying.comparing import SPREAD
 from gan.app.verifying.verification import ADVICE, OneDevice, Row, Verification
-from gan.files.errors import UserError, refuse
 from gan.runs import short_name
 from strategies import PhaseStrategy
 
@@ -23,17 +22,14 @@ WORDS = """distance: how far the last weights, buffers and averages are from tho
 size (of 1, if they are smaller). exact: none is further than this, and no loss or norm of a gradient was:"""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0 where all is exact, else 1; 2 if nothing could be compared."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        settings = options.parse(argv)
-        _check(settings)
-        with tempfile.TemporaryDirectory() as folder:
-            verification = Verification(argv, settings.limit, Path(folder), settings.precision, _start(settings))
-            return _verify(settings, verification)
-    except UserError as error:
-        return refuse(error)
+@command
+def main(argv: list[str]) -> int:
+    """Train and compare. Returns the exit status: 0 where all is exact, else 1; 2 if nothing could be compared."""
+    settings = options.parse(argv)
+    _check(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        verification = Verification(argv, settings.limit, Path(folder), settings.precision, _start(settings))
+        return _verify(settings, verification)
 
 
 def _check(settings: Namespace) -> None:

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed import is_initialized
 from torch.utils.data import default_collate
@@ -196,19 +195,13 @@ def test_a_mistake_is_told_in_one_line(options, message, sean_run, capsys):
     assert not list(sean_run.glob("evaluation*"))
 
 
-def test_a_mistake_in_another_process_is_told_in_one_line(sean_run, capsys, monkeypatch):
-    def fails(message):
-        def spawn(*_, **__):
-            raise mp.ProcessRaisedException(message, 0, 1)
-
-        monkeypatch.setattr(command.mp, "spawn", spawn)
-        return command.main([str(sean_run), "--devices", "2", "--accelerator", "cpu"])
-
-    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
-    assert fails(f"{text}gan.files.errors.UserError: 7.jpg cannot be read as a picture; remove it\n") == 2
-    assert capsys.readouterr().err == "error: 7.jpg cannot be read as a picture; remove it\n"
-    with pytest.raises(mp.ProcessRaisedException):
-        fails(f"{text}KeyError: 'image'\n")
+@pytest.mark.slow
+def test_a_mistake_in_another_process_is_told_in_one_line(sean_run, capfd):
+    options = ["--devices", "2", "--accelerator", "cpu", "--segmenter", "nothing.pth"]
+    assert command.main([str(sean_run), *options]) == 2
+    err = capfd.readouterr().err
+    assert "error: score miou: there is no file nothing.pth; bring" in err
+    assert err.count("nothing.pth") == 1 and "Traceback" not in err
 
 
 def test_a_run_that_holds_nothing_out_is_scored_on_what_it_trains_on(sean_run, capsys):

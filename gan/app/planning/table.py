@@ -7,6 +7,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from gan.app.planning.opening import Opened
+from gan.app.planning.search import Found
 from gan.runs import short_name
 from strategies.choice import Choice
 from strategies.cost.budget import Budget, Cost
@@ -42,10 +43,10 @@ def usable(memory: float) -> float:
     return memory * (1 - SPARE)
 
 
-def verdict(needed: float, memory: float) -> str:
+def verdict(cost: Cost, memory: float) -> str:
     """Whether it fits, and by how much."""
     of = f"of {readable(memory)} less a tenth"
-    spare = usable(memory) - needed
+    spare = usable(memory) - cost.peak.bytes
     if spare >= 0:
         return f"fits, with {readable(spare)} to spare {of}"
     return f"does not fit: {readable(-spare)} too much {of}"
@@ -90,11 +91,12 @@ def typed(chosen: Mapping[str, Choice]) -> str:
     return ",".join([*own, f"*={most}"])
 
 
-def as_json(cost: Cost, strategy: str, fits: bool) -> dict[str, Any]:
+def as_json(found: Found) -> dict[str, Any]:
     """The same for programs, in bytes."""
+    cost = found.cost
     return {
-        "strategy": strategy,
-        "fits": fits,
+        "strategy": typed(found.chosen),
+        "fits": found.fits,
         "bytes": cost.peak.bytes,
         "host": cost.host.bytes,
         "between_phases": {name: asdict(held) for name, held in cost.held.items()},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from gan.app.run.options import nodes, underscores
+from gan.app.run.options import nodes, without
 from gan.files.errors import UserError
 from gan.runs import short_name
 from strategies.processes import slurm
@@ -103,17 +103,6 @@ def submit(text: str) -> str:
 
 def _command(argv: Sequence[str], settings: Namespace) -> str:
     """What a task does: what was typed, but for what Slurm tells it."""
-    words = [sys.executable, "-m", "gan.fit", *_kept(argv)]
+    words = [sys.executable, "-m", "gan.fit", *without(argv, (*GIVEN, *FLAGS))]
     words += ["--accelerator", "gpu" if settings.accelerator == "auto" else settings.accelerator]
     return shlex.join(words)
-
-
-def _kept(argv: Sequence[str]) -> list[str]:
-    kept, words = [], iter(argv)
-    for word in words:
-        name, given, _ = underscores(word).partition("=")
-        if name in GIVEN and not given:
-            next(words, None)
-        elif name not in GIVEN and name not in FLAGS:
-            kept.append(word)
-    return kept

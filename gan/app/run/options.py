@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -43,11 +43,7 @@ EXAMPLES = """examples:
 def parse(argv: list[str] | None = None) -> tuple[Namespace, tuple[folder.RunFolder, Path] | None]:
     """The settings, and the run and checkpoint to resume from: None without `--resume`, or if `auto` found no run."""
     argv = run_first(arguments(argv))
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name, default in (("run", None), ("resume", None), ("out", "runs")):
-        early.add_argument(f"--{name}", default=default)
-    early.add_argument("--config", action="append", default=[])
-    known, _ = early.parse_known_args(argv)
+    known = early(argv, run=None, resume=None, out="runs", config=[])
     typed = None if known.run is None else full_name(known.run)
     files = [Path(file) for file in known.config if file]
 
@@ -147,17 +143,24 @@ def run_settings(settings: Namespace) -> dict[str, Any]:
 
 
 def _parser(run: str) -> Parser:
-    find(run)  # refuse an unknown one first
-    parser = Parser(
+    parser = run_parser(
+        run,
+        _add_own,
         prog="python -m gan.fit",
         usage="python -m gan.fit [RUN] [--strategy POLICY] [--devices N] [options]",
         description="Train a game of several networks: pictures, curves and checkpoints come out in runs/.",
         epilog=f"{EXAMPLES}\n{_strategies()}",
     )
+    cpus = slurm.cpus()
+    if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) is int:
+        parser.set_defaults(workers=cpus - 1)
+    return parser
+
+
+def _add_own(parser: Parser) -> None:
     add = parser.add_argument
     what = "take settings from a YAML file, such as the settings.yaml of a run"
     add("--config", type=str | None, default=None, help=what)
-    add("--run", type=str, default=DEFAULT_RUN, help=f"{RUN}; the same as RUN in first place")
     add("--list_runs", action="store_true", help="list all runs and stop")
     add("--strategy", type=str, default="ddp", help="how players are trained on several devices, see below")
     what = "processes per node; auto: all GPUs, or two processes on CPU; 0,2 (and 2, alone): "
@@ -188,11 +191,6 @@ def _parser(run: str) -> Parser:
     add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
     add("--submit", action="store_true", help="submit that script, by sbatch")
     add_checks(parser)
-    add_run_options(parser, run)
-    cpus = slurm.cpus()
-    if cpus is not None and "workers" in parameters(run) and type(parser.get_default("workers")) is int:
-        parser.set_defaults(workers=cpus - 1)
-    return parser
 
 
 def add_saved_run(parser: Parser) -> None:
@@ -215,14 +213,37 @@ def add_checks(parser: Parser) -> None:
     parser.add_argument("--debug", action="store_true", help=what)
 
 
-def add_run_options(parser: Parser, run: str, without: Collection[str] = ()) -> None:
-    """Add the run's own settings to a command's options, `without` those that the command sets itself."""
+def early(argv: list[str], **defaults: Any) -> argparse.Namespace:
+    """The values of some options, read before it is known which run's settings are options too. A list has all."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", default=default, action="append" if default == [] else "store")
+    return parser.parse_known_args(argv)[0]
+
+
+def run_parser(
+    run: str,
+    add_own: Callable[[Parser], None],
+    default: str = DEFAULT_RUN,
+    what: str = RUN,
+    without: Collection[str] = (),
+    **texts: str,
+) -> Parser:
+    """The parser of a command that plays a run: `--run`, the command's own options, and the run's settings.
+
+    `without` names the run's settings that the command sets itself; `what` and `texts` are for its help.
+    """
+    find(run)  # refuse an unknown one first
+    parser = Parser(**texts)
+    parser.add_argument("--run", type=str, default=default, help=f"{what}; the same as RUN in first place")
+    add_own(parser)
     clash = sorted((parameters(run) - set(without)) & {action.dest for action in parser._actions})
     if clash:
         raise UserError(
             f"{run} has an argument '{clash[0]}', which is an option of {parser.prog} itself; rename the argument"
         )
     parser.add_function_arguments(find(run), as_positional=False, fail_untyped=":" not in run, skip=set(without))
+    return parser
 
 
 def _strategies() -> str:
@@ -277,6 +298,17 @@ def run_first(argv: list[str]) -> list[str]:
 def underscores(argument: str) -> str:
     """Write an option with underscores, so that `--max-steps` and `--max_steps` are the same."""
     return re.sub(r"^--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), argument)
+
+
+def without(argv: Sequence[str], options: Collection[str]) -> list[str]:
+    """The words of a command line without these options and their values."""
+    kept, left_out = [], False
+    for word in argv:
+        if word.startswith("--"):
+            left_out = underscores(word).partition("=")[0] in options
+        if not left_out:
+            kept.append(word)
+    return kept
 
 
 def _written(name: str, value: Any) -> Any:

@@ -1,16 +1,15 @@
 """What is typed for gan.plan, gan.verify and gan.bench grid: a run, the command's own options, the run's settings."""
 
-import argparse
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jsonargparse import Namespace
 
-from gan.app.run.options import DEFAULT_RUN, RUN, add_run_options, arguments, run_first
+from gan.app.run.options import DEFAULT_RUN, arguments, early, run_first, run_parser
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
-from gan.runs import find, full_name
+from gan.runs import full_name
 
 
 def parse(
@@ -19,24 +18,15 @@ def parse(
     *,
     default: str = DEFAULT_RUN,
     saved: Mapping[str, Any] | None = None,
-    what: str = RUN,
-    without: Collection[str] = (),
-    **texts: str,
+    **texts: Any,
 ) -> Namespace:
-    """The settings. `add_own` adds the options of the command itself, and `texts` are those of its help.
+    """The settings. `add_own` adds the options of the command itself; for `texts` see `run_parser`.
 
-    `what` says what a run is to the command, and `without` names the run's settings that the command sets itself.
     `saved` are settings of the run that count where nothing else is typed.
     """
     argv = run_first(arguments(argv))
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--run", default=default)
-    run = full_name(early.parse_known_args(argv)[0].run)
-    find(run)  # refuse an unknown one first
-    parser = Parser(**texts)
-    parser.add_argument("--run", type=str, default=default, help=f"{what}; the same as RUN in first place")
-    add_own(parser)
-    add_run_options(parser, run, without)
+    run = full_name(early(argv, run=default).run)
+    parser = run_parser(run, add_own, default, **texts)
     parser.set_defaults(saved or {})
     settings = parser.parse_args(argv)
     settings.run = run

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -45,11 +44,6 @@ class Chosen:
     folder: RunFolder
     checkpoint: Path | None = None
     again: bool = False
-
-
-def command() -> list[str]:
-    """The beginning of the command that a rank runs."""
-    return [sys.executable, "-m", "gan.fit"]
 
 
 def launcher_of(place: Launched | None) -> str | None:

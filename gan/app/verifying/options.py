@@ -1,6 +1,5 @@
 """The options of `python -m gan.verify`: its own, and the settings of the chosen run."""
 
-import argparse
 from typing import Literal
 
 from jsonargparse import Namespace
@@ -33,10 +32,7 @@ def parse(argv: list[str] | None = None) -> Namespace:
 
     `found` is the run and the checkpoint that `--from-checkpoint` means.
     """
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--run")
-    early.add_argument("--from_checkpoint")
-    known, _ = early.parse_known_args(run_first(arguments(argv)))
+    known = fit.early(run_first(arguments(argv)), run=None, from_checkpoint=None)
     run, saved, found = DEFAULT_RUN, {}, None
     if known.from_checkpoint:
         typed = ["--run", known.run] if known.run else []

@@ -1,0 +1,56 @@
+"""What all commands have in common: how they end, and how they start ranks."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+
+import torch
+
+from datasets.workers import explained
+from gan.app.run.computer import Computer
+from gan.app.training.before import named
+from gan.files.errors import UserError, refuse
+from strategies.processes import agent
+from strategies.processes.agent import Launch
+from strategies.processes.failure import report
+from strategies.processes.rendezvous import Rendezvous
+
+
+def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
+    """The `main` of a command, from what it does with the words that were typed.
+
+    It returns the exit status: that of `work`, or 0; 2 after a message about what was wrong; 130 after Ctrl-C.
+    """
+
+    @wraps(work)
+    def main(argv: list[str] | None = None) -> int:
+        try:
+            with explained():
+                return work(sys.argv[1:] if argv is None else argv) or 0
+        except BaseException as raised:
+            error = named(raised) or raised
+            report(error)
+            if isinstance(error, UserError):
+                return 2 if agent.speaks() else refuse(error)
+            if isinstance(error, KeyboardInterrupt):
+                return 128 + signal.SIGINT
+            raise
+
+    return main
+
+
+def run_ranks(
+    module: str,
+    argv: Sequence[str],
+    computer: Computer,
+    rendezvous: Rendezvous = Rendezvous(),  # noqa: B008 - it cannot be changed
+    restarts: int = 0,
+    advice: Callable[[str], str] = lambda agent: "",
+) -> None:
+    """Run a command again as each of the ranks on this host, and wait for them. See `Launch`."""
+    if computer.kind == "tpu":
+        torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)  # torch-tpu wants it from the parent
+    rendezvous.check()
+    typed = [sys.executable, "-m", module, *argv]
+    agent.run(Launch(typed, computer.devices, rendezvous, restarts, advice))
