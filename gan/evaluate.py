@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 from lightning.pytorch.utilities import rank_zero_only
 
+from gan.app import outputs
 from gan.app.command import command, run_ranks
 from gan.app.outputs import quiet, run
 from gan.app.painting.reopen import open_run
@@ -23,8 +24,6 @@ from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
 from gan.files.disk import whole_file
 from gan.files.errors import UserError, printable
 from strategies.processes.launched import connect, launched
-
-WIDTH = 58  # characters of the table's first column
 
 ROWS = {
     "ssim": "SSIM, data range 1",
@@ -50,17 +49,14 @@ def table(result: dict[str, Any]) -> str:
     """The scores to read: a column a task, and below it which scores are missing and why, and notes."""
     scores = result["scores"]
     network = result["about"].get("features", {}).get("network", "")
-    lines = [
-        f"{result['folder']}, step {result['step']}: {result['pictures']} "
-        + (f"of {result['held_out']} held-out samples" if result["held_out"] else "samples that it trains on"),
-        f"{'':{WIDTH}}" + "".join(f"{title:>16}" for title in scores),
-    ]
+    of = f"of {result['held_out']} held-out samples" if result["held_out"] else "samples that it trains on"
+    rows = [("", *scores)]
     for name, title in ROWS.items():
         values = [figures.get(name) for figures in scores.values()]
         if any(value is not None for value in values):
             title += f" by {network}" if name.endswith("_distance") else ""
-            cells = ("–" if value is None else f"{value:.5g}" for value in values)
-            lines.append(f"{title:{WIDTH}}" + "".join(f"{cell:>16}" for cell in cells))
+            rows.append((title, *("–" if value is None else f"{value:.5g}" for value in values)))
+    lines = [f"{result['folder']}, step {result['step']}: {result['pictures']} {of}", *outputs.table(rows)]
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, reason in result["left_out"].items():
         reasons[reason].append(name)

@@ -1,6 +1,5 @@
 """`python -m gan.sample`: draw what a run's networks make, and take styles from one picture to another."""
 
-from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -64,70 +63,60 @@ def parse(argv: list[str]) -> Namespace:
     return settings
 
 
-def _count_option(add: Callable[..., Any]) -> None:
-    add("--count", metavar="N", type=PositiveInt, default=8, help="how many held-out pictures")
+Option = tuple[str, dict[str, Any]]  # its name, and the other arguments of add_argument
 
 
-def _picture_option(add: Callable[..., Any]) -> None:
-    add("--picture", type=str, default="0", help="the picture; default the first held-out one")
+def _several(name: str, metavar: str, help: str) -> Option:
+    return name, {"metavar": metavar, "nargs": "+", "type": str, "default": None, "help": help}
 
 
-def _list_option(add: Callable[..., Any], name: str, metavar: str, help: str) -> None:
-    add(name, metavar=metavar, nargs="+", type=str, default=None, help=help)
+def _missing(*ways: str) -> Option:
+    own = ", the painted picture's own" if "own" in ways else ""
+    what = f"styles of regions that a picture lacks: the mean of training pictures{own}, or none"
+    return "--missing", {"type": Literal[ways], "default": "mean", "help": what}
 
 
-def _region_option(add: Callable[..., Any]) -> None:
-    _list_option(add, "--region", "NAME", "only these regions' styles, by name or number")
+def _number(name: str, kind: type, default: int, help: str) -> Option:
+    return name, {"metavar": "N", "type": kind, "default": default, "help": help}
 
 
-def _missing_option(add: Callable[..., Any], *more: str) -> None:
-    own = ", the painted picture's own" if more else ""
-    add(
-        "--missing",
-        type=Literal[("mean", *more, "zero")],
-        default="mean",
-        help=f"styles of regions that a picture lacks: the mean of training pictures{own}, or none",
-    )
-
-
-def _reconstruct_options(add: Callable[..., Any]) -> None:
-    _count_option(add)
-    _list_option(add, "--picture", "PICTURE...", "these pictures; default the first --count held-out ones")
-
-
-def _transfer_options(add: Callable[..., Any]) -> None:
-    _list_option(add, "--from", "STYLES", "the styles; default the first five held-out pictures")
-    _list_option(add, "--to", "PICTURE", "the pictures to paint; default the first five held-out ones")
-    _region_option(add)
-    add("--each", action="store_true", help="each region by itself, a row each; for one picture's styles")
-    _missing_option(add, "own")
-
-
-def _interpolate_options(add: Callable[..., Any]) -> None:
-    _list_option(add, "--between", "STYLES", "two styles; default those of held-out pictures 0 and 1")
-    _list_option(add, "--on", "PICTURE...", "the pictures to paint; default the first of the two")
-    add("--frames", metavar="N", type=Frames, default=8, help="how many pictures, the two ends among them")
-    _region_option(add)
-    _missing_option(add, "own")
-
-
-def _repaint_options(add: Callable[..., Any]) -> None:
-    _picture_option(add)
-    what = "the edited label map: a PNG of numbers or of save-labels' colours"
-    add("--label", metavar="FILE", type=str, default=None, help=what)
-    _missing_option(add)
-
-
-_OPTIONS: dict[str | None, Callable[[Callable[..., Any]], None]] = {
-    None: _count_option,
-    "show": _count_option,
-    "reconstruct": _reconstruct_options,
-    "transfer": _transfer_options,
-    "interpolate": _interpolate_options,
-    "repaint": _repaint_options,
-    "mean-styles": _count_option,
-    "save-styles": _picture_option,
-    "save-labels": _picture_option,
+COUNT = _number("--count", PositiveInt, 8, "how many held-out pictures")
+MEAN_OF = _number("--mean-of", PositiveInt, 1000, "how many training pictures the mean styles are of")
+PICTURE = ("--picture", {"type": str, "default": "0", "help": "the picture; default the first held-out one"})
+REGION = _several("--region", "NAME", "only these regions' styles, by name or number")
+EACH = ("--each", {"action": "store_true", "help": "each region by itself, a row each; for one picture's styles"})
+LABEL = "the edited label map: a PNG of numbers or of save-labels' colours"
+GRID = (
+    ("--singles", {"action": "store_true", "help": "also write each picture by itself, in its own size"}),
+    _number("--seed", NonNegativeInt, 0, "decides the noise, which is the same in all pictures"),
+)
+OPTIONS: dict[str | None, tuple[Option, ...]] = {
+    None: (COUNT, *GRID),
+    "show": (COUNT, *GRID),
+    "reconstruct": (
+        COUNT,
+        _several("--picture", "PICTURE...", "these pictures; default the first --count held-out ones"),
+        *GRID,
+    ),
+    "transfer": (
+        _several("--from", "STYLES", "the styles; default the first five held-out pictures"),
+        _several("--to", "PICTURE", "the pictures to paint; default the first five held-out ones"),
+        *(REGION, EACH, _missing("mean", "own", "zero"), MEAN_OF, *GRID),
+    ),
+    "interpolate": (
+        _several("--between", "STYLES", "two styles; default those of held-out pictures 0 and 1"),
+        _several("--on", "PICTURE...", "the pictures to paint; default the first of the two"),
+        _number("--frames", Frames, 8, "how many pictures, the two ends among them"),
+        *(REGION, _missing("mean", "own", "zero"), MEAN_OF, *GRID),
+    ),
+    "repaint": (
+        PICTURE,
+        ("--label", {"metavar": "FILE", "type": str, "default": None, "help": LABEL}),
+        *(_missing("mean", "zero"), MEAN_OF, *GRID),
+    ),
+    "mean-styles": (COUNT, MEAN_OF, *GRID),
+    "save-styles": (PICTURE,),
+    "save-labels": (PICTURE,),
 }
 
 
@@ -142,14 +131,8 @@ def _parser(action: str | None) -> Parser:
     options.add_saved_run(parser)
     add = parser.add_argument
     add("action", nargs="?", default=None, help="what to do, see below; by default a grid of held-out pictures")
-    _OPTIONS[action](add)
-    if action in ("transfer", "interpolate", "repaint", "mean-styles"):
-        what = "how many training pictures the mean styles are of"
-        add("--mean-of", metavar="N", type=PositiveInt, default=1000, help=what)
-    if action not in ("save-styles", "save-labels"):
-        add("--singles", action="store_true", help="also write each picture by itself, in its own size")
-        what = "decides the noise, which is the same in all pictures"
-        add("--seed", metavar="N", type=NonNegativeInt, default=0, help=what)
+    for name, how in OPTIONS[action]:
+        add(name, **how)
     where = "where to write; default in the run's samples/"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")

@@ -13,13 +13,12 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from datasets.augment import Prepared, to_tensors
+from datasets.augment import to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
-from gan.app.painting.held_out import first_samples, has_numbers, samples
+from gan.app.painting.held_out import first_samples, has_numbers, samples, shown
 from gan.app.painting.painter import Painter, has_styles
 from gan.app.painting.reopen import SavedRun
 from gan.app.run import settings_file
@@ -27,7 +26,6 @@ from gan.app.training import metrics
 from gan.app.training.callbacks import SHOWN
 from gan.runs import find
 from gan.sound import Sound
-from strategies import random_state
 
 COARSE = 16  # the size at which pictures are compared with training pictures
 NO_MASKS = "This game does not paint masks, so there are none to show."
@@ -107,19 +105,19 @@ def over_time(opened: SavedRun, most: int = 12) -> Table:
             sheets.append(sheet.convert("RGB"))
 
     # What the game shows now says how many columns a grid has, and of what size.
-    shown = _show(opened, held_out(opened, 1))
-    size = grids.picture(next(iter(shown.values()))[0]).size
-    pieces = [_cut(sheet, len(shown), size) for sheet in sheets]
+    columns = shown(opened.run.game, held_out(opened, 1))
+    size = grids.picture(next(iter(columns.values()))[0]).size
+    pieces = [_cut(sheet, len(columns), size) for sheet in sheets]
     if not all(pieces):
         rows = [Row("grid", [Cell(pictures=tuple(sheets))])]
         return Table([""], rows, "The grids as training drew them.", moments)
     rows = []
-    for column, title in enumerate(shown):
+    for column, title in enumerate(columns):
         cells = [Cell(pictures=frames) for frames in zip(*(piece[column] for piece in pieces), strict=True)]
         still = all(each == cell.pictures[0] for cell in cells for each in cell.pictures)
         rows.append(Row(title, [Cell(pictures=cell.pictures[:1]) for cell in cells] if still else cells))
-    columns = [f"picture {number}" for number in range(len(pieces[0][0]))]
-    return Table(columns, rows, "The same held-out samples at every step, as training drew them.", moments)
+    titles = [f"picture {number}" for number in range(len(pieces[0][0]))]
+    return Table(titles, rows, "The same held-out samples at every step, as training drew them.", moments)
 
 
 def masks(opened: SavedRun, count: int = SHOWN) -> Table:
@@ -127,24 +125,24 @@ def masks(opened: SavedRun, count: int = SHOWN) -> Table:
     if not paints_masks(opened):
         return Table(note=NO_MASKS)
     batch = held_out(opened, count)
-    shown = {"picture": batch["image"], "mask": batch["label"]}
+    columns = {"picture": batch["image"], "mask": batch["label"]}
     if "edges" in batch:
-        shown["edges"] = 1 - 2.0 * batch["edges"].unsqueeze(1)
+        columns["edges"] = 1 - 2.0 * batch["edges"].unsqueeze(1)
     if has_styles(opened):
         painter = Painter(opened)
         chosen = [painter.picture(str(number)) for number in range(len(batch["image"]))]
-        shown["painted anew"] = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
+        columns["painted anew"] = [painter.paint(picture, painter.styles(picture)) for picture in chosen]
         note = "Painted anew: from the mask and the styles of the picture itself."
     else:
-        shown |= made_by(opened, batch)
+        columns |= made_by(opened, batch)
         note = "What the game made of each mask."
-    columns = [f"picture {number}" for number in range(len(batch["image"]))]
-    return Table(columns, [Row(title, list(map(sample_cell, row))) for title, row in shown.items()], note)
+    rows = [Row(title, list(map(sample_cell, row))) for title, row in columns.items()]
+    return Table([f"picture {number}" for number in range(len(batch["image"]))], rows, note)
 
 
 def sounds(opened: SavedRun, count: int = 4) -> Table:
     """Held-out sounds beside what the game makes of them, to listen to."""
-    columns = _show(opened, held_out(opened, count))
+    columns = shown(opened.run.game, held_out(opened, count))
     rows = [Row(title, list(map(sample_cell, each))) for title, each in columns.items() if isinstance(each, Sound)]
     if not rows:
         return Table(note=NO_SOUNDS)
@@ -214,40 +212,29 @@ def paints_masks(opened: SavedRun) -> bool:
     """Whether the game paints label maps: then it shows them."""
     batch = held_out(opened, 1)
     masks = isinstance(batch, dict) and "label" in batch
-    return masks and any(column is batch["label"] for column in _show(opened, batch).values())
+    return masks and any(column is batch["label"] for column in shown(opened.run.game, batch).values())
 
 
 def held_out(opened: SavedRun, count: int) -> Any:
     """The first held-out samples as a batch, on the game's device; of a run without, those that it trains on."""
-    if has_numbers(opened.run.data):
-        known = Prepared(opened.run.data.val)
-        batch = default_collate([known[0, number] for number in range(min(count, len(known)))])
-    else:
-        batch = first_samples(samples(opened.run, count)[0], count)
+    batch = first_samples(samples(opened.run, count)[0], count)
     return move_data_to_device(batch, next(opened.run.game.parameters()).device)
 
 
 def made_by(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
     """Those columns of the game's grid that are not simply what the batch has."""
-    return grids.made(_show(opened, batch), batch)
+    return grids.made(shown(opened.run.game, batch), batch)
 
 
 def _samples(opened: SavedRun) -> tuple[str, str]:
     """What the samples are, and how large."""
-    first = next(iter(_show(opened, held_out(opened, 1)).values()), None)
+    first = next(iter(shown(opened.run.game, held_out(opened, 1)).values()), None)
     if first is None:
         return "samples", "not shown"
     if isinstance(first, Sound):
         return "sounds", f"{first.seconds:g} seconds at {first.rate:,} Hz"
     height, width = first.shape[-2:]
     return "pictures", f"{width} x {height} pixels"
-
-
-@torch.no_grad()
-def _show(opened: SavedRun, batch: Any) -> dict[str, Tensor | Sound]:
-    with random_state.untouched():
-        random_state.reseed(0)
-        return opened.run.game.show(batch) if hasattr(opened.run.game, "show") else {}
 
 
 def _coarse(images: Tensor) -> Tensor:

@@ -14,14 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.painting import grids, sounds
-from gan.app.painting.held_out import NOTHING_HELD_OUT, first_samples, samples
+from gan.app.painting.held_out import NOTHING_HELD_OUT, first_samples, samples, shown
 from gan.app.painting.painter import Painter, Picture
 from gan.app.painting.reopen import SavedRun
 from gan.app.painting.styles import Styles, regions
 from gan.files.disk import name_for
 from gan.files.errors import UserError, printable
 from gan.sound import Sound
-from strategies import random_state
 
 Columns = dict[str, grids.Batch]
 
@@ -162,11 +161,8 @@ def show(opened: SavedRun, settings: Namespace) -> list[Path]:
     batch = first_samples(found, settings.count)
     if not held:
         print(NOTHING_HELD_OUT)
-    device = next(opened.run.game.parameters()).device
-    with random_state.untouched():
-        random_state.reseed(settings.seed)
-        batch = move_data_to_device(batch, device)
-        columns = opened.run.game.show(batch)
+    batch = move_data_to_device(batch, next(opened.run.game.parameters()).device)
+    columns = shown(opened.run.game, batch, settings.seed)
     made = grids.made(columns, batch)
     singles = {f"{row}-{title}": each for title, column in made.items() for row, each in enumerate(column)}
     return save_sheet(opened, settings, Sheet("show", columns, singles=singles))

@@ -1,4 +1,4 @@
-"""The held-out samples of a run, whether it has a GanData, another data module or loaders of the game's own."""
+"""The held-out samples of a run and what its game shows of them, wherever its loaders are: of GanData or its own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import Tensor
 
 from datasets import GanData
 from datasets.loaders import alone
 from gan.runs import Run
+from gan.sound import Sound
+from strategies import random_state
 from strategies.hooks import overrides
 from strategies.micro_batches import first_rows, join_batches, rows
 
@@ -74,6 +78,14 @@ def first_samples(batches: Iterator[Any], count: int) -> Any | None:
     """The first samples as one batch; None if there are none."""
     found = list(_cut(batches, count))
     return join_batches(found) if found else None
+
+
+@torch.no_grad()
+def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
+    """The columns that a game shows of a batch, with the noise of a seed; none if it has no `show(batch)`."""
+    with random_state.untouched():
+        random_state.reseed(seed)
+        return game.show(batch) if hasattr(game, "show") else {}
 
 
 def _cut(batches: Iterator[Any], most: int | None) -> Iterator[Any]:

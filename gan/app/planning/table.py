@@ -6,6 +6,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from gan.app import outputs
 from gan.app.planning.opening import Opened
 from gan.app.planning.search import Found
 from gan.runs import short_name
@@ -15,15 +16,6 @@ from strategies.paper.amounts import Held, readable
 
 SPARE = 0.1  # of a device's memory, for what is not a tensor
 COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")
-
-
-def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Rows with columns of equal width; the first `left` of them begin at the left."""
-    wide = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
-        for row in rows
-    ]
 
 
 def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
@@ -64,7 +56,7 @@ def memory(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     rows.append(("all", "", *(_amount(getattr(total, kind)) for kind in COLUMNS), _amount(peak.bytes)))
     there = cost.host.bytes
     host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
-    return [f"a rank at its peak, which is in phase '{peak.phase}'", *aligned(rows, left=2), *host]
+    return [f"a rank at its peak, which is in phase '{peak.phase}'", *outputs.table(rows, left=2), *host]
 
 
 def traffic(cost: Cost) -> list[str]:
@@ -77,7 +69,7 @@ def traffic(cost: Cost) -> list[str]:
         rows.append((phase.phase, often, _amount(phase.bytes), _amount(moved.within), _amount(moved.between)))
     mean = cost.moved
     rows.append(("a step", "in the mean", "", _amount(mean.within), _amount(mean.between)))
-    return ["bytes, sent by a rank to others of its node, and by a node to other nodes", *aligned(rows, left=2)]
+    return ["bytes, sent by a rank to others of its node, and by a node to other nodes", *outputs.table(rows, left=2)]
 
 
 def typed(chosen: Mapping[str, Choice]) -> str:

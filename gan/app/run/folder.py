@@ -19,55 +19,31 @@ from gan.runs import short_name
 CHECKPOINT = ".ckpt"
 
 
+class File:
+    """A file or folder of this name in a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: "RunFolder", kind: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of a run's files. A path does not have to exist."""
 
     path: Path
 
-    @property
-    def settings(self) -> Path:
-        """Every setting of the run; `--resume` and `--config` read it."""
-        return self.path / "settings.yaml"
-
-    @property
-    def game(self) -> Path:
-        """Players, networks and phases as text."""
-        return self.path / "game.txt"
-
-    @property
-    def launch(self) -> Path:
-        """Who trains this run now, and the last checkpoint of that; see launch.py."""
-        return self.path / "launch.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One row for each logged step."""
-        return self.path / "metrics.csv"
-
-    @property
-    def curves(self) -> Path:
-        """The metrics as a picture."""
-        return self.path / "curves.png"
-
-    @property
-    def samples(self) -> Path:
-        """The reals and the grids."""
-        return self.path / "samples"
-
-    @property
-    def best(self) -> Path:
-        """The scores of the checkpoints that are kept; see keep.py."""
-        return self.path / "best.json"
-
-    @property
-    def lock(self) -> Path:
-        """Locked by the process that trains this run, see `training`."""
-        return self.path / "run.lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    settings = File("settings.yaml")  # every setting of the run; `--resume` and `--config` read it
+    game = File("game.txt")  # players, networks and phases as text
+    launch = File("launch.json")  # who trains this run now, and the last checkpoint of that; see start.py
+    metrics = File("metrics.csv")  # one row for each logged step
+    curves = File("curves.png")  # the metrics as a picture
+    samples = File("samples")  # the reals and the grids
+    best = File("best.json")  # the scores of the checkpoints that are kept; see keep.py
+    lock = File("run.lock")  # locked by the process that trains this run, see `training`
+    checkpoints = File("checkpoints")
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}{CHECKPOINT}"

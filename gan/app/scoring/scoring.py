@@ -25,6 +25,7 @@ from gan.app.scoring.scorer import choose
 from strategies.micro_batches import rows
 
 T = TypeVar("T")
+VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 
 
 @dataclass
@@ -64,26 +65,14 @@ def evaluate(
     """
     game, data = opened.run.game, getattr(opened.run.data, "val", None)
     rank, ranks = this_rank(), _ranks()
-    held = has_numbers(opened.run.data)
-    if held:
-        count = min(count or len(data), len(data))
-    else:
-        found, held = samples(opened.run, count)
-        count = sum(map(rows, found))
-        if not held and rank == 0:
-            print(NOTHING_HELD_OUT, flush=True)
+    count, held_out = _counts(opened, count)
+    if not held_out and rank == 0:
+        print(NOTHING_HELD_OUT, flush=True)
 
     # What the game makes of one sample shows which scores are possible.
     ((_, shown),) = _made(opened, count, device, 1, first=1)
-    scorer = choose(
-        shown,
-        count,
-        scores,
-        labels=getattr(game, "labels", 0),
-        inception=inception,
-        segmenter=segmenter,
-        ignore=ignore,
-    ).to(device)
+    files = {"inception": inception, "segmenter": segmenter}
+    scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
 
     # Score this rank's batches.
     result = RankResult()
@@ -104,17 +93,14 @@ def evaluate(
         "step": opened.step,
         "data": type(data if data is not None else opened.run.data or game).__name__,
         "pictures": count,
-        "held_out": len(data) if has_numbers(opened.run.data) else count if held else 0,
+        "held_out": held_out,
         "scores": {title: scorer.figures(*_joined(results, title), label_names) for title in shown},
         "left_out": scorer.left_out,
         "notes": scorer.notes(count),
         "about": scorer.about(count),
         "settings": opened.settings,
         "computed": {"ranks": ranks, "batch_size": batch_size, "device": _device_name(device)},
-        "versions": {
-            "python": platform.python_version(),
-            **{module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)},
-        },
+        "versions": {"python": platform.python_version(), **VERSIONS},
     }
 
 
@@ -128,6 +114,16 @@ def evaluate(
 #
 # [Note: one gathering]
 # The results go through gloo on GPUs as well: they are gathered once, and their tensors are in main memory already.
+
+
+def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
+    """How many samples are scored, and how many are held out."""
+    if has_numbers(opened.run.data):
+        held_out = len(opened.run.data.val)
+        return min(most or held_out, held_out), held_out
+    found, held = samples(opened.run, most)
+    count = sum(map(rows, found))
+    return count, count if held else 0
 
 
 def _made(

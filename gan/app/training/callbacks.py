@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gan.app.painting import grids, sounds
-from gan.app.painting.held_out import batches_of, first_samples
+from gan.app.painting.held_out import batches_of, first_samples, shown
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
 from gan.app.training.metrics import Spare
@@ -122,10 +122,9 @@ class Pictures(Callback):
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
         modes = [(module, module.training) for module in game.modules()]
         game.eval()
-        with random_state.untouched(), game.averaged(), trainer.precision_plugin.forward_context():
-            random_state.reseed(0)
+        with game.averaged(), trainer.precision_plugin.forward_context():
             batch = trainer.strategy.batch_to_device(self.batch)
-            columns = game.show(trainer.precision_plugin.convert_input(batch))
+            columns = shown(game, trainer.precision_plugin.convert_input(batch))
         for module, mode in modes:
             module.training = mode
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
