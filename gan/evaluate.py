@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gan.app import outputs
 from gan.app.command import command, run_ranks
-from gan.app.outputs import quiet, run
+from gan.app.outputs import run, say
 from gan.app.painting.reopen import open_run
 from gan.app.run import options
 from gan.app.run.computer import Computer, machine
@@ -22,7 +22,7 @@ from gan.app.scoring.features import INCEPTION
 from gan.app.scoring.scorer import NEEDS
 from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
 from gan.files.disk import whole_file
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError
 from strategies.processes.launched import connect, launched
 
 ROWS = {
@@ -96,7 +96,6 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
-    quiet()
     asked = {"accelerator": request.accelerator, "devices": request.devices}
     computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
     place = launched()
@@ -165,9 +164,9 @@ def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> No
     )
     if result is not None:
         path = opened.folder.path / f"evaluation-step-{opened.step:06d}.json"
-        print(printable(table(result)), flush=True)
+        say(table(result))
         save(result, path)
-        print(printable(f"saved in {path}"), flush=True)
+        say(f"saved in {path}")
 
 
 def _score_names(text: str) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gan.app.command import command
-from gan.app.outputs import run
+from gan.app.outputs import run, say
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.checkpoint import load, whole
 from gan.files.disk import name_for, whole_file
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError
 from gan.games.sean import Sean
 from gan.module import GanModule
 from nets.discriminator import MultiScaleDiscriminator
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
     request = parse(argv)
     moved = {"data": request.data, "name": request.run}
     written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
-    print(*map(printable, map(str, written)), sep="\n")
+    say(*written)
 
 
 def parse(argv: list[str]) -> Namespace:

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gan.app.command import command, run_ranks
-from gan.app.outputs import quiet, run
+from gan.app.outputs import run, say
 from gan.app.run import folder, options
 from gan.app.run import job as slurm_job
 from gan.app.run.computer import Computer, machine
@@ -25,7 +25,7 @@ from gan.app.training.describe import describe
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
 from gan.app.training.start import Chosen
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError
 from gan.files.finite import NotFinite
 from gan.files.tensors import Damaged
 from gan.runs import RUNS, Run, build, short_name
@@ -49,7 +49,6 @@ def main(argv: list[str]) -> None:
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
     be_launched(place)
-    quiet()
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
     if settings.slurm or settings.submit:
@@ -296,12 +295,6 @@ def requeue(first: bool) -> None:
     say(f"job {slurm.job()} goes back into the queue, to go on by itself")
     if first and (reason := slurm.requeue()):
         say(f"Slurm did not take it: {reason}")
-
-
-@rank_zero_only
-def say(*lines: str, sep: str = "\n") -> None:
-    """Print on the first rank only."""
-    print(*map(printable, lines), sep=sep, flush=True)
 
 
 if __name__ == "__main__":

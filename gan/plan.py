@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.app.command import command
-from gan.app.outputs import quiet, run
+from gan.app.outputs import run, say
 from gan.app.planning import table
 from gan.app.planning.opening import Opened, opened
 from gan.app.planning.search import Found, search
@@ -55,7 +55,6 @@ OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--json")
 @command
 def main(argv: list[str]) -> int:
     """Print the plan. Returns the exit status: 0 where the strategy fits, else 1; 2 if it could not be planned."""
-    quiet()
     settings = parse(argv)
     typed = _choice(settings.strategy)
     ranks = settings.nodes * settings.devices
@@ -162,33 +161,33 @@ def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
         else:
             auto, cheapest = planned.others()
             plan |= {**parts.popitem()[1], "auto": table.as_json(auto), "cheapest": table.as_json(cheapest)}
-        print(json.dumps(plan, indent=1))
+        say(json.dumps(plan, indent=1))
         return 0 if planned.fits else 1
 
-    print(*table.head(settings, planned.game, planned.budget), sep="\n")
+    say(*table.head(settings, planned.game, planned.budget))
     policies = planned.budget.everybody(planned.chosen)
     for at, found in planned.found.items():
         where = f", ranks {ranks_as_typed(at)}" if planned.serving else ""
         if planned.serving:
-            print(f"\n---- ranks {ranks_as_typed(at)} {'train' if at == planned.training else 'serve'}")
-        print("", *table.memory(found.cost, policies), "", *table.traffic(found.cost), "", sep="\n")
-        print(f"{table.typed(planned.chosen)}{where}: {table.verdict(found.cost, settings.memory)}")
+            say(f"\n---- ranks {ranks_as_typed(at)} {'train' if at == planned.training else 'serve'}")
+        say("", *table.memory(found.cost, policies), "", *table.traffic(found.cost), "")
+        say(f"{table.typed(planned.chosen)}{where}: {table.verdict(found.cost, settings.memory)}")
     if not planned.serving:
         _propose(argv, settings, *planned.others())
     return 0 if planned.fits else 1
 
 
 def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found) -> None:
-    print(f"auto would take {table.typed(auto.chosen)}: {table.verdict(auto.cost, settings.memory)}")
+    say(f"auto would take {table.typed(auto.chosen)}: {table.verdict(auto.cost, settings.memory)}")
     needs, strategy = readable(cheapest.cost.peak.bytes), table.typed(cheapest.chosen)
     if not cheapest.fits:
         least = f"{needs} under {strategy}"
-        print(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
+        say(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
         return
     moved = cheapest.cost.moved
     links = f"{readable(moved.within)} in a node and {readable(moved.between)} between nodes a step"
-    print(f"the cheapest that fits needs {needs} and moves {links}:")
-    print(f"  {_command(argv, settings, strategy)}")
+    say(f"the cheapest that fits needs {needs} and moves {links}:")
+    say(f"  {_command(argv, settings, strategy)}")
 
 
 def _command(argv: list[str], settings: Namespace, strategy: str) -> str:

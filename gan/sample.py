@@ -8,13 +8,13 @@ from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
 from gan.app.command import command
-from gan.app.outputs import run
+from gan.app.outputs import run, say
 from gan.app.painting.actions import ACTIONS
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError
 
 EXAMPLES = """actions:
 {actions}
@@ -44,9 +44,8 @@ def main(argv: list[str]) -> None:
     opened = open_run(settings.which, settings.out, settings.device, settings.data, settings.run)
     if settings.action is None:
         settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
-    print(printable(f"{opened.folder.path}, step {opened.step}"), flush=True)
-    for path in ACTIONS[settings.action](opened, settings):
-        print(printable(f"  {path}"))
+    say(f"{opened.folder.path}, step {opened.step}")
+    say(*(f"  {path}" for path in ACTIONS[settings.action](opened, settings)))
 
 
 def parse(argv: list[str]) -> Namespace:

@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 
 from datasets.batches import check_divides
 from gan.app.command import command
-from gan.app.outputs import run
+from gan.app.outputs import run, say
 from gan.app.run.resumed import to_resume
 from gan.app.verifying import options
 from gan.app.verifying.comparing import SPREAD
@@ -45,51 +45,46 @@ def _start(settings: Namespace) -> Path | None:
     """The checkpoint to begin from, all of which is as it was written."""
     if settings.found is None:
         return None
-    return to_resume(settings.from_checkpoint, *settings.found, _say, "--from-checkpoint ")
+    return to_resume(settings.from_checkpoint, *settings.found, say, "--from-checkpoint ")
 
 
 def _verify(settings: Namespace, verification: Verification) -> int:
     batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
     start = f" from {verification.start}" if verification.start else ""
     where = f"in float{settings.precision}, on ranks of this computer's CPU"
-    _say(f"{short_name(settings.run)}: {settings.steps} steps{batch}{start} {where}")
+    say(f"{short_name(settings.run)}: {settings.steps} steps{batch}{start} {where}")
     one = verification.one(settings.precision)
-    _say(f"one device: {one.trained.seconds:.1f} s", *([CASTS] if one.trained.record.cast else []), "")
+    say(f"one device: {one.trained.seconds:.1f} s", *([CASTS] if one.trained.record.cast else []), "")
 
     width = max(len(word) for word in (*settings.strategy, "strategy"))
-    _say(f"{'strategy':{width}}  ranks{'distance':>20}")
+    say(f"{'strategy':{width}}  ranks{'distance':>20}")
     rows: list[Row] = []
     for strategy in settings.strategy:
         for devices in settings.devices:
             print(f"{strategy:{width}}{devices:7}", end="", flush=True)
             row = verification.row(strategy, devices)
             rows.append(row)
-            _say(f"{row.far:>20}  {row.words}", *(f"{'':{width + 29}}{line}" for line in row.more))
+            say(f"{row.far:>20}  {row.words}", *(f"{'':{width + 29}}{line}" for line in row.more))
     return _conclude(rows, verification.known, settings.allow_refused)
 
 
 def _conclude(rows: Sequence[Row], known: Mapping[str, OneDevice], allow_refused: bool) -> int:
     """Print what the words mean and what to do. Returns the exit status."""
-    _say("", WORDS)
+    say("", WORDS)
     for precision, one in known.items():
         tolerance = one.tolerance
         if tolerance.coarse:
             least = f"{tolerance.exact / SPREAD:.0e} at least"
-            _say(f"  {SPREAD:.0f} x rounding in float32: what the last bits of weights do to one device, {least}")
+            say(f"  {SPREAD:.0f} x rounding in float32: what the last bits of weights do to one device, {least}")
             continue
         above, total, most = tolerance.above, len(tolerance.ends), max(tolerance.ends.values(), default=0.0)
         more = f"; {above} of {total} tensors may be off by more, as rounding moves them by up to {most:.0e}"
-        _say(f"  {tolerance.exact:.0e} in float{precision}{more if above else ''}")
-    _say(*dict.fromkeys(ADVICE[kind] for row in rows for kind in row.advice))
+        say(f"  {tolerance.exact:.0e} in float{precision}{more if above else ''}")
+    say(*dict.fromkeys(ADVICE[kind] for row in rows for kind in row.advice))
     exact, refused = (sum(getattr(row, kind) for row in rows) for kind in ("exact", "refused"))
-    _say(f"{exact} of {len(rows)} exact" + (f", {refused} refused" if refused else ""))
+    say(f"{exact} of {len(rows)} exact" + (f", {refused} refused" if refused else ""))
     passed = exact + sum(row.refused and not row.wrong for row in rows if allow_refused)
     return 0 if passed == len(rows) and exact else NOT_EXACT
-
-
-def _say(*lines: str) -> None:
-    if lines:
-        print(*lines, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

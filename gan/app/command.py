@@ -8,6 +8,7 @@ from functools import wraps
 import torch
 
 from datasets.workers import explained
+from gan.app.outputs import quiet
 from gan.app.run.computer import Computer
 from gan.app.training.before import named
 from gan.files.errors import UserError, refuse
@@ -25,6 +26,7 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
 
     @wraps(work)
     def main(argv: list[str] | None = None) -> int:
+        quiet()
         try:
             with explained():
                 return work(sys.argv[1:] if argv is None else argv) or 0

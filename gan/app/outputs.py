@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from gan.files.errors import escape_warnings, reason
+from lightning.pytorch.utilities import rank_zero_only
+
+from gan.files.errors import escape_warnings, printable, reason
 from gan.files.system import signals
 
 
@@ -27,6 +29,13 @@ def run(main: Callable[[], int]) -> NoReturn:
         except SystemExit as asked:  # for --help
             status = int(asked.code or 0)
         end(status)
+
+
+def say(*lines: object) -> None:
+    """Print these lines, on the first rank only."""
+    if rank_zero_only.rank == 0:
+        for line in lines:
+            print(printable(str(line)), flush=True)
 
 
 def quiet() -> None:

@@ -13,9 +13,10 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from datasets.augment import to_tensors
+from datasets.augment import Prepared, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
 from gan.app.painting.held_out import first_samples, has_numbers, samples, shown
@@ -217,7 +218,11 @@ def paints_masks(opened: SavedRun) -> bool:
 
 def held_out(opened: SavedRun, count: int) -> Any:
     """The first held-out samples as a batch, on the game's device; of a run without, those that it trains on."""
-    batch = first_samples(samples(opened.run, count)[0], count)
+    if has_numbers(opened.run.data):
+        known = Prepared(opened.run.data.val)
+        batch = default_collate([known[0, number] for number in range(min(count, len(known)))])
+    else:
+        batch = first_samples(samples(opened.run, count)[0], count)
     return move_data_to_device(batch, next(opened.run.game.parameters()).device)
 
 

@@ -13,13 +13,14 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from PIL import Image
 from torch import Tensor
 
+from gan.app.outputs import say
 from gan.app.painting import grids, sounds
 from gan.app.painting.held_out import NOTHING_HELD_OUT, first_samples, samples, shown
 from gan.app.painting.painter import Painter, Picture
 from gan.app.painting.reopen import SavedRun
 from gan.app.painting.styles import Styles, regions
 from gan.files.disk import name_for
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError
 from gan.sound import Sound
 
 Columns = dict[str, grids.Batch]
@@ -160,7 +161,7 @@ def show(opened: SavedRun, settings: Namespace) -> list[Path]:
     found, held = samples(opened.run, settings.count)
     batch = first_samples(found, settings.count)
     if not held:
-        print(NOTHING_HELD_OUT)
+        say(NOTHING_HELD_OUT)
     batch = move_data_to_device(batch, next(opened.run.game.parameters()).device)
     columns = shown(opened.run.game, batch, settings.seed)
     made = grids.made(columns, batch)
@@ -293,7 +294,7 @@ def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
     painter = Painter(opened, settings.seed)
     mean = painter.mean(settings.mean_of)
     without = [name for name, has in zip(painter.label_names, mean.present, strict=True) if not has]
-    print(f"{mean.source}" + (f"; none has {', '.join(without)}" if without else ""))
+    say(mean.source + (f"; none has {', '.join(without)}" if without else ""))
     chosen = [painter.picture(str(number)) for number in range(min(settings.count, len(painter.val)))]
     made = [painter.paint(picture, mean) for picture in chosen]
     columns = {"labels": [p.label for p in chosen], "mean styles": made, "picture": [p.image for p in chosen]}
@@ -309,7 +310,7 @@ def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
     path = output_path(opened, settings, file_name("styles", [settings.picture]), ".pt")
     styles.save(path)
     names = [name for name, has in zip(styles.label_names, styles.present, strict=True) if has]
-    print(f"styles of {len(names)} regions: {', '.join(names)}")
+    say(f"styles of {len(names)} regions: {', '.join(names)}")
     return [path]
 
 
@@ -339,8 +340,7 @@ ACTIONS: dict[str, Callable[[SavedRun, Namespace], list[Path]]] = {
 
 
 def _tell(sources: Sequence[StyleSource]) -> None:
-    for line in dict.fromkeys(line for source in sources for line in source.notes()):
-        print(printable(line))
+    say(*dict.fromkeys(line for source in sources for line in source.notes()))
 
 
 def _what(painter: Painter, chosen: list[int] | None) -> str:

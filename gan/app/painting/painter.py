@@ -17,7 +17,7 @@ from tqdm import tqdm
 from datasets.augment import to_tensors
 from datasets.files import pairs
 from gan import noise
-from gan.app.painting import grids, painter
+from gan.app.painting import grids
 from gan.app.painting.reopen import SavedRun
 from gan.app.painting.styles import Styles
 from gan.files.disk import regular
@@ -157,10 +157,10 @@ class Painter:
             return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if pair := PAIR.fullmatch(which):
-            image, label = painter.read_pair(Path(pair[1]), Path(pair[2]), *rules)
+            image, label = read_pair(Path(pair[1]), Path(pair[2]), *rules)
             return Picture(Path(pair[1]).stem, label, image)
         if Path(which).suffix.lower() == ".png":
-            return Picture(Path(which).stem, painter.read_labels(Path(which), *rules))
+            return Picture(Path(which).stem, read_labels(Path(which), *rules))
         raise UserError(
             f"'{which}' is no picture; give the number of a held-out one (0 to {len(self.val) - 1}), train:NUMBER, "
             f"or files of your own as picture.jpg:labels.png"

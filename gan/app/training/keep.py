@@ -27,11 +27,16 @@ from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 class Best:
     """The scores by step; lower is better. A checkpoint's score is that of the validation after its step."""
 
-    def __init__(self, folder: RunFolder, score: str) -> None:
-        """`score` is the name of a metric. If the file has those of another one, they do not count."""
-        self.folder, self.score = folder, score
+    def __init__(self, folder: RunFolder, score: str, count: int) -> None:
+        """`score` is the name of a metric. If the file has those of another one, they do not count.
+
+        `count` is how many of the best checkpoints are kept. With 0 no score is read or noted.
+        """
+        self.folder, self.score, self.count = folder, score, count
         self.scores: dict[int, float] = {}
         self._spare = Spare()
+        if not count:
+            return
         try:
             saved = json.loads(folder.best.read_text("utf-8"))
             if saved["score"] == score:
@@ -92,7 +97,7 @@ class Keep(Callback):
     ) -> None:
         """Keep the `newest` checkpoints, and the `best` ones by the metric `score`, of which lower is better."""
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
-        self.count, self.best = best, Best(folder, score) if best else None
+        self.best = Best(folder, score, best)
         self.ending: Ending | None = None
         self.signals = Signals()
         self.wrote: list[int] | None = None  # the steps whose checkpoints are there or being written
@@ -148,8 +153,7 @@ class Keep(Callback):
         trainer.strategy.background.wait()
         step, before = trainer.global_step, self._there()
         self.wrote, self.failed = [*(other for other in before if other < step), step], None
-        if self.best is not None:
-            self.best.forget(step)
+        self.best.forget(step)
         path, missed = self.folder.checkpoint(step), partial(self._missed, trainer, step)
         if trainer.is_global_zero:
             with self._spare.trying(self.folder.launch):
@@ -173,7 +177,7 @@ class Keep(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the score of the step that was saved before this validation."""
-        if self.best is None or self.wrote is None or not trainer.is_global_zero:
+        if not self.best.count or self.wrote is None or not trainer.is_global_zero:
             return
         if trainer.global_step in self.wrote and self.best.score in trainer.callback_metrics:
             self.best.note(trainer.global_step, float(trainer.callback_metrics[self.best.score]), self.wrote)
@@ -181,7 +185,7 @@ class Keep(Callback):
 
     def best_checkpoint(self) -> tuple[Path, float] | None:
         """The best one that is there, and its score. None without one, or if the best ones are not kept."""
-        steps = self.best.among(self._there()) if self.best is not None else []
+        steps = self.best.among(self._there())
         return (self.folder.checkpoint(steps[0]), self.best.scores[steps[0]]) if steps else None
 
     def _there(self) -> list[int]:
@@ -191,9 +195,8 @@ class Keep(Callback):
     def _remove_others(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:
             return
-        best = self.best.among(self.wrote)[: self.count] if self.best is not None else []
         for step in self.wrote:
-            if step not in (*self.wrote[-self.newest :], *best):
+            if step not in (*self.wrote[-self.newest :], *self.best.among(self.wrote)[: self.best.count]):
                 trainer.strategy.background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
 
     def _remove(self, path: Path) -> None:

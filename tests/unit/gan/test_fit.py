@@ -24,10 +24,10 @@ def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_pat
     def keep(*typed, run=run):
         return keeper(options.parse(["r3gan-faces", *typed])[0], run, RunFolder(tmp_path), 20)
 
-    assert (keep().newest, keep().best) == (2, None)
+    assert (keep().newest, keep().best.count) == (2, 0)
     for typed in ((), ("--save-every", "10"), ("--save-every", "40")):
         made = keep("--keep", "1", "--keep-best", "3", *typed)
-        assert (made.newest, made.count, made.best.score) == (1, 3, "val/error")
+        assert (made.newest, made.best.count, made.best.score) == (1, 3, "val/error")
     with pytest.raises(
         UserError, match=r"^--keep-best 1 needs .* are 20, 40, .*--save-every 30 .*; type --save-every 20"
     ):

@@ -1,0 +1,39 @@
+"""How every command ends, and that its own ranks end so too."""
+
+import errno
+
+import pytest
+
+from gan import evaluate, export, sample
+from gan.files.errors import UserError
+
+COMMANDS = [evaluate, export, sample]
+
+
+def ends(command, error, monkeypatch) -> int:
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(command, "open_run", fails)
+    typed = ["--devices", "1", "--accelerator", "cpu"] if command is evaluate else []
+    return command.main(typed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_is_no_traceback(command, monkeypatch, capsys):
+    assert ends(command, KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_too_few_file_handles_are_named_with_what_to_type(command, monkeypatch, capsys):
+    assert ends(command, OSError(errno.EMFILE, "Too many open files"), monkeypatch) == 2
+    assert "error: too many open files: this shell allows a process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_mistake_is_one_line_and_another_error_is_raised(command, monkeypatch, capsys):
+    assert ends(command, UserError("this is wrong"), monkeypatch) == 2
+    assert capsys.readouterr().err == "error: this is wrong\n"
+    with pytest.raises(KeyError):
+        ends(command, KeyError("image"), monkeypatch)
