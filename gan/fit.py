@@ -25,9 +25,8 @@ from gan.app.training.describe import describe
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
 from gan.app.training.start import Chosen
-from gan.files.errors import UserError
+from gan.files.errors import Damaged, UserError
 from gan.files.finite import NotFinite
-from gan.files.tensors import Damaged
 from gan.runs import RUNS, Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.accelerator import GPUS

@@ -9,8 +9,7 @@ from lightning import LightningModule
 from torch.optim import Optimizer
 
 from gan import noise
-from gan.files.checkpoint import check_left_out, load, load_module_state
-from gan.files.checkpoint_files import failing
+from gan.files.checkpoint import check_left_out, failing, load, load_module_state
 from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.files.finite import NotFinite, as_made, not_finite

@@ -2,55 +2,25 @@
 
 PATH is a safetensors file, or an index of several, as the hubs ship them (`model.safetensors.index.json`), or a folder
 that has one of them. Each rank reads only the bytes that it keeps.
-
-The files are read by hand, in pieces of a few MB. The format is simple: the header's length, the header, and all
-numbers. The package safetensors maps a whole file into memory, which counts in full under `ulimit -v`.
 """
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from gan.files.checkpoint import Share
 from gan.files.disk import regular
-from gan.files.errors import UserError, reason
+from gan.files.errors import Damaged, UserError, reading, reason
+from gan.files.tensors import Piece, Share, pieces
 from gan.phase import Player
 
 INDEX, ENDING = ".safetensors.index.json", ".safetensors"
-PIECE = 8 * 2**20  # bytes that are read at a time
 SHOWN = 3  # names in an error
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor in a file, and the place of its first byte."""
-
-    file: Path
-    dtype: torch.dtype
-    shape: torch.Size
-    place: int
 
 
 class WeightFiles:
@@ -63,7 +33,7 @@ class WeightFiles:
         """Read the headers only."""
         self.player = player
         self.path = Path(player.weights).expanduser()
-        self.entries: dict[str, _Entry] = {}
+        self.entries: dict[str, Piece] = {}
         self.identities: dict[Path, tuple[int, ...]] = {}
         with self._failing(self.path):
             first = _found(self.path)
@@ -77,36 +47,29 @@ class WeightFiles:
         """Name the player and the file in what the disk or the file's content raises."""
         try:
             yield
-        except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = reason(error) if isinstance(error, OSError | UserError) else f"it is damaged ({reason(error)})"
-            raise UserError(f"player '{self.player.name}': cannot read weights from {file}: {why}") from error
+        except (OSError, UserError) as error:
+            again = "; fetch it again" if isinstance(error, Damaged) else ""
+            raise UserError(
+                f"player '{self.player.name}': cannot read weights from {file}: {reason(error)}{again}"
+            ) from error
 
     def _read_index(self, index: Path) -> None:
         with self._failing(index):
             self._note(index)
-            where = json.loads(index.read_text("utf-8"))["weight_map"]
-            files = {name: index.with_name(file) for name, file in where.items()}
-        headers = {file: self._header(file) for file in sorted(set(files.values()))}
-        for name, file in files.items():
+            with reading(index.name, "it is no index of safetensors files"):
+                where = json.loads(index.read_text("utf-8"))["weight_map"]
+                where = {name: index.with_name(file) for name, file in where.items()}
+        headers = {file: self._header(file) for file in sorted(set(where.values()))}
+        for name, file in where.items():
             with self._failing(file):
                 if name not in headers[file]:
                     raise UserError(f"{index.name} says that '{name}' is in it, and it is not; fetch both again")
             self.entries[name] = headers[file][name]
 
-    def _header(self, file: Path) -> dict[str, _Entry]:
+    def _header(self, file: Path) -> dict[str, Piece]:
         with self._failing(file):
             self._note(file)
-            size = file.stat().st_size
-            with file.open("rb") as content:
-                length = int.from_bytes(content.read(8), "little")
-                if length + 8 > size:
-                    raise UserError("it is no safetensors file, or a part of one; fetch it again")
-                header = json.loads(content.read(length))
-            return {
-                name: _entry(file, name, saved, 8 + length, size)
-                for name, saved in header.items()
-                if name != "__metadata__"
-            }
+            return pieces(file)
 
     def _note(self, file: Path) -> None:
         self.identities[file] = _identity(file)
@@ -146,30 +109,16 @@ class WeightFiles:
     @torch.no_grad()
     def read(self, name: str, share: Share) -> None:
         """Fill a share of a tensor. Only the bytes of this share are read."""
-        entry, count = self.entries[name], share.tensor.numel()
-        target = share.tensor.detach().contiguous()
-        flat = target.view(-1)
-        size = max(1, min(count, PIECE // entry.dtype.itemsize))
-        piece = torch.empty(size, dtype=entry.dtype)
-        content = memoryview(piece.view(torch.uint8).numpy())
-        with self._opened(entry.file) as file:
-            file.seek(entry.place + share.start * entry.dtype.itemsize)
-            for first in range(0, count, size):
-                part = min(size, count - first)
-                _fill(file, content[: part * entry.dtype.itemsize])
-                flat[first : first + part].copy_(piece[:part])
-        if not share.tensor.is_contiguous():  # a copy was filled, for it has no flat view
-            share.tensor.detach().copy_(target)
+        piece = self.entries[name]
+        with self._opened(piece.file) as file, share.filled() as room:
+            piece.read(file, share, room)
 
     def digest(self) -> str:
         """The sha256 of the file, or of what `sha256sum` says of several. It reads them whole, a few MB at a time."""
         sums = {}
         for path in self.identities:
-            digest, piece = hashlib.sha256(), bytearray(PIECE)
             with self._opened(path) as file:
-                while size := file.readinto(piece):
-                    digest.update(memoryview(piece)[:size])
-            sums[path] = digest.hexdigest()
+                sums[path] = hashlib.file_digest(file, "sha256").hexdigest()
         if len(sums) == 1:
             return next(iter(sums.values()))
         return hashlib.sha256("".join(f"{code}  {path.name}\n" for path, code in sums.items()).encode()).hexdigest()
@@ -220,28 +169,9 @@ def _found(path: Path) -> Path:
     return path
 
 
-def _entry(file: Path, name: str, saved: Mapping[str, Any], first: int, size: int) -> _Entry:
-    if saved["dtype"] not in DTYPES:
-        raise UserError(f"'{name}' has numbers of kind {saved['dtype']}; known are {', '.join(DTYPES)}")
-    begin, end = saved["data_offsets"]
-    entry = _Entry(file, DTYPES[saved["dtype"]], torch.Size(saved["shape"]), first + begin)
-    whole = math.prod(entry.shape) * entry.dtype.itemsize == end - begin
-    if not whole or begin < 0 or first + end > size:
-        raise UserError(f"'{name}' is not whole in it; fetch it again")
-    return entry
-
-
 def _identity(file: Path) -> tuple[int, ...]:
     state = regular(file)
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-
-
-def _fill(file: BinaryIO, content: memoryview) -> None:
-    while content:
-        size = file.readinto(content)
-        if not size:
-            raise UserError("it ends too early; fetch it again")
-        content = content[size:]
 
 
 def _some(names: list[str]) -> str:

@@ -24,7 +24,7 @@ from gan.module import GanModule
 from gan.pretrained import WeightFiles, open_files
 from strategies import private
 from strategies.accelerator import same_parameters
-from strategies.checkpoint.writing import SavingRanks
+from strategies.checkpoint.background import SavingRanks
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded, show
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.assignment import assign, choose
-from strategies.checkpoint.writing import SavingRanks
+from strategies.checkpoint.background import SavingRanks
 from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, move
 from strategies.meeting import Meeting

@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from datasets import GlobalStream, ResumableLoader
-from gan.files.checkpoint_files import failing
+from gan.files.checkpoint import failing
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
@@ -28,11 +28,10 @@ from strategies.accelerator import pins, same_parameters
 from strategies.assignment import is_dp
 from strategies.auto import Auto
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.game_state import check_training
-from strategies.checkpoint.left_out import LeftOut
+from strategies.checkpoint.background import Background, DiskError, InBackground, SavingRanks, StoreRanks
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.saving import InBackground, Saving, WholeCheckpointIO, refuse_other
-from strategies.checkpoint.writing import Background, DiskError, SavingRanks, StoreRanks, check_loadable, prepare
+from strategies.checkpoint.state import State, check_training
+from strategies.checkpoint.writing import WholeCheckpointIO, check_loadable, prepare, refuse_other
 from strategies.choice import choices
 from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
@@ -114,7 +113,7 @@ class PhaseStrategy(DDPStrategy):
         self.lockstep = Lockstep()
         self.players = Players()
         self.background = Background()
-        self.saving: Saving  # the last two are made in set-up
+        self.saving: State  # the last two are made in set-up
         self.steps: Steps
 
     # ---- what Lightning reads ----
@@ -293,9 +292,8 @@ class PhaseStrategy(DDPStrategy):
         first = FirstWeights(game, self.root_device, seed, resumed and game.strict_loading, self._writers)
         servers = self.division.servers(game, self.choice, self.ending.wish)
         self.players.assign(game, self.choice, self._world(game.phases), precision, ranks, servers)
-        left_out = LeftOut(game, self.policies, self.is_global_zero, first.frozen_files)
-        self.saving = Saving(game, self.policies, ranks, seed, left_out, attributes)
-        self.players.adopt(first, left_out, training, resumed, first_of_host=self.local_rank == 0)
+        self.saving = State(game, self.policies, ranks, self._writers, seed, first.frozen_files, attributes)
+        self.players.adopt(first, self.saving.left_out, training, resumed, first_of_host=self.local_rank == 0)
         hooks = Hooks.of(trainer, game) if training else NO_HOOKS
         self.players.stop_other_parameters(game, training)
         tried = bool(self.check) and training and several

@@ -3,20 +3,27 @@
     step-000123.ckpt/
         shard-00001-model-00001-of-00001.safetensors     ranges of flat tensors, written by the first rank
         shard-00002-model-00001-of-00001.safetensors     the same, written by the second rank
-        values.pt                                        everything else, and where in the tree the tensors belong
-        digests.json                                     their lengths, and checksums of values.pt and headers
+        values.json                                      everything else, and where in the tree the tensors belong
 
 A checkpoint is a tree of dicts. When it is saved, the players' tensors in it are `Share`s. When it is loaded, they are
-`SavedTensor`s. These are read later, and only the ranges that are needed. Loading never runs code: safetensors files
-contain only numbers, and values.pt is read by a weights-only `torch.load`. checkpoint_files.py opens the files, and
-checks what they claim.
+`SavedTensor`s. These are read later, and only the ranges that are needed. Loading never runs code: the files have
+numbers and JSON.
+
+[Note: damage]
+What is read is compared with the checksums that were made of it when it was written. values.json has its own, and those
+of the header of each shard file; each header has those of its elements (see tensors.py). So a rank checks all that it
+uses, and reads no more for that. `check` reads all. What does not fit is `Damaged`, and the message names the file.
+What a file claims is compared with the bytes that are there before memory is taken for it.
 """
 
+import errno
+import math
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,35 +31,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.files.checkpoint_files import PART, VALUES, check_whole, failing, identity_of, read_files, replaced
 from gan.files.contents import check_kinds, need
-from gan.files.errors import UserError
-from gan.files.tensors import Damaged, SavedPiece
+from gan.files.disk import regular
+from gan.files.errors import Damaged, UserError, reading, reason
+from gan.files.tensors import DTYPES, Piece, Share, pieces
+from gan.files.values import VALUES, decode, unsealed
 
+FORMAT = 3
+FORMER = "values.pt", "digests.json"  # in place of values.json in the formats before
+SHARDS = "shard-*.safetensors"
+PART = ".part"  # the ending of a checkpoint that is not complete
+TENSOR, SHARE = "tensor", "share"  # what stands for a tensor in values.json: it is read at once, or later
 AT_A_TIME = 64  # chunks that a thread checks
 
-Key = tuple[str | int, ...]  # the path of a value in the tree
 Checksum = tuple[torch.dtype, int]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One rank's part of a tensor: a range of the elements of the flat tensor.
-
-    `tensor` has these elements. The range begins at element `start` of the whole tensor, which has the shape `shape`.
-    """
-
-    tensor: Tensor
-    shape: torch.Size
-    start: int = 0
-
-    @classmethod
-    def whole(cls, tensor: Tensor) -> "Share":
-        return cls(tensor.detach(), tensor.shape)
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.tensor.numel()
 
 
 @dataclass(frozen=True)
@@ -64,11 +56,16 @@ class SavedTensor:
     key: str
     shape: torch.Size
     dtype: torch.dtype
-    pieces: tuple[SavedPiece, ...] = field(compare=False, repr=False)  # in order; together they are all of it
+    pieces: tuple[Piece, ...] = field(compare=False, repr=False)  # in order; together they are all of it
 
     def empty(self) -> Tensor:
         """Memory for the whole tensor."""
         return torch.empty(self.shape, dtype=self.dtype)
+
+
+def replaced(path: Path) -> Path:
+    """The name of an older checkpoint while a newer one takes its place. It can be loaded under this name."""
+    return path.with_name(f"{path.stem}.replaced{path.suffix}")
 
 
 def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
@@ -77,26 +74,19 @@ def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
     `weights_only` is Lightning's word. False would run code, and is refused.
     """
     if weights_only is False:
-        raise UserError(
-            f"loading {path} never runs code; leave weights_only=False out. For classes of your own type "
-            f"torch.serialization.add_safe_globals([TheClass]) in your program"
-        )
+        raise UserError(f"loading {path} never runs code; leave weights_only=False out")
     return _opened(Path(path))[0]
 
 
 def check(path: Path) -> None:
-    """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It keeps nothing of it.
-
-    Of format 1, which has no checksums, only the headers and values.pt are read.
-    """
-    _, pieces = _opened(path)
-    tasks = ((each, first) for each in pieces if each.checksums for first in range(0, each.chunks, AT_A_TIME))
+    """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It keeps nothing of it."""
+    tasks = ((each, first) for each in _opened(path)[1] for first in range(0, each.chunks, AT_A_TIME))
     with failing(path), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for _ in pool.map(lambda task: task[0].check(task[1], task[1] + AT_A_TIME), tasks):
             pass
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
+def _opened(path: Path) -> tuple[dict[str, Any], list[Piece]]:
     """The tree, and all pieces of tensors in the files."""
     if path.name.endswith(PART):
         raise UserError(f"{path} is not complete; give a checkpoint without {PART}")
@@ -109,61 +99,126 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[SavedPiece]]:
         older = replaced(path)
         there = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
         raise UserError(f"no checkpoint at {path}; {there}")
-    identity = identity_of(path)
+    identity = _identity(path)
     with failing(path, identity):
-        saved, pieces = read_files(path)
+        values, found = _files(path)
+        there: dict[str, list[Piece]] = defaultdict(list)
+        for piece in found:
+            there[piece.key].append(piece)
+        wanted: dict[SavedTensor, Share] = {}
+
+        def tensor(kind: str, content: Any) -> SavedTensor | Tensor:
+            key, name, shape = content
+            own = tuple(sorted(there.pop(key, ()), key=lambda piece: (piece.start, piece.stop)))
+            saved = SavedTensor(path, identity, key, torch.Size(shape), DTYPES[name], own)
+            _check_whole(saved)
+            if kind == TENSOR:
+                return wanted.setdefault(saved, Share.whole(saved.empty())).tensor
+            return {SHARE: saved}[kind]
+
+        with reading(VALUES, "it holds what checkpoints do not hold"):
+            tree = {**decode(values, tensor)}
+        check_kinds(tree)
+        _read(wanted)
+        return tree, found
+
+
+def _files(path: Path) -> tuple[dict[str, Any], list[Piece]]:
+    """The values as JSON has them, and what is in the other files. No tensor is read."""
+    shards = {file.name: file for file in path.glob(SHARDS)}
+    for file in (path / VALUES, *shards.values()):
         try:
-            tree = saved["values"]
-            for name, (key, shape, dtype) in saved["tensors"].items():
-                own = tuple(sorted(pieces.get(name, ()), key=lambda piece: (piece.start, piece.stop)))
-                shape = torch.Size(shape)
-                check_whole(name, shape, dtype, own)
-                _insert(tree, key, SavedTensor(path, identity, name, shape, dtype, own))
-            check_kinds(tree)
-        except UserError:
-            raise
-        except Exception as error:
-            raise Damaged(f"{VALUES} is damaged: what it says of tensors is not what checkpoints say") from error
-        return tree, [piece for own in pieces.values() for piece in own]
+            if os.path.lexists(file):
+                regular(file)  # reading a named pipe would wait for a writer
+        except OSError as error:
+            raise Damaged(reason(error)) from error
+    if not (path / VALUES).is_file():
+        if (path / FORMER[0]).is_file():
+            raise UserError(
+                f"it was written by an earlier version of this project (format 2 or 1), and this one reads format "
+                f"{FORMAT}; go on with the version that it was trained with"
+            )
+        raise Damaged(f"{VALUES} is missing") if shards else UserError(f"it has no {VALUES}; is it a run's folder?")
+    about = unsealed((path / VALUES).read_bytes())
+    if about["format"] != FORMAT:
+        raise UserError(f"it has format {about['format']}, and this version reads {FORMAT}")
+    for name in sorted(about["files"].keys() ^ shards.keys()):
+        raise Damaged(f"{name} is no file of it; remove that file" if name in shards else f"{name} is missing")
+    found = [each for name, file in sorted(shards.items()) for each in pieces(file, about["files"][name]).values()]
+    return about["values"], found
 
 
-def _insert(tree: Any, key: Key, saved: SavedTensor) -> None:
-    for name in key[:-1]:
-        tree = tree[name] if isinstance(tree, list) else tree.setdefault(name, {})
-    tree[key[-1]] = saved
+def _check_whole(saved: SavedTensor) -> None:
+    """Raise if its pieces are not the whole tensor, once. So no shape claims more than the files have."""
+    stop = 0
+    for piece in saved.pieces:
+        if piece.dtype != saved.dtype:
+            raise Damaged(f"{piece.file.name} is damaged: '{saved.key}' in it does not hold numbers of {saved.dtype}")
+        stop = piece.stop if piece.start == stop else -1
+    if stop != math.prod(saved.shape):
+        raise Damaged(f"'{saved.key}' is missing or not whole; has a file been removed?")
+    torch.empty(saved.shape, dtype=saved.dtype, device="meta")  # torch refuses what is no shape
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode: another directory with the same name has others."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def failing(path: Path, identity: tuple[int, int] | None = None) -> Iterator[None]:
+    """Turn failures of disks and files into an error that names the checkpoint. Our own mistakes are not changed.
+
+    If the checkpoint was removed or replaced since `identity`, that is the reason, also if nothing failed.
+    """
+    what = f"{path} cannot be read as a checkpoint"
+    try:
+        yield
+        failure: Exception | None = None
+    except (OSError, UserError) as error:
+        failure = error
+    if identity is not None and (now := _identity(path)) != identity:
+        change = "removed meanwhile" if now is None else "replaced by a newer one meanwhile; try again"
+        raise UserError(f"{what}: it was {change}") from failure
+    if failure is not None:
+        damaged = isinstance(failure, Damaged | FileNotFoundError) or getattr(failure, "errno", None) == errno.EIO
+        raise (Damaged if damaged else UserError)(f"{what}: {reason(failure)}") from failure
 
 
 def read(wanted: Mapping[SavedTensor, Share]) -> None:
     """Fill shares with the saved values. Only the MiBs that these shares lie in are read from the files."""
     for saved, share in wanted.items():
         if saved.shape != share.shape:
-            raise Damaged(
-                f"{saved.source} is damaged, or of other networks: '{saved.key}' has shape {tuple(saved.shape)}, and "
-                f"{tuple(share.shape)} is needed"
-            )
+            raise misfit(saved, share.shape)
     for path, identity in dict.fromkeys((saved.source, saved.identity) for saved in wanted):
         with failing(path, identity):
             _read({saved: share for saved, share in wanted.items() if saved.source == path})
 
 
+def misfit(saved: SavedTensor, shape: torch.Size) -> Damaged:
+    """The error for a saved tensor that is not of the shape that is needed."""
+    return Damaged(
+        f"{saved.source} is damaged, or of other networks: '{saved.key}' has shape {tuple(saved.shape)}, and "
+        f"{tuple(shape)} is needed"
+    )
+
+
 def _read(wanted: Mapping[SavedTensor, Share]) -> None:
-    # A tensor that is not contiguous has no flat view, so a copy of it is filled first.
-    filled = {saved: share.tensor.detach().contiguous() for saved, share in wanted.items()}
-    files: dict[Path, list[tuple[SavedPiece, SavedTensor]]] = defaultdict(list)
+    files: dict[Path, list[tuple[Piece, SavedTensor]]] = defaultdict(list)
     for saved, share in wanted.items():
         for piece in saved.pieces:
-            if max(piece.start, share.start) < min(piece.stop, share.stop):
+            if piece.meets(share):
                 files[piece.file].append((piece, saved))
-    for path, pieces in files.items():
-        with path.open("rb", buffering=0) as file:
-            for piece, saved in sorted(pieces, key=lambda pair: pair[0].place):
-                share = wanted[saved]
-                first, last = max(piece.start, share.start), min(piece.stop, share.stop)
-                room = filled[saved].view(-1)[first - share.start : last - share.start]
-                piece.read(file, first, last, room, saved.dtype)
-    for saved, share in wanted.items():
-        if not share.tensor.is_contiguous():
-            share.tensor.detach().copy_(filled[saved])
+    with ExitStack() as stack:
+        rooms = {saved: stack.enter_context(share.filled()) for saved, share in wanted.items()}
+        for path, found in files.items():
+            with path.open("rb", buffering=0) as file:
+                for piece, saved in sorted(found, key=lambda pair: pair[0].place):
+                    piece.read(file, wanted[saved], rooms[saved])
 
 
 def whole(tree: Any) -> Any:

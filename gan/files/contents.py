@@ -1,60 +1,108 @@
 """Of which kind the parts of a checkpoint's tree must be. So nothing else reaches torch and Lightning."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gan.files.tensors import Damaged
+from gan.files.errors import Damaged
+from gan.files.values import VALUES
 
-KINDS: dict[str, type] = {
+# By their places, in which * stands for each name or number. A part is checked if what it is in is there, and must be
+# there too unless its place ends in a question mark. Parts that are not known here may be anything.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "game?": str,
+    "state_dict?": dict,
+    "players?": dict,
+    "players/*": dict,
+    "players/*/ema?": (dict, type(None)),
+    "players/*/loss_scale?": (dict, type(None)),
+    "players/*/ema_updates?": int,
+    "players/*/skipped?": int,
+    "left_out?": dict,
+    "left_out/*": tuple,
+    "left_out/*/0": torch.dtype,
+    "left_out/*/1": int,
+    "files?": dict,
+    "files/*": dict,
+    "files/*/path": str,
+    "files/*/sha256": str,
+    "files/*/names": list,
+    "hyper_parameters?": dict,
+    "callbacks?": dict,
+    "loops?": dict,
+    "optimizer_states?": list,
+    "optimizer_states/*": dict,
+    "optimizer_states/*/state": dict,
+    "optimizer_states/*/state/*": dict,
+    "optimizer_states/*/param_groups": list,
+    "optimizer_states/*/param_groups/*": dict,
+    "optimizer_states/*/param_groups/*/params": list,
+    "lr_schedulers?": list,
+    "random_states?": list,
+    "random_states/*": dict,
+    "attributes?": list,
+    "attributes/*": dict,
+    "global_step?": int,
+    "epoch?": int,
+    "seed?": int,
+}
+# What a training needs beside.
+PROGRESS = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.manual_optimization.optim_step_progress")
+LOADERS = "loops/fit_loop/state_dict/combined_loader"
+TRAINING: dict[str, type | tuple[type, ...]] = {
     "state_dict": dict,
     "players": dict,
-    "left_out": dict,
-    "files": dict,
-    "hyper_parameters": dict,
     "callbacks": dict,
     "loops": dict,
-    "optimizer_states": list,
+    "loops/fit_loop": dict,
+    **{f"loops/fit_loop/{name}": dict for name in PROGRESS},
+    "loops/fit_loop/state_dict": dict,
+    f"{LOADERS}?": list,
+    f"{LOADERS}/*": (dict, type(None)),
     "lr_schedulers": list,
     "random_states": list,
-    "attributes": list,
     "global_step": int,
-    "epoch": int,
     "seed": int,
-    "game": str,
 }
-PLAYER: dict[str, type] = {"ema_updates": int, "skipped": int}
-FILE: dict[str, type] = {"path": str, "sha256": str, "names": list}
 
 
-def check_kinds(tree: Mapping[str, Any]) -> None:
-    """Raise if a part that is there is not of its kind. Parts that are not known here may be anything."""
-    for name in KINDS.keys() & tree.keys():
-        need(tree, name, KINDS[name])
-    for player in tree.get("players", ()):
-        state, where = need(tree["players"], player, dict, "players/"), f"players/{player}/"
-        for name in PLAYER.keys() & state.keys():
-            need(state, name, PLAYER[name], where)
-        for name in ("ema", "loss_scale"):
-            if state.get(name) is not None:
-                need(state, name, dict, where)
-    for player in tree.get("files", ()):
-        noted = need(tree["files"], player, dict, "files/")
-        for name, kind in FILE.items():
-            need(noted, name, kind, f"files/{player}/")
-    for name in tree.get("left_out", ()):
-        noted = need(tree["left_out"], name, tuple, "left_out/")
-        if [*map(type, noted)] != [torch.dtype, int]:
-            raise _other(f"left_out/{name}", "a dtype and a checksum")
+def check_kinds(tree: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]] = KINDS) -> None:
+    """Raise if a part is not of its kind, or is missing."""
+    for place, kind in kinds.items():
+        *outer, name = place.removesuffix("?").split("/")
+        for where, inside in _parts(tree, outer):
+            for each in _names(inside, name):
+                if not place.endswith("?") or _has(inside, each):
+                    need(inside, each, kind, where)
 
 
-def need(tree: Mapping[Any, Any], name: Any, kind: type, where: str = "") -> Any:
+def _parts(tree: Any, place: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The parts at a place that are there, and where that is."""
+    if not place:
+        yield "", tree
+        return
+    for where, inside in _parts(tree, place[:-1]):
+        yield from ((f"{where}{each}/", inside[each]) for each in _names(inside, place[-1]) if _has(inside, each))
+
+
+def _names(inside: Any, name: str) -> list[Any]:
+    if name == "*":
+        return list(inside) if isinstance(inside, Mapping) else list(range(len(inside or ())))
+    return [name if isinstance(inside, Mapping) else int(name)]
+
+
+def _has(inside: Any, name: Any) -> bool:
+    return name in inside if isinstance(inside, Mapping) else name < len(inside)
+
+
+def need(tree: Any, name: Any, kind: type | tuple[type, ...], where: str = "") -> Any:
     """A part of the tree. Raise if it is not there, or not of this kind."""
-    if name not in tree:
-        raise Damaged(f"values.pt is damaged: it has no '{where}{name}'")
+    if not _has(tree, name):
+        raise Damaged(f"{VALUES} is damaged: it has no '{where}{name}'")
     if not isinstance(tree[name], kind):
-        raise _other(f"{where}{name}", f"of kind {kind.__name__}")
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise _other(f"{where}{name}", f"of kind {' or '.join(each.__name__ for each in kinds)}")
     return tree[name]
 
 
@@ -70,7 +118,7 @@ def alike(own: Any, saved: Any, key: str, whole: bool = False) -> None:
             if name in saved:
                 alike(value, saved[name], f"{key}/{name}", whole)
             elif whole:
-                raise Damaged(f"values.pt is damaged: it has no '{key}/{name}'")
+                raise Damaged(f"{VALUES} is damaged: it has no '{key}/{name}'")
     elif isinstance(own, int | float) and not isinstance(saved, int | float):
         raise _other(key, "a number")
     elif isinstance(own, str) and not isinstance(saved, str):
@@ -86,4 +134,4 @@ def numbers(values: Iterable[Any], key: str) -> None:
 
 
 def _other(key: str, kind: str) -> Damaged:
-    return Damaged(f"values.pt is damaged: '{key}' is not {kind}")
+    return Damaged(f"{VALUES} is damaged: '{key}' is not {kind}")

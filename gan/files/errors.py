@@ -3,6 +3,8 @@
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from lightning.pytorch.utilities import rank_zero_only
@@ -40,6 +42,25 @@ class UserError(ValueError):
     def _render_traceback_(self) -> list[str]:
         """A notebook calls this. It shows only the message, too."""
         return [f"error: {self}"]
+
+
+class Damaged(UserError):
+    """A file is not as it was written."""
+
+
+# What reading content raises that is not what it claims to be.
+NOT_SO = (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError, RecursionError)
+
+
+@contextmanager
+def reading(file: str, otherwise: str | None = None) -> Iterator[None]:
+    """What is wrong in a file's content becomes `Damaged`, for the reason `otherwise`. Only to read that content in."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except NOT_SO as error:
+        raise Damaged(f"{file} is damaged: {otherwise or reason(error)}") from error
 
 
 class WorkerLost(UserError):

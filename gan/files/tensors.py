@@ -1,81 +1,132 @@
-"""The file to which a rank writes its pieces of tensors: a safetensors file with checksums.
+"""Safetensors files, of which ranges of tensors are written and read, with checksums where we have written them.
 
     8 bytes       the length of the header
-    header        JSON: the kind, number and place of each piece's elements; in its metadata, where each piece begins in
-                  the whole tensor, and the crc32 of each MiB of its bytes
-    elements      of one piece after the other
+    header        JSON: the kind, shape and place of each tensor's elements; in its metadata, where a piece of a tensor
+                  begins in the whole one, and the crc32 of each MiB of its bytes
+    elements      of one tensor after the other
 
 A reader of some elements reads and checks the MiBs that they lie in, so it needs memory for one MiB. The header's own
-crc32 is kept elsewhere, in the checkpoint's digests.json, with the length of the file.
+crc32 is kept elsewhere. Files of others have no checksums, and of those only the bytes that are wanted are read.
 
-safetensors and torch's distributed checkpoint (DCP) read these files too. They know nothing of the checksums.
+The package safetensors and torch's distributed checkpoint (DCP) read these files too. They know nothing of the
+checksums. The package reads none here: it maps a whole file into memory, which counts in full under `ulimit -v`.
 """
 
-import functools
 import json
+import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from gan.files.errors import UserError
+from gan.files.errors import Damaged, UserError, reading
 
-CHUNK = 2**20  # bytes that have one checksum
+CHUNK = 2**20  # bytes that are read at a time, and that have one checksum
 CHECKSUMS = "CRC32_OF_EACH_MIB"  # 8 hexadecimal digits each
 STARTS, START = "DCP_SHARDING_INFO", "saved_offsets"  # the names in torch's distributed checkpoint
-
-
-class Damaged(UserError):
-    """A file is not as it was written."""
-
-
-class Digest(NamedTuple):
-    """What is known of a file elsewhere: its length, and the crc32 of its header or of all of it."""
-
-    length: int
-    crc32: str
-
-
-class Piece(NamedTuple):
-    """A range of the elements of a flat tensor, to be written. It begins at element `start` of the tensor."""
-
-    tensor: Tensor
-    start: int
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class SavedPiece:
-    """A piece in a file. `place` is that of its first byte. Files of earlier versions have no checksums."""
+class Share:
+    """One rank's part of a tensor: a range of the elements of the flat tensor.
+
+    `tensor` has these elements. The range begins at element `start` of the whole tensor, which has the shape `shape`.
+    """
+
+    tensor: Tensor
+    shape: torch.Size
+    start: int = 0
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> "Share":
+        return cls(tensor.detach(), tensor.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.tensor.numel()
+
+    @contextmanager
+    def filled(self) -> Iterator[Tensor]:
+        """Flat memory to fill. A tensor that is not contiguous has no flat view, so a copy of it is filled first."""
+        room = self.tensor.detach().contiguous()
+        yield room.view(-1)
+        if not self.tensor.is_contiguous():
+            self.tensor.detach().copy_(room)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor in a file, or a piece of one that begins at element `start`. `place` is that of its first byte."""
 
     file: Path
     key: str
-    kind: str
+    dtype: torch.dtype
+    shape: torch.Size
     start: int
-    count: int
     place: int
-    nbytes: int
     checksums: str | None
 
     @property
     def stop(self) -> int:
-        return self.start + self.count
+        return self.start + self.shape.numel()
 
-    def read(self, file: BinaryIO, first: int, last: int, room: Tensor, dtype: torch.dtype) -> None:
-        """Read the elements of the whole tensor from `first` to `last`, which lie in this piece, into a flat tensor."""
-        begin, end = ((number - self.start) * dtype.itemsize for number in (first, last))
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.nbytes // CHUNK)
+
+    def meets(self, share: Share) -> bool:
+        """Whether they have elements in common."""
+        return max(self.start, share.start) < min(self.stop, share.stop)
+
+    def read(self, file: BinaryIO, share: Share, room: Tensor) -> None:
+        """Read those elements that they have in common. `room` is the share's flat memory, of any dtype."""
+        first, last = max(self.start, share.start), min(self.stop, share.stop)
+        begin, end, size = (each * self.dtype.itemsize for each in (first - self.start, last - self.start, 1))
         buffer = torch.empty(min(CHUNK, self.nbytes), dtype=torch.uint8)
+        content = memoryview(buffer.numpy())
         for number in range(begin // CHUNK, -(-end // CHUNK)):
             offset = number * CHUNK
-            self._read_chunk(file, number, memoryview(buffer.numpy()))
             low, high = max(begin, offset), min(end, offset + CHUNK)
-            elements = buffer[low - offset : high - offset].view(dtype)
-            room[(low - begin) // dtype.itemsize : (high - begin) // dtype.itemsize].copy_(elements)
+            if self.checksums is None:
+                offset = low
+                self._fill(file, low, content[: high - low])
+            else:
+                self._read_chunk(file, number, content)
+            elements = buffer[low - offset : high - offset].view(self.dtype)
+            place = first - share.start + (low - begin) // size
+            room[place : place + elements.numel()].copy_(elements)
 
     def check(self, first: int, last: int) -> None:
         """Read the chunks with these numbers, and raise if one is not as it was written."""
@@ -84,53 +135,95 @@ class SavedPiece:
             for number in range(first, min(last, self.chunks)):
                 self._read_chunk(file, number, buffer)
 
-    @property
-    def chunks(self) -> int:
-        return -(-self.nbytes // CHUNK)
-
     def _read_chunk(self, file: BinaryIO, number: int, buffer: memoryview) -> None:
-        offset = number * CHUNK
-        content = buffer[: min(CHUNK, self.nbytes - offset)]
-        file.seek(self.place + offset)
-        fill(file, content, self.file)
-        if self.checksums is not None and crc32(content) != self.checksums[8 * number : 8 * number + 8]:
+        content = buffer[: min(CHUNK, self.nbytes - number * CHUNK)]
+        self._fill(file, number * CHUNK, content)
+        if crc32(content) != self.checksums[8 * number : 8 * number + 8]:
             raise Damaged(f"{self.file.name} is damaged: '{self.key}' in it is not what was written")
+
+    def _fill(self, file: BinaryIO, offset: int, content: memoryview) -> None:
+        file.seek(self.place + offset)
+        fill(file, content)
 
 
 def crc32(content: Any, before: int = 0) -> str:
     return f"{zlib.crc32(content, before):08x}"
 
 
-def fill(file: BinaryIO, content: memoryview, path: Path) -> None:
+def fill(file: BinaryIO, content: memoryview) -> None:
     """Read exactly so many bytes. Raise if the file ends before."""
     while content:
         size = file.readinto(content)
         if not size:
-            raise Damaged(f"{path.name} is damaged: it ends too early")
+            raise Damaged(f"{Path(file.name).name} is damaged: it ends too early")
         content = content[size:]
 
 
-def write(path: Path, pieces: Mapping[str, Piece]) -> Digest:
-    """Write a file and flush it. Returns its length, and the crc32 of its header.
+def pieces(path: Path, digest: str | None = None) -> dict[str, Piece]:
+    """What is in a file, by name, from its header. Raises if that is not as it was written, or is none.
 
-    It writes one piece after the other, so a rank needs memory for the copy of one piece only. safetensors' own
+    `digest` is what `write` has returned. Without it nothing in the file has a checksum.
+    """
+    length = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        lead = file.read(8)
+        size = int.from_bytes(lead, "little")
+        if len(lead) < 8 or 8 + size > length:
+            raise Damaged(f"{path.name} is damaged: it has no header")
+        text = bytearray(size)
+        fill(file, memoryview(text))
+    if digest is not None and crc32(text, zlib.crc32(lead)) != digest:
+        raise Damaged(f"{path.name} is damaged: its header is not what was written")
+    with reading(path.name, "its header is not that of a safetensors file"):
+        return _pieces(path, json.loads(text), 8 + size, length, digest is not None)
+
+
+def _pieces(path: Path, header: dict[str, Any], begin: int, length: int, checked: bool) -> dict[str, Piece]:
+    metadata = header.pop("__metadata__", {})
+    starts = json.loads(metadata.get(STARTS, "{}")) if checked else {}
+    checksums = json.loads(metadata[CHECKSUMS]) if checked else {}
+    found, end = {}, 0
+    for key, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if (kind := about["dtype"]) not in DTYPES:
+            raise UserError(f"'{key}' in {path.name} has numbers of kind {kind}; known are {', '.join(DTYPES)}")
+        first, last = about["data_offsets"]
+        start = starts[key][START][0] if key in starts else 0
+        dtype, shape = DTYPES[kind], about["shape"]
+        numbers = all(type(number) is int and number >= 0 for number in (first, last, start, *shape))
+        if not numbers or first != end or last - first != math.prod(shape) * dtype.itemsize:
+            raise Damaged(f"{path.name} is damaged: '{key}' in it has no place of its own")
+        shape = torch.Size(shape)
+        found[key] = Piece(path, key, dtype, shape, start, begin + first, checksums[key] if checked else None)
+        if checked and len(checksums[key]) != 8 * found[key].chunks:
+            raise Damaged(f"{path.name} is damaged: '{key}' in it has no checksums")
+        end = last
+    if begin + end != length:
+        raise Damaged(f"{path.name} is damaged: it has {length} bytes, and its header says {begin + end}")
+    return found
+
+
+def write(path: Path, shares: Mapping[str, Share]) -> str:
+    """Write a file and flush it. Returns the crc32 of its header.
+
+    It writes one piece after the other, so a rank needs memory for the copy of one piece only. The package's own
     `save_file` copies all tensors of a GPU to the CPU before it writes the first. The checksums of a piece are known
     when it is written, so the header is written twice: they have a fixed length.
     """
     header: dict[str, Any] = {}
     # Tensors with wide elements first: then each piece begins at a multiple of its element size.
-    ordered = sorted(pieces.items(), key=lambda item: -item[1].tensor.itemsize)
+    ordered = sorted(shares.items(), key=lambda item: -item[1].tensor.itemsize)
     end = 0
-    for key, (tensor, _) in ordered:
-        begin, end = end, end + tensor.nbytes
-        header[key] = {"dtype": kind_of(tensor.dtype), "shape": [tensor.numel()], "data_offsets": [begin, end]}
-    starts = {key: {START: [start]} for key, (_, start) in pieces.items()}
-    checksums = {key: "0" * 8 * -(-tensor.nbytes // CHUNK) for key, (tensor, _) in ordered}
+    for key, share in ordered:
+        begin, end = end, end + share.tensor.nbytes
+        kind, count = NAMES[share.tensor.dtype], share.tensor.numel()
+        header[key] = {"dtype": kind, "shape": [count], "data_offsets": [begin, end]}
+    starts = {key: {START: [share.start]} for key, share in shares.items()}
+    checksums = {key: "0" * 8 * -(-share.tensor.nbytes // CHUNK) for key, share in ordered}
     with path.open("wb") as file:
         room = _header(header, starts, checksums)
         file.write(room)
-        for key, (tensor, _) in ordered:
-            content = memoryview(tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy())
+        for key, share in ordered:
+            content = memoryview(share.tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy())
             found = []
             for first in range(0, len(content), CHUNK):
                 chunk = content[first : first + CHUNK]
@@ -143,7 +236,7 @@ def write(path: Path, pieces: Mapping[str, Piece]) -> Digest:
         file.write(written)
         file.flush()
         os.fsync(file.fileno())
-    return Digest(len(written) + end, crc32(written))
+    return crc32(written)
 
 
 def _header(header: Mapping[str, Any], starts: Mapping[str, Any], checksums: Mapping[str, str]) -> bytes:
@@ -151,54 +244,3 @@ def _header(header: Mapping[str, Any], starts: Mapping[str, Any], checksums: Map
     text = json.dumps({"__metadata__": metadata, **header}).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-@functools.cache
-def kind_of(dtype: torch.dtype) -> str:
-    """safetensors' name for a dtype, read from the header of an empty tensor."""
-    return json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"]
-
-
-def saved_pieces(path: Path, digest: Digest | None) -> list[SavedPiece]:
-    """The pieces in a file, from its header. Raises if the header is not as it was written, or is none.
-
-    `digest` is None for files of earlier versions, in which nothing has a checksum.
-    """
-    length = path.stat().st_size
-    with path.open("rb", buffering=0) as file:
-        lead = file.read(8)
-        size = int.from_bytes(lead, "little")
-        if len(lead) < 8 or 8 + size > length:
-            raise Damaged(f"{path.name} is damaged: it has no header")
-        text = bytearray(size)
-        fill(file, memoryview(text), path)
-    if digest is not None and crc32(text, zlib.crc32(lead)) != digest.crc32:
-        raise Damaged(f"{path.name} is damaged: its header is not what was written")
-    try:
-        return _pieces(path, json.loads(text), 8 + size, length, digest is not None)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        if isinstance(error, Damaged):
-            raise
-        raise Damaged(f"{path.name} is damaged: its header is not that of a checkpoint's file") from error
-
-
-def _pieces(path: Path, header: dict[str, Any], begin: int, length: int, checked: bool) -> list[SavedPiece]:
-    metadata = header.pop("__metadata__", {})
-    starts = json.loads(metadata.get(STARTS, "{}"))
-    checksums = json.loads(metadata[CHECKSUMS]) if checked else {}
-    found, end = [], 0
-    for key, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        (count,), (first, last) = about["shape"], about["data_offsets"]
-        start = starts[key][START][0] if key in starts else 0
-        numbers = count, first, last, start
-        if any(type(number) is not int or number < 0 for number in numbers) or first != end or last < first:
-            raise Damaged(f"{path.name} is damaged: '{key}' in it has no place of its own")
-        if checked and len(checksums[key]) != 8 * -(-(last - first) // CHUNK):
-            raise Damaged(f"{path.name} is damaged: '{key}' in it has no checksums")
-        own = checksums[key] if checked else None
-        end = last
-        if key in starts:
-            found.append(SavedPiece(path, key, about["dtype"], start, count, begin + first, last - first, own))
-    if begin + end != length:
-        raise Damaged(f"{path.name} is damaged: it has {length} bytes, and its header says {begin + end}")
-    return found

@@ -19,7 +19,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from gan.files.checkpoint import checksum
-from gan.files.tensors import Damaged
+from gan.files.errors import reading
+from gan.files.values import VALUES
 from gan.module import GanModule
 from strategies.reachable import CACHE, Reachable, Scope, content_of, copied
 
@@ -94,14 +95,12 @@ class Attributes:
         with torch._C.DisableTorchFunctionSubclass():  # a sharded weight would ask each time whether this is allowed
             for name, weight in self.game.named_parameters():
                 weight.requires_grad_(saved.get(LEARNING, {}).get(name, weight.requires_grad))
-        try:
+        with reading(VALUES, "its attributes are none, or of another game"):
             for name, trees in saved.items():
                 if name in self.objects:
                     value, parts = self.objects[name], {inner: self._decoded(tree) for inner, tree in trees.items()}
                     content = value.read() | parts if isinstance(value, Scope) else parts[""]
                     content_of(value).fill(value, content)
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise Damaged(f"values.pt is damaged, or of another game: attributes: {error}") from error
 
     def _encoded(self, value: Any) -> Any:
         """A value as a checkpoint has it. Every dict in the result says what it stands for."""

@@ -19,11 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gan.files.checkpoint_files import DIGESTS, PART, VALUES, replaced
+from gan.files.checkpoint import FORMER, PART, SHARDS, replaced
 from gan.files.disk import lockable
 from gan.files.errors import UserError
 from gan.files.system import WINDOWS
 from gan.files.system import lock as lock_handle
+from gan.files.values import VALUES
+
+NAMES = {VALUES, *FORMER}  # of files in a checkpoint, beside those of the ranks
 
 
 def part_of(path: Path) -> Path:
@@ -127,13 +130,14 @@ def _flush(folder: Path) -> None:
 
 
 def _refuse_other(path: Path) -> None:
-    if path.is_dir() and not (path / VALUES).is_file() and not _is_ours(path):
+    ours = any((path / name).is_file() for name in NAMES) and any(path.glob(SHARDS))
+    if path.is_dir() and not ours and not _is_ours(path):
         raise UserError(f"there is a folder of this name that is no checkpoint: {path}; give another name")
 
 
 def _is_ours(path: Path) -> bool:
     """Whether a folder is a checkpoint, also an incomplete one: it has no files but those of a checkpoint."""
     return path.is_dir() and all(
-        entry.name in (VALUES, DIGESTS) or (entry.name.startswith("shard-") and entry.suffix == ".safetensors")
+        entry.name in NAMES or (entry.name.startswith("shard-") and entry.suffix == ".safetensors")
         for entry in path.iterdir()
     )

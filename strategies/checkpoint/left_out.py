@@ -17,7 +17,7 @@ from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, c
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
-from strategies.checkpoint.writing import SavingRanks
+from strategies.checkpoint.background import SavingRanks
 from strategies.policies.policy import Policy
 
 

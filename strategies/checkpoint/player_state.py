@@ -1,4 +1,4 @@
-"""The state of a player in a checkpoint, in addition to its weights: average, optimizer, loss scale.
+"""The state of a player in a checkpoint, in addition to its weights: its average and its optimizer.
 
 Each rank saves and loads its shares of the tensors, under the names that plain torch uses.
 """
@@ -11,34 +11,16 @@ import torch
 from torch import Tensor
 
 from gan.ema import Ema
-from gan.files.checkpoint import SavedTensor, Share, read
+from gan.files.checkpoint import SavedTensor, Share, misfit, read
 from gan.files.errors import UserError
-from gan.files.tensors import Damaged
 from strategies.optimizers import treats_elements
 from strategies.policies.policy import Policy
 
 
-def training_state(policy: Policy) -> dict[str, Any]:
-    """The state of a player except weights, optimizer and schedule."""
-    return {
-        "ema": None if policy.ema is None else average_state(policy),
-        "ema_updates": 0 if policy.average is None else policy.average.updates,
-        "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
-        "skipped": policy.skipped,
-    }
-
-
-def load_training_state(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Load the loss scale and the counts of updates."""
-    policy.skipped = state.get("skipped", 0)
-    if policy.average is not None:
-        policy.average.updates = state.get("ema_updates", 0)  # earlier versions did not save it
-    if policy.loss_scale is not None and state.get("loss_scale") is not None:
-        policy.loss_scale.load_state_dict(state["loss_scale"])
-
-
-def average_state(policy: Policy) -> dict[str, Share]:
-    """This rank's share of each weight's average. Buffers, and their averages, are whole on every rank."""
+def average_state(policy: Policy) -> dict[str, Share] | None:
+    """This rank's share of each weight's average, if there are some. Buffers' averages are whole on every rank."""
+    if policy.ema is None:
+        return None
     return {
         name: policy.storage.share_of(name, average) if name in policy.storage.weights else Share.whole(average)
         for name, average in policy.ema.state_dict().items()
@@ -124,10 +106,7 @@ def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str,
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
     else:
         if treats_elements(policy.optimizer) and value.shape not in (owned.shape, torch.Size()):
-            raise Damaged(
-                f"{value.source} is damaged, or of other networks: '{value.key}' has shape {tuple(value.shape)}, and "
-                f"{tuple(owned.shape)} is needed"
-            )
+            raise misfit(value, owned.shape)
         share = Share.whole(value.empty())
     wanted[value] = share
     return share.tensor

@@ -5,169 +5,57 @@ To write ranges of flat tensors in bounded memory, most of its planner and its w
 would take more code than this file has.
 """
 
-import io
-import itertools
 import os
-import pickle
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.fabric.plugins import CheckpointIO
+from torch import Tensor, nn
 
 from gan.files import tensors
-from gan.files.checkpoint import Key, Share
-from gan.files.checkpoint_files import DIGESTS, FORMAT, VALUES, digests_text
+from gan.files.checkpoint import FORMAT, SHARE, TENSOR, load
 from gan.files.errors import UserError, reason
-from gan.files.tensors import Digest, Piece, crc32
-from strategies.checkpoint.folders import check_seen, new_part, part_of, put
-from strategies.private import default_store
-
-T = TypeVar("T")
-
-
-class DiskError(UserError):
-    """The disk of one of the ranks has failed, or is full. All ranks that save together raise it."""
+from gan.files.tensors import NAMES, Share
+from gan.files.values import DICTS, VALUES, Key, encode, sealed, text_of
+from strategies.checkpoint.background import ALONE, DiskError, SavingRanks
+from strategies.checkpoint.folders import check_seen, new_part, part_of, put, remove
 
 
-@dataclass(frozen=True)
-class SavingRanks:
-    rank: int = 0
-    size: int = 1
+class WholeCheckpointIO(CheckpointIO):
+    """All ranks write a checkpoint together. It appears completely or not at all. Loading runs no code."""
 
-    def each(self, step: Callable[[], T]) -> list[T]:
-        """Run a step on all ranks. Returns all results. If one rank fails, all raise, so that none waits for it."""
-        result, failure, told = None, None, None
-        try:
-            result = step()
-        except (OSError, UserError) as error:
-            failure, told = error, (DiskError if isinstance(error, OSError) else UserError, reason(error))
-        except Exception as error:  # noqa: BLE001 - our own mistake, so it is no UserError on the other ranks
-            failure, told = error, (RuntimeError, f"{type(error).__name__}: {error}")
-        heard = self._gather((result, told)) if self.size > 1 else [(result, told)]
-        if failure is not None:
-            raise failure
-        for rank, (_, told) in enumerate(heard):
-            if told is not None:
-                kind, text = told
-                raise kind(f"rank {rank}: {text}")
-        return [result for result, _ in heard]
+    def __init__(self, ranks: SavingRanks = ALONE) -> None:
+        self.ranks = ranks
 
-    def first(self, step: Callable[[], None]) -> None:
-        """Run a step on the first rank, while the others wait."""
-        self.each(step if self.rank == 0 else lambda: None)
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Every rank must call it, with its own shares in the checkpoint."""
+        if storage_options is not None:
+            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
+        save(path, checkpoint, self.ranks)
 
-    def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """A checkpoint's tree. The tensors in it are read later, when they are needed."""
+        return load(path, weights_only)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        remove(path)
 
 
-ALONE = SavingRanks()
-
-
-@dataclass(frozen=True)
-class StoreRanks(SavingRanks):
-    """The same for a thread beside training. It uses torch's store, because its collectives would meet training's.
-
-    `name` is of one save, the same on all ranks. `limit` is how many seconds a rank waits for the others; it gives up
-    at once when `lost` says that one of them is gone.
-    """
-
-    name: str = ""
-    limit: float = 1800.0
-    lost: Callable[[], bool] = bool
-    store: Any = field(default_factory=default_store)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def _gather(self, value: Any) -> list[Any]:
-        """Rank 0 collects the values and shows them all. It waits until all have read them: it may be about to exit,
-        and its host serves the store.
-        """
-        shown = f"{self.name}, {next(self.numbers)}"
-        keys = [f"{shown}, rank {rank}" for rank in range(1, self.size)]
-        if self.rank:
-            own = keys[self.rank - 1]
-            self.store.set(own, pickle.dumps(value))
-            self._until(lambda: self.store.check([shown]))
-            values = pickle.loads(self.store.get(shown))
-            self.store.delete_key(own)
-            return values
-        self._until(lambda: self.store.check(keys))
-        values = [value, *(pickle.loads(self.store.get(key)) for key in keys)]
-        self.store.set(shown, pickle.dumps(values))
-        for key in keys:
-            self._until(lambda key=key: not self.store.check([key]))
-        self.store.delete_key(shown)
-        return values
-
-    def _until(self, answer: Callable[[], bool]) -> None:
-        """Ask again and again. `store.wait` would keep the main thread from the store."""
-        until, pause = time.monotonic() + self.limit, 0.001
-        while not answer():
-            if self.lost():
-                raise dist.DistError("a rank was lost while a checkpoint was written")
-            if time.monotonic() > until:
-                raise UserError(f"rank {self.rank} has waited {self.limit:g} seconds for what other ranks write")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
-
-
-# Where in a checkpoint a value stands says who put it there, and so what to type.
-ADVICE = {
-    "hyper_parameters": "type self.save_hyperparameters(ignore=['{last}']), or save plain values",
-    "datamodule_hyper_parameters": "type self.save_hyperparameters(ignore=['{last}']), or save plain values",
-    "callbacks": "let the callback's state_dict() return plain values",
-    "state_dict": "let the module's get_extra_state() return plain values",
-}
-PLAIN = "numbers, text, lists, dicts, tensors; str(path) for a path"
-
-
-def check_loadable(values: Any) -> None:
-    """Raise before training what a checkpoint would raise after hours."""
-    if not _loads(values):
-        raise unloadable(values)
-
-
-def unloadable(values: Any) -> UserError:
-    """The error for values that cannot be saved, or not be loaded again, without running code. It names the first."""
-    key, value = next(_found(values, ()))
-    kind = type(value)
-    kind = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    advice = ADVICE.get(str(key[0]) if key else "", "save plain values").format(last=key[-1] if key else "")
-    return UserError(
-        f"'{'/'.join(map(str, key))}' is a {kind}, which could not be loaded again without running code; {advice} "
-        f"({PLAIN}), or allow a class of your own by torch.serialization.add_safe_globals"
-    )
-
-
-def _found(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
-    """The values that cannot be loaded, innermost first, with their places."""
-    if _loads(value):
-        return
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) in (list, tuple) else ()
-    for name, item in items:
-        yield from _found(item, (*key, name))
-    yield key, value
-
-
-def _loads(value: Any) -> bool:
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-        buffer.seek(0)
-        torch.load(buffer, map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001 - a value may fail in any way while it is pickled
-        return False
-    return True
+def refuse_other(io: Any) -> None:
+    """Refuse a CheckpointIO that is not ours."""
+    if io is not None and not isinstance(io, WholeCheckpointIO):
+        raise UserError(
+            f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
+            f"itself; leave {type(io).__name__} out (strategy.save_in_background(path) saves while training goes on)"
+        )
 
 
 class Offer(NamedTuple):
@@ -195,13 +83,13 @@ def prepare(
     """Decide together who writes what. Returns the function that writes it, which every rank must call.
 
     With `copied` that may be in a thread, while training changes the tensors: the function then has copies in host
-    memory of those that this rank writes. What is no share is pickled here in any case.
+    memory of those that this rank writes. Everything else is turned into text here in any case.
     """
     path = Path(path)
     part = part_of(path)
     values, shares = _split(tree)
     mine: dict[str, Share] = {}
-    pickled = io.BytesIO()
+    text = b""
 
     def offer() -> dict[str, Offer]:
         if ranks.rank:
@@ -212,30 +100,27 @@ def prepare(
         }
 
     def fix() -> None:
-        for name in dealt[ranks.rank]:
-            _, share = shares[name]
-            mine[name] = _copy(share) if copied else share
+        nonlocal text
         if ranks.rank == 0:
-            _pickle(values, offers, pickled)
+            for each in (each for offered in offers for each in offered.values()):
+                _insert(values, each)
+            text = text_of(_encoded(values, mine))
+        mine.update((name, shares[name][1]) for name in dealt[ranks.rank])
+        if copied:
+            mine.update({name: _copy(share) for name, share in mine.items()})
 
     with _naming(path, ranks), ExitStack() as stack:
         ranks.first(lambda: stack.enter_context(new_part(path)))
         offers = ranks.each(offer)
         dealt = _deal(offers)
         ranks.each(fix)
-        return partial(_write, path, mine, pickled, stack.pop_all())
+        return partial(_write, path, mine, text, stack.pop_all())
 
 
-def _write(
-    path: Path,
-    mine: Mapping[str, Share],
-    pickled: io.BytesIO,
-    stack: ExitStack,
-    ranks: SavingRanks,
-) -> None:
+def _write(path: Path, mine: Mapping[str, Share], text: bytes, stack: ExitStack, ranks: SavingRanks) -> None:
     with _naming(path, ranks), stack:
         files = ranks.each(lambda: _write_file(part_of(path), ranks.rank, mine))
-        ranks.first(lambda: _complete(path, pickled, files))
+        ranks.first(lambda: _complete(path, text, files))
 
 
 @contextmanager
@@ -263,15 +148,50 @@ def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, S
 
     def walk(node: Any, key: Key) -> Any:
         if isinstance(node, Share):
-            full = "/".join(map(str, key))
+            full = _name(key)
             assert full not in shares, "two tensors of one name"
             shares[full] = key, node
             return None
         if isinstance(node, dict):
-            return {name: walk(value, (*key, name)) for name, value in node.items()}
+            made = {name: walk(value, (*key, name)) for name, value in node.items()}
+            return type(node)(made) if type(node) in DICTS.values() else made
         return [walk(value, (*key, number)) for number, value in enumerate(node)] if type(node) is list else node
 
     return walk(tree, ()), shares
+
+
+def _name(key: Key) -> str:
+    return "/".join(map(str, key))
+
+
+def _insert(tree: Any, offer: Offer) -> None:
+    *outer, last = offer.key
+    for name in outer:
+        tree = tree[name] if isinstance(tree, list) else tree.setdefault(name, {})
+    tree[last] = offer
+
+
+def _encoded(values: dict[str, Any], own: dict[str, Share]) -> Any:
+    """The values as JSON has them. Tensors that are no shares are put into `own`: the first rank writes them too."""
+
+    def other(key: Key, value: Any) -> Any:
+        if isinstance(value, Offer):
+            return {f"${SHARE}": [_name(key), NAMES[value.dtype], list(value.shape)]}
+        plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided and not value.is_meta
+        if not plain or value.dtype not in NAMES:
+            return None
+        name = _name(("values", *key))
+        while name in own:
+            name += "'"
+        own[name] = Share.whole(value)
+        return {f"${TENSOR}": [name, NAMES[value.dtype], list(value.shape)]}
+
+    return encode(values, other)
+
+
+def check_loadable(values: dict[str, Any]) -> None:
+    """Raise before training what a checkpoint would raise after hours."""
+    _encoded(values, {})
 
 
 def _deal(offers: list[dict[str, Offer]]) -> list[list[str]]:
@@ -293,129 +213,23 @@ def _deal(offers: list[dict[str, Offer]]) -> list[list[str]]:
     return dealt
 
 
-def _file(part: Path, rank: int) -> Path:
-    return part / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors"
-
-
-def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> dict[str, Digest]:
+def _write_file(part: Path, rank: int, shares: Mapping[str, Share]) -> dict[str, str]:
     """Write this rank's file, if it has anything to write. Returns the file's name and what a reader checks it with."""
     if not shares:
         return {}
-    file = _file(part, rank)
-    return {file.name: tensors.write(file, {name: Piece(s.tensor, s.start) for name, s in shares.items()})}
+    file = part / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors"
+    return {file.name: tensors.write(file, shares)}
 
 
-def _pickle(values: dict[str, Any], offers: list[dict[str, Offer]], file: io.BytesIO) -> None:
-    """Write the content of values.pt.
-
-    It is read once, so that a checkpoint that could not be loaded never takes the place of one that can.
-    """
-    tensors = {name: (offer.key, offer.shape, offer.dtype) for offered in offers for name, offer in offered.items()}
-    try:
-        torch.save({"format": FORMAT, "values": values, "tensors": tensors}, file)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise unloadable(values) from error
-    file.seek(0)
-    try:
-        torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise unloadable(values) from error
-
-
-def _complete(path: Path, pickled: io.BytesIO, files: list[dict[str, Digest]]) -> None:
-    """After all tensors are written: write values.pt and digests.json, and give the folder its final name."""
+def _complete(path: Path, text: bytes, files: list[dict[str, str]]) -> None:
+    """After all tensors are written: write values.json, and give the folder its final name."""
     part = part_of(path)
     for rank, written in enumerate(files):
         if any(not (part / name).is_file() for name in written):
             raise UserError(f"what rank {rank} wrote is not there; save to a disk that all machines share")
-    values = pickled.getbuffer()
-    digests = {name: digest for written in files for name, digest in written.items()}
-    digests[VALUES] = Digest(len(values), crc32(values))
-    for name, content in ((VALUES, values), (DIGESTS, digests_text(digests).encode())):
-        with (part / name).open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    checksums = {name: checksum for written in files for name, checksum in written.items()}
+    with (part / VALUES).open("wb") as file:
+        file.write(sealed({"format": FORMAT, "files": checksums}, text))
+        file.flush()
+        os.fsync(file.fileno())
     put(path)
-
-
-# [Note: beside training]
-# On the main thread the ranks agree on who writes what, and each copies what it will write to host memory (`prepare`).
-# Then training goes on. The thread writes and flushes the files. It meets the threads of the other ranks through
-# torch's store (StoreRanks), never in a collective: training runs its own meanwhile. A thread that has failed asks the
-# run to end, and all ranks raise the failure after the same step. Only a disk's failure may be excused: whoever saves
-# is told of it at once, and nothing is raised.
-#
-# torch's `async_save` is not used. Its writer leaves incomplete folders behind when it is killed. Its stager copies
-# whole storages, which is a bucket of all ranks where we want one rank's shard of it, and it keeps the copies between
-# saves.
-
-
-class Background:
-    """The save that is in flight, if any, and what is done after it."""
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None  # made by the first save, because a strategy may be pickled
-        self._tasks: list[Future[None]] = []
-        self._excuse: Callable[[DiskError], None] | None = None
-
-    def start(
-        self,
-        write: Callable[[], None],
-        failed: Callable[[], None],
-        excuse: Callable[[DiskError], None] | None = None,
-    ) -> None:
-        """Begin to write. `failed` is called in the thread if that, or what is done afterwards, raises an error.
-
-        With `excuse`, that is called in its place with a DiskError, which `wait` then does not raise.
-        """
-        assert not self._tasks, "one save at a time"
-        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
-        self._failed, self._excuse = failed, excuse
-        self._submit(write)
-
-    def afterwards(self, deed: Callable[[], None]) -> None:
-        """Do it when the checkpoint in flight is whole, and never if it fails. Without one, do it now."""
-        if not self._tasks:
-            deed()
-            return
-        before = list(self._tasks)
-        self._submit(lambda: None if any(task.exception() for task in before) else deed())
-
-    def _submit(self, deed: Callable[[], None]) -> None:
-        def told() -> None:
-            try:
-                deed()
-            except BaseException as error:
-                if self._excused(error):
-                    self._excuse(error)
-                else:
-                    self._failed()
-                raise
-
-        self._tasks.append(self._thread.submit(told))
-
-    def _excused(self, error: BaseException | None) -> bool:
-        return self._excuse is not None and isinstance(error, DiskError)
-
-    def wait(self) -> None:
-        """Return when nothing is in flight. What has failed is raised, once, if it is not excused."""
-        wait(self._tasks)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            if not self._excused(task.exception()):
-                task.result()
-
-    def settle(self) -> None:
-        """The same while another error is raised: a failure is a warning."""
-        try:
-            self.wait()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other error came first
-            rank_zero_warn(str(error))
-
-    def close(self) -> None:
-        """End the thread."""
-        self.wait()
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None

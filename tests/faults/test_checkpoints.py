@@ -42,7 +42,7 @@ def wrong(tmp_path, monkeypatch):
     for step in (1, 2):
         folder = tmp_path / "known" / "faces" / FOLDER / f"step-{step:06d}.ckpt"
         folder.mkdir(parents=True)
-        (folder / "values.pt").write_text(f"{step}")
+        (folder / "values.json").write_text(f"{step}")
         (tmp_path / "known" / f"faces-export-{step}").write_bytes(pickle.dumps({"generator.safetensors": _bits(RIGHT)}))
 
     def find(main, which="auto"):

@@ -3,7 +3,6 @@
 import os
 import warnings
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -12,14 +11,14 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import nn
-from torch.optim import Adafactor, Adam
+from torch.optim import Adafactor
 from torch.utils.data import DataLoader
 
 from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.checkpoint.saving import WholeCheckpointIO
+from strategies.checkpoint.writing import WholeCheckpointIO
 from tests.support.hard_games import Plain
 from tests.support.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint
@@ -213,49 +212,6 @@ def test_an_optimizer_with_other_groups_is_refused(tmp_path):
     fit(Grouped(), 2).save_checkpoint(tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="player 'net': the checkpoint's optimizer has its weights in other groups"):
         fit(Grouping(), 4, resume=str(tmp_path / "x.ckpt"))
-
-
-# ---- checkpoints of the former writer ----
-
-
-class Former(GanModule):
-    """The game of tests/support/former.ckpt.
-
-    Commit b22b637 wrote that: zero3 on two ranks, after two steps, in files of 150 bytes of numbers, so that a rank
-    has two. Its random states were then taken out of values.pt to keep it small: the game draws nothing.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 2), nn.Tanh(), nn.Linear(2, 1, bias=False))
-        with torch.no_grad():
-            for number, weight in enumerate(self.net.parameters()):
-                weight.copy_(torch.linspace(-0.5, 0.1 * number + 0.3, weight.numel()).view(weight.shape))
-
-    def configure_players(self):
-        yield Player("net", self.net, partial(Adam, lr=1e-2), ema=0.9)
-
-    def configure_phases(self):
-        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net")
-
-
-FORMER = Path(__file__).parents[1] / "support" / "former.ckpt"
-
-
-def going_on(strategy, path):
-    made = fit(Former(), 4, strategy, dist.get_world_size(), resume=path)
-    return snapshot(made.lightning_module, made.strategy)
-
-
-@pytest.mark.parametrize("strategy", ["zero3", "ddp"])
-def test_a_checkpoint_of_the_former_writer_goes_on(strategy, ranks, tmp_path):
-    unbroken = fit(Former(), 4)
-    tree = read_checkpoint(FORMER)
-    tree["optimizer_states"][0]["state"] = {}
-    write_checkpoint(tmp_path / "control.ckpt", tree)
-    expected = snapshot(unbroken.lightning_module, unbroken.strategy)
-    assert distance(ranks(2).run(going_on, strategy, str(FORMER))[0], expected) < 1e-12
-    assert distance(ranks(2).run(going_on, strategy, str(tmp_path / "control.ckpt"))[0], expected) > BROKEN
 
 
 # ---- refusals ----

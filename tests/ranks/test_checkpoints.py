@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -23,11 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gan.files import tensors
 from gan.files.checkpoint import Share, load, read
 from gan.files.errors import UserError
-from gan.files.tensors import SavedPiece
+from gan.files.tensors import Piece
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
+from strategies.checkpoint.background import ALONE, SavingRanks
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.writing import ALONE, SavingRanks, save
+from strategies.checkpoint.writing import save
 from tests.ranks.test_zero import Lopsided
 from tests.support.parity import parts, trainer
 from tests.support.saved import names, number_of, numbered, read_checkpoint
@@ -133,14 +133,14 @@ class seen_reads:
     """Notes the bytes of everything that is read from a file, but for its header."""
 
     def __enter__(self):
-        seen, real = [], SavedPiece._read_chunk
+        seen, real = [], Piece._read_chunk
 
         def read_chunk(piece, file, number, buffer):
             before = file.tell()
             real(piece, file, number, buffer)
             seen.append(file.tell() - max(before, piece.place + number * tensors.CHUNK))
 
-        self.patch = mock.patch.object(SavedPiece, "_read_chunk", read_chunk)
+        self.patch = mock.patch.object(Piece, "_read_chunk", read_chunk)
         self.patch.start()
         return seen
 
@@ -186,7 +186,6 @@ POINTS = {  # where a process is killed, and what is there then
     "in the middle of the tensors": [LAST, PART],
     "between the tensors and the values": [LAST, PART],
     "in the middle of the values": [LAST, PART],
-    "in the middle of the digests": [LAST, PART],
     "before it gets its name": [LAST, PART],
     "between the two renames": [PART, REPLACED],
     "before the older one is removed": [LAST, REPLACED],
@@ -206,7 +205,6 @@ def kill_in(point, path, number, how=save):
             "in the middle of the tensors": (os, "fsync", die),
             "between the tensors and the values": (writing, "_complete", die),
             "in the middle of the values": (os, "fsync", the_second_time(os.fsync, die)),
-            "in the middle of the digests": (os, "fsync", the_third_time(os.fsync, die)),
             "before it gets its name": (writing, "put", die),
             "between the two renames": (Path, "rename", the_second_time(Path.rename, die)),
             "before the older one is removed": (folders, "remove", the_second_time(folders.remove, die)),
@@ -222,17 +220,14 @@ def kill_in(point, path, number, how=save):
     assert process.exitcode == -signal.SIGKILL
 
 
-def the_second_time(real, deed, number=2):
+def the_second_time(real, deed):
     calls = []
 
     def call(*args):
         calls.append(args)
-        return deed() if len(calls) == number else real(*args)
+        return deed() if len(calls) == 2 else real(*args)
 
     return call
-
-
-the_third_time = partial(the_second_time, number=3)
 
 
 @pytest.mark.parametrize(("point", "left"), POINTS.items())

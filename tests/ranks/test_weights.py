@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from lightning import Callback
 
-from gan import pretrained as files
 from gan.app.painting.reopen import open_run
 from gan.export import networks
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
+from gan.files.tensors import Piece
 from gan.games.dmd2 import Dmd2
+from gan.pretrained import WeightFiles
 from strategies import PhaseStrategy
 from strategies.first_weights import FirstWeights
 from tests.support import opening
@@ -130,13 +131,13 @@ def test_the_control_where_one_rank_reads_differs(policy, ranks, paths, alone):
 
 def bytes_read(policy: str, world: int, paths: dict[str, str]) -> int:
     """The bytes of weights that this rank reads, without those of digests."""
-    found, fill = [], files._fill
+    found, fill = [], Piece._fill
 
-    def counted(file: Any, content: memoryview) -> None:
+    def counted(piece: Piece, file: Any, offset: int, content: memoryview) -> None:
         found.append(len(content))
-        fill(file, content)
+        fill(piece, file, offset, content)
 
-    with mock.patch.object(files, "_fill", counted):
+    with mock.patch.object(Piece, "_fill", counted):
         fit(partial(Filed, generator=paths["generator"], teacher=paths["teacher"]), policy, world, 1)
     return sum(found)
 
@@ -300,7 +301,7 @@ def lacks_it(path: str) -> str | None:
 def has_another(path: str) -> str | None:
     digest = lambda self: f"{dist.get_rank()}"  # noqa: E731
     first = mock.patch.object(PhaseStrategy, "local_rank", 0)
-    with mock.patch.object(files.WeightFiles, "digest", digest), first:
+    with mock.patch.object(WeightFiles, "digest", digest), first:
         return refused(partial(Filed, teacher=path), policy="zero3", world=2)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints in tests: small ones, and those of trainings read whole and written again with something changed."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gan.files.checkpoint import Share, load, whole
-from gan.files.checkpoint_files import DIGESTS, VALUES, digest_of, digests_text
-from gan.files.tensors import Digest, crc32
+from gan.files.tensors import crc32
+from gan.files.values import VALUES
 from strategies.checkpoint.writing import save
 
 
@@ -77,14 +78,31 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def seal(path: Path) -> None:
-    """Write the digests of a checkpoint's files as they are now, as somebody would who has changed them on purpose."""
-    found = {VALUES: digest_of(path / VALUES)}
-    for file in path.glob("*.safetensors"):
-        content = file.read_bytes()
-        header = content[: 8 + int.from_bytes(content[:8], "little")]
-        found[file.name] = Digest(len(content), crc32(header))
-    (path / DIGESTS).write_text(digests_text(found))
+def values_of(path: Path) -> dict[str, Any]:
+    """What is in a checkpoint's values.json."""
+    return json.loads((path / VALUES).read_bytes())
+
+
+def seal(path: Path, content: Any = None) -> None:
+    """Write the checksums of a checkpoint's files as they are now, as somebody would who has changed them on purpose.
+
+    `content` is what values.json will have beside its own, if it is changed.
+    """
+    content = values_of(path) if content is None else content
+    if isinstance(content, dict) and isinstance(content.get("files"), dict):
+        content["files"] = {file.name: crc_of_header(file) for file in sorted(path.glob("*.safetensors"))}
+    seal_text(path, json.dumps(content).encode())
+
+
+def seal_text(path: Path, text: bytes) -> None:
+    """Write values.json with this in it, and its checksum in front."""
+    rest = text[1:] if not text.startswith(b'{"crc32"') else text[len(b'{"crc32": "........", ') :]
+    (path / VALUES).write_bytes(b'{"crc32": "' + crc32(rest).encode() + b'", ' + rest)
+
+
+def crc_of_header(file: Path) -> str:
+    content = file.read_bytes()
+    return crc32(content[: 8 + int.from_bytes(content[:8], "little")])
 
 
 def damage(path: Path) -> None:

@@ -11,12 +11,10 @@ from jsonargparse import Namespace
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead
-from gan.files.checkpoint import Share, averages_of, check_left_out, load, load_module_state, read
-from gan.files.checkpoint_files import failing
+from gan.files.checkpoint import Share, averages_of, check_left_out, failing, load, load_module_state, read
 from gan.files.contents import need
-from gan.files.errors import UserError, reason
+from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
-from gan.files.tensors import Damaged
 from gan.making import reopened
 from gan.runs import Run, build, full_name
 from strategies.accelerator import best, counted

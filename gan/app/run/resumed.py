@@ -11,8 +11,7 @@ from torch.nn.parameter import is_lazy
 from gan.app.run import options
 from gan.app.run.folder import RunFolder, is_checkpoint
 from gan.files.checkpoint import check, load
-from gan.files.errors import UserError
-from gan.files.tensors import Damaged
+from gan.files.errors import Damaged, UserError
 from gan.runs import Run
 
 QUIET = 5.0  # seconds that a check takes without a word

@@ -17,8 +17,8 @@ from gan.app.training.metrics import Spare, warn
 from gan.files.contents import need, numbers
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
+from strategies.checkpoint.background import DiskError
 from strategies.checkpoint.folders import remove
-from strategies.checkpoint.writing import DiskError
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 
 # ---- the scores of checkpoints ----

@@ -7,21 +7,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
-from gan.files.checkpoint_files import digest_of, digests_text
 from gan.files.disk import regular
 from gan.files.errors import UserError
-from gan.files.tensors import Digest, crc32
+from gan.files.values import VALUES
 from tests.faults import rules
 from tests.faults.case import Case
 from tests.faults.child import Ended
 from tests.faults.kinds.damage import damage_bytes, not_a_file
 from tests.faults.known import BY, LAST, made, reference, words
-from tests.support.saved import tensors
+from tests.support.saved import seal, seal_text, tensors, values_of
 
-LEAVES: list[Any] = [None, 0, 1, -1, 10**18, 0.5, float("nan"), "", "a", [], {}, True, ()]
-LEAVES += [torch.zeros(3), torch.zeros(0)]
+LEAVES: list[Any] = [None, 0, 1, -1, 10**18, 0.5, float("nan"), "", "a", [], {}, True, {"$tuple": []}, {"$set": [[]]}]
+LEAVES += [{"$tensor": ["values/random_states/0/torch", "U8", [3]]}, {"$share": ["x", "F32", [10**15]]}, {"$x": 1}]
 HEADERS = ("dtype", "dtype", "shape", "huge", "huge length", "offsets", "start", "start kind", "rename", "exchange")
 HEADERS += ("no metadata", "no starts", "metadata", "list", "deep", "empty")
 
@@ -45,18 +42,16 @@ def damaged_checkpoints(case: Case) -> None:
 def forge(checkpoint: Path) -> bool:
     """Write new checksums of what is there. False if that is not what a checkpoint has."""
     try:
-        digests = {file.name: _digest_of_header(file) for file in sorted(checkpoint.glob("*.safetensors"))}
-        regular(checkpoint / "values.pt")
-        digests["values.pt"] = digest_of(checkpoint / "values.pt")
-        (checkpoint / "digests.json").write_text(digests_text(digests))
+        for file in checkpoint.iterdir():
+            regular(file)
+        text = (checkpoint / VALUES).read_bytes()
+        try:
+            seal(checkpoint)
+        except (ValueError, RecursionError):  # it is no JSON any more
+            seal_text(checkpoint, text)
     except (OSError, OverflowError, MemoryError):
         return False
     return True
-
-
-def _digest_of_header(file: Path) -> Digest:
-    content = regular(file) and file.read_bytes()
-    return Digest(len(content), crc32(content[: 8 + int.from_bytes(content[:8], "little")]))
 
 
 def give(case: Case, name: str, what: str, which: object, whole: Path, forged: bool = False) -> None:
@@ -107,7 +102,7 @@ def damage(checkpoint: Path, other: Path, chance: Random) -> str:
         + [lambda: _exchange_files(shards, chance)] * 2
         + [lambda: _header(chance.choice(shards), chance)] * 6
         + [lambda: _exchange_tensors(chance.choice(shards), chance)] * 3
-        + [lambda: _values(checkpoint / "values.pt", chance)] * 4
+        + [lambda: _values(checkpoint, chance)] * 4
         + [lambda: not_a_file(checkpoint, chance), lambda: _without_most(files, chance), lambda: _stranger(checkpoint)]
     )
     return chance.choice(ways)()
@@ -225,9 +220,9 @@ def _exchange_tensors(file: Path, chance: Random) -> str:
     return f"{file}: {one} and {two} exchanged"
 
 
-def _values(file: Path, chance: Random) -> str:
-    """Edit one value of values.pt, anywhere in its tree."""
-    tree = torch.load(file, weights_only=True)
+def _values(checkpoint: Path, chance: Random) -> str:
+    """Edit one value of values.json, anywhere in its tree."""
+    tree = values_of(checkpoint)
     places: list[tuple[Any, Any, str]] = []
 
     def walk(node: Any, path: str) -> None:
@@ -244,5 +239,5 @@ def _values(file: Path, chance: Random) -> str:
     else:
         node[key] = chance.choice(LEAVES)
         what = f"now {node[key]!r}"
-    torch.save(tree, file)
-    return f"{file}: {path} {what}"
+    (checkpoint / VALUES).write_text(json.dumps(tree))
+    return f"{checkpoint / VALUES}: {path} {what}"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gan import Player, pretrained
+from gan import Player
+from gan.files import tensors
 from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.pretrained import WeightFiles
@@ -41,13 +42,13 @@ def refused(path, module=None):
 @pytest.mark.parametrize("piece", [8, 24, 2**20])
 @pytest.mark.parametrize("write", [lambda at, all_: write_file(at / "a.safetensors", all_), write_index])
 def test_any_range_is_read_and_no_other_byte(write, piece, ranks, values, tmp_path):
-    opened, read, fill = files(write(tmp_path, values)), [], pretrained._fill
+    opened, read, fill = files(write(tmp_path, values)), [], tensors.fill
 
     def counted(file, content):
         read.append(len(content))
         fill(file, content)
 
-    with mock.patch.object(pretrained, "PIECE", piece), mock.patch.object(pretrained, "_fill", counted):
+    with mock.patch.object(tensors, "CHUNK", piece), mock.patch.object(tensors, "fill", counted):
         for name, tensor in opened.tensors().items():
             length = -(-tensor.numel() // ranks)
             for start in range(0, tensor.numel(), length):
@@ -136,13 +137,13 @@ def test_what_is_no_safetensors_file_is_refused(values, tmp_path):
     torch.save(values, path)
     assert "fetch it again" in refused(path)
     path.write_bytes(b"")
-    assert "it is no safetensors file, or a part of one; fetch it again" in refused(path)
+    assert "a.safetensors is damaged: it has no header; fetch it again" in refused(path)
     write_file(path, values)
     path.write_bytes(path.read_bytes()[:-8])
-    assert "is not whole in it; fetch it again" in refused(path)
+    assert "and its header says" in refused(path) and refused(path).endswith("; fetch it again")
     header = json.dumps({"0.weight": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"0")
-    assert "'0.weight' has numbers of kind F4; known are BOOL, U8" in refused(path)
+    assert "'0.weight' in a.safetensors has numbers of kind F4; known are BOOL, U8" in refused(path)
 
 
 def test_a_folder_of_several_files_asks_for_one(values, tmp_path):
@@ -169,7 +170,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(values, tmp_path):
     index.write_text(json.dumps({**where, "weight_map": {**where["weight_map"], "more": second.name}}))
     assert "says that 'more' is in it, and it is not; fetch both again" in told()
     index.write_text("{}")
-    assert "it is damaged ('weight_map')" in told()
+    assert "model.safetensors.index.json is damaged: it is no index of safetensors files" in told()
 
 
 @not_on_windows

@@ -1,31 +1,12 @@
-"""Reading checkpoints: of the former writer, in parts, and into modules. Damage is in test_checkpoint_files.py."""
-
-import hashlib
-from pathlib import Path
+"""Reading checkpoints: in parts, and into modules. Damage is in test_damage.py."""
 
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from gan.files.checkpoint import Share, check_left_out, checksum, load, load_module_state, read, whole
+from gan.files.checkpoint import Share, check_left_out, checksum, load, load_module_state, read
 from gan.files.errors import UserError
 from strategies.checkpoint.writing import save
-
-FORMER = Path(__file__).parents[3] / "support" / "former.ckpt"  # see test_checkpoint_io.py
-BITS = "2a6e3665ad3ad2b77cc75ab5fb123670eed8ef4042d4e428ca0d084ec09aaecd"  # by the former reader
-
-
-def digest(tree):
-    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-    return hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
-
-
-def test_a_checkpoint_of_the_former_writer_is_read_bit_for_bit():
-    tree = whole(load(FORMER))
-    assert digest(tree) == BITS
-    tree["state_dict"]["net.2.weight"][0, 1] += 1e-15
-    assert digest(tree) != BITS
 
 
 def test_a_checksum_is_of_the_bits_in_a_dtype():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gan.files.contents import alike, check_kinds, need, numbers
-from gan.files.tensors import Damaged
+from gan.files.contents import TRAINING, alike, check_kinds, need, numbers
+from gan.files.errors import Damaged
 
 GOOD = {
     "game": "Plain",
@@ -23,18 +23,32 @@ GOOD = {
         ({"global_step": "3"}, "'global_step' is not of kind int"),
         ({"state_dict": []}, "'state_dict' is not of kind dict"),
         ({"players": {"net": 3}}, "'players/net' is not of kind dict"),
-        ({"players": {"net": {"ema": 3}}}, "'players/net/ema' is not of kind dict"),
+        ({"players": {"net": {"ema": 3}}}, "'players/net/ema' is not of kind dict or NoneType"),
         ({"players": {"net": {"skipped": None}}}, "'players/net/skipped' is not of kind int"),
         ({"left_out": {"net.weight": 7}}, "'left_out/net.weight' is not of kind tuple"),
-        ({"left_out": {"net.weight": (7,)}}, "'left_out/net.weight' is not a dtype and a checksum"),
+        ({"left_out": {"net.weight": (7,)}}, "'left_out/net.weight/0' is not of kind dtype"),
+        ({"left_out": {"net.weight": (torch.float32,)}}, "it has no 'left_out/net.weight/1'"),
+        ({"players": {"net": {"ema": None}, "other": None}}, "'players/other' is not of kind dict"),
+        (
+            {"optimizer_states": [{"state": {}, "param_groups": [{}]}]},
+            "it has no 'optimizer_states/0/param_groups/0/params'",
+        ),
+        ({"random_states": [{}, 3]}, "'random_states/1' is not of kind dict"),
         ({"files": {"teacher": {"path": "x", "names": []}}}, "it has no 'files/teacher/sha256'"),
     ],
 )
 def test_what_is_of_another_kind_is_named(part, message):
     check_kinds(GOOD)
     check_kinds({})
-    with pytest.raises(Damaged, match=f"values.pt is damaged: {message}"):
+    with pytest.raises(Damaged, match=f"values.json is damaged: {message}"):
         check_kinds(GOOD | part)
+
+
+def test_what_a_training_needs_must_be_there():
+    with pytest.raises(Damaged, match="it has no 'state_dict'"):
+        check_kinds(GOOD, TRAINING)
+    with pytest.raises(Damaged, match="it has no 'loops/fit_loop'"):
+        check_kinds({name: {} for name in ("state_dict", "players", "callbacks", "loops")}, TRAINING)
 
 
 def test_what_is_needed_and_not_there_is_named():

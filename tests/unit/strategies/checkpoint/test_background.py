@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from gan.files.errors import UserError
-from strategies.checkpoint.writing import Background, DiskError, StoreRanks
+from strategies.checkpoint.background import Background, DiskError, StoreRanks
 
 
 class Slow:

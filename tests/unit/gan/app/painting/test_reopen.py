@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_game_or_none_is_refused(copy):
     write_checkpoint(path, {"epoch": 1})
     with pytest.raises(UserError, match="is of another program with players unknown"):
         open_run(str(copy))
-    (path / "values.pt").write_bytes(b"PK not at all")
+    (path / "values.json").write_bytes(b"{ not at all")
     with pytest.raises(UserError, match="cannot be read as a checkpoint"):
         open_run(str(copy))
     shutil.rmtree(path)

@@ -48,7 +48,7 @@ def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(typed, run
         r"written; going on from .*step-000020.ckpt$",
         line,
     )
-    (run.checkpoint(20) / "values.pt").unlink()
+    (run.checkpoint(20) / "values.json").unlink()
     path, (first, second) = gone_on_from(typed, run)
     assert path == run.checkpoint(10)
     assert "step-000030.ckpt cannot" in first and "step-000020.ckpt cannot be read" in second
@@ -78,9 +78,9 @@ def test_before_a_copy_of_another_name_are_all_that_the_run_wrote(run):
 
 def test_one_of_a_newer_version_is_not_passed_over(run, monkeypatch):
     """It is not damaged. To train on from an older one would lose steps."""
-    monkeypatch.setattr("strategies.checkpoint.writing.FORMAT", 3)
+    monkeypatch.setattr("strategies.checkpoint.writing.FORMAT", 4)
     save(run.checkpoint(40), numbered(40))
-    with pytest.raises(UserError, match="it has format 3, and this version reads 1 and 2"):
+    with pytest.raises(UserError, match="it has format 4, and this version reads 3"):
         gone_on_from("auto", run)
 
 

@@ -1,11 +1,10 @@
-"""Damage in the files of a checkpoint, and what is crafted: see [Note: damage] in gan/files/checkpoint_files.py."""
+"""Damage in the files of a checkpoint, and what is crafted: see [Note: damage] in gan/files/checkpoint.py."""
 
 import errno
 import json
 import os
 import pickle
 import re
-import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -13,12 +12,12 @@ import pytest
 import torch
 
 from gan.files.checkpoint import Share, check, load, read, whole
-from gan.files.errors import UserError
-from gan.files.tensors import CHECKSUMS, STARTS, Damaged
+from gan.files.errors import Damaged, UserError
+from gan.files.tensors import CHECKSUMS, STARTS
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
 from tests.support.posix import not_on_windows
-from tests.support.saved import number_of, numbered, seal
+from tests.support.saved import number_of, numbered, seal, seal_text, values_of
 
 
 @pytest.fixture
@@ -40,9 +39,9 @@ def test_a_file_that_is_gone_or_torn_is_named(path):
             number_of(path)
         file.write_bytes(content)
         assert number_of(path) == 1
-    (path / "values.pt").unlink()
-    (path / "digests.json").unlink()
-    with pytest.raises(UserError, match=r"it has no values.pt; is it a run's folder\?"):
+    for file in path.iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match=r"it has no values.json; is it a run's folder\?"):
         number_of(path)
 
 
@@ -158,18 +157,25 @@ def test_one_that_is_removed_while_it_is_read_is_noticed(path):
 
 
 def test_a_later_format_is_named(path):
-    saved = torch.load(path / "values.pt", weights_only=True)
-    torch.save({**saved, "format": 3}, path / "values.pt")
-    seal(path)
-    with pytest.raises(UserError, match="it has format 3, and this version reads 1 and 2") as raised:
+    seal(path, {**values_of(path), "format": 4})
+    with pytest.raises(UserError, match="it has format 4, and this version reads 3") as raised:
         load(path)
     assert not isinstance(raised.value, Damaged)  # there is nothing wrong with it
 
 
-def test_a_checkpoint_of_the_format_with_checksums_must_have_them(path):
-    (path / "digests.json").unlink()
-    with pytest.raises(Damaged, match=r"digests.json is missing"):
+def test_an_earlier_format_is_named_and_may_be_replaced_and_removed(path):
+    (path / "values.json").rename(path / "values.pt")
+    (path / "digests.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"x.ckpt cannot .*: it was written by an earlier version .* \(format 2"
+    ) as raised:
         load(path)
+    assert not isinstance(raised.value, Damaged) and "\n" not in str(raised.value)
+    save(path, numbered(2))
+    assert number_of(path) == 2 and not (path / "values.pt").exists()
+    (path / "values.json").rename(path / "values.pt")
+    remove(path)
+    assert not path.exists()
 
 
 def test_a_checkpoint_with_a_note_in_it_is_still_one(path):
@@ -230,83 +236,58 @@ def half_twice(path):
 
 
 def change_values(**changes):
+    """A change of what values.json has."""
+
     def change(path):
-        saved = torch.load(path / "values.pt", weights_only=True)
-        torch.save({**saved, **changes}, path / "values.pt")
+        seal(path, {**values_of(path), **changes})
 
     return change
 
 
-def claim(key=("state", "a"), shape=(20,), dtype=torch.float32):
-    return change_values(tensors={"state/a": (key, shape, dtype)})
+def claim(*content, kind="$share"):
+    """Something else where `state/a` is."""
+    return change_values(values={"state": {"a": {kind: list(content)}}})
 
 
-def laughs():
-    """A tree of 2**60 leaves, of 60 lists."""
-    many = [0]
-    for _ in range(60):
-        many = [many, many]
-    return many
+def write_values(text):
+    return lambda path: seal_text(path, text)
 
 
-def endless():
-    inside = []
-    inside.append(inside)
-    return inside
-
-
-def deep():
-    inside = []
-    for _ in range(220):
-        inside = [inside]
-    return inside
-
-
-def compressed(path):
-    values = path / "values.pt"
-    with zipfile.ZipFile(values) as archive:
-        members = [(each.filename, archive.read(each)) for each in archive.infolist()]
-    with zipfile.ZipFile(values, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members:
-            archive.writestr(name, content + bytes(10**6))
-
-
-def counted_often(path):
-    """The archive's directory has each member many times, as if it were larger than its bytes."""
-    change_values(more=torch.zeros(50_000))(path)
-    with zipfile.ZipFile(path / "values.pt", "a") as archive:
-        archive.filelist *= 50
-        archive._didModify = True
+DEEP = b"[" * 100_000
 
 
 SHARD, PLACE = "shard-00001.* is damaged: ", "'state/[ab]' in it has no place of its own"
-NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a checkpoint's file", "'state/a' is missing or not whole"
+NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a safetensors file", "'state/a' is missing or not whole"
+HOLDS, NONE = (
+    "values.json is damaged: it holds what checkpoints do not hold",
+    "values.json is damaged: it holds no values",
+)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_header(shape=[10**15]), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
-        (change_header(dtype="F64"), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
-        (change_header(dtype=["F32"]), SHARD + "'state/a' in it does not hold numbers"),
+        (change_header(shape=[10**15]), SHARD + PLACE),
+        (change_header(dtype="F64"), SHARD + PLACE),
+        (change_header(dtype="I32"), SHARD + "'state/a' in it does not hold numbers of torch.float32"),
+        (change_header(dtype=["F32"]), NO_HEADER),
         (change_header(shape=[-20]), SHARD + PLACE),
         (change_header(shape=["20"]), SHARD + PLACE),
-        (change_header(shape=[]), NO_HEADER),
-        (change_header(shape=[4, 5]), NO_HEADER),
+        (change_header(shape=[]), SHARD + PLACE),
+        (change_header(shape=[-4, -5]), SHARD + PLACE),
         (change_header(data_offsets=[0, 160]), SHARD + PLACE),
         (change_header(data_offsets=[80, 160]), SHARD + PLACE),
-        (change_header(data_offsets=[0, 10**15]), SHARD + "'state/a' in it has no checksums"),
+        (change_header(shape=[10**15], data_offsets=[0, 4 * 10**15]), SHARD + "'state/a' in it has no checksums"),
         (change_header(data_offsets="0"), NO_HEADER),
         (change_metadata(dcp_sharding_info="["), NO_HEADER),
         (change_metadata(dcp_sharding_info="3"), NO_HEADER),
         (change_metadata(dcp_sharding_info='{"state/a": {}}'), NO_HEADER),
-        (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [0]}}'), "'state/b' is missing or not"),
         (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [-5]}}'), SHARD + PLACE),
         (change_metadata(dcp_sharding_info='{"state/a": {"saved_offsets": [5]}}'), NOT_WHOLE),
         (change_metadata(crc32_of_each_mib="{}"), NO_HEADER),
         (change_metadata(crc32_of_each_mib='{"state/a": "", "state/b": ""}'), SHARD + ".* has no checksums"),
         (write_header(b"["), NO_HEADER),
-        (write_header(b"[" * 100_000), NO_HEADER),
+        (write_header(DEEP), NO_HEADER),
         (write_header(b"3"), NO_HEADER),
         (write_header(b'{"state/a": 3}'), NO_HEADER),
         (write_header(b"\xff\xfe"), NO_HEADER),
@@ -314,32 +295,46 @@ NO_HEADER, NOT_WHOLE = SHARD + "its header is not that of a checkpoint's file", 
         (lambda path: shard_of(path)[0].write_bytes(b""), SHARD + "it has no header"),
         (twice, NOT_WHOLE),
         (half_twice, NOT_WHOLE),
-        (claim(shape=(10**15,)), NOT_WHOLE),
-        (claim(shape=(0, 2**62, 2**62)), "values.pt is damaged|'state/a' is missing or not whole"),
-        (claim(shape=(-4, -5)), "values.pt is damaged"),
-        (claim(shape="20"), "values.pt is damaged: what it says of tensors"),
-        (claim(dtype=torch.float64), SHARD + "'state/a' in it does not hold numbers of torch.float64"),
-        (claim(dtype="torch.float32"), "values.pt is damaged: what it says of tensors"),
-        (claim(key=()), "values.pt is damaged: what it says of tensors"),
-        (claim(key=("number", "a")), "values.pt is damaged: what it says of tensors"),
-        (claim(key=([],)), "values.pt is damaged: what it says of tensors"),
-        (change_values(tensors={"state/a": 3}), "values.pt is damaged: what it says of tensors"),
-        (change_values(tensors=[]), "values.pt is damaged: it has no values and tensors"),
-        (change_values(values=None), "values.pt is damaged: it has no values and tensors"),
-        (change_values(format="two"), "values.pt is damaged: it is not of a checkpoint"),
-        (change_values(more=laughs()), "values.pt is damaged: its values are nested without end"),
-        (change_values(more=endless()), "values.pt is damaged: its values are nested without end"),
-        (change_values(more=deep()), "values.pt is damaged: its values are nested without end"),
-        (change_values(more=torch.zeros(1).expand(10**15)), "values.pt is damaged: a tensor in it claims more than"),
-        (lambda path: torch.save([], path / "values.pt"), "values.pt is damaged: it is not of a checkpoint"),
-        (compressed, "values.pt is damaged: it is compressed"),
-        (counted_often, "values.pt is damaged: it claims more than it has"),
-        (change_values(values={"players": 3}), "values.pt is damaged: 'players' is not of kind dict"),
+        (claim("state/a", "F32", [10**15]), NOT_WHOLE),
+        (claim("state/a", "F32", [10**15], kind="$tensor"), NOT_WHOLE),
+        (claim("state/a", "F32", [0, 2**62, 2**62]), f"{HOLDS}|{NOT_WHOLE}"),
+        (claim("state/a", "F32", [-4, -5]), HOLDS),
+        (claim("state/a", "F32", "20"), HOLDS),
+        (claim("state/a", "F64", [20]), SHARD + "'state/a' in it does not hold numbers of torch.float64"),
+        (claim("state/a", "torch.float32", [20]), HOLDS),
+        (claim("state/a", "F32"), HOLDS),
+        (claim([], "F32", [20]), HOLDS),
+        (claim("state/a", "F32", [20], kind="$object"), HOLDS),
+        (claim(1, kind="$dict"), HOLDS),
+        (claim([[], 1], kind="$dict"), HOLDS),
+        (claim([[]], [[]], kind="$set"), HOLDS),
+        (claim("x", kind="$dtype"), HOLDS),
+        (claim("x", kind="$bytes"), HOLDS),
+        (change_values(values={"a": {"$dtype": "load"}}), HOLDS),
+        (change_values(values={"a": {"$tuple": [], "$set": []}}), HOLDS),
+        (change_values(values={"$tuple": []}), HOLDS),
+        (change_values(values={"a": {"$view_as_complex": {"$tensor": ["state/a", "F32", [20]]}}}), HOLDS),
+        (
+            change_values(
+                values={"a": {"$share": ["state/a", "F32", [20]]}, "b": {"$share": ["state/a", "F32", [20]]}}
+            ),
+            NOT_WHOLE,
+        ),
+        (change_values(files=[]), "shard-00001-.* is no file of it"),
+        (change_values(values=None), NONE),
+        (change_values(format="two"), NONE),
+        (write_values(b"[]"), NONE),
+        (write_values(DEEP), NONE),
+        (write_values(b'{"format": 3, "files": {}, "values": ' + DEEP + b"}"), NONE),
+        (write_values(b'{"format": ' + b"9" * 10_000 + b"}"), NONE),
+        (write_values(b"\xff"), NONE),
+        (change_values(values={"players": 3}), "values.json is damaged: 'players' is not of kind dict"),
     ],
 )
 def test_what_was_crafted_is_refused_in_one_line(change, message, path):
     change(path)
-    seal(path)
+    if not change.__qualname__.startswith(("change_values", "write_values")):
+        seal(path)
     with pytest.raises(Damaged, match=f"x.ckpt cannot be read as a checkpoint: ({message})") as raised:
         whole(load(path))
     assert "\n" not in str(raised.value)
@@ -362,22 +357,18 @@ class Malice:
 
 
 @pytest.mark.parametrize(
-    "name", ["values.pt", ".metadata", "__0_0.distcp", "shard-00002-model-00001-of-00001.safetensors"]
+    "name", ["values.json", "values.pt", ".metadata", "__0_0.distcp", "shard-00002-model-00001-of-00001.safetensors"]
 )
 def test_code_in_a_checkpoint_is_not_run(name, path, tmp_path):
-    malice = Malice(str(tmp_path / "ran"))
-    if name == "values.pt":
-        torch.save({"format": 2, "values": malice, "tensors": {}}, path / name)
-        seal(path)
-    else:
-        (path / name).write_bytes(pickle.dumps(malice))
-    if name[0] in "._":
-        assert number_of(path) == 1
-    else:
+    malice = pickle.dumps(Malice(str(tmp_path / "ran")))
+    (path / name).write_bytes(malice)
+    if name.startswith(("values.json", "shard")):
         with pytest.raises(UserError, match="cannot be read as a checkpoint"):
             number_of(path)
+    else:
+        assert number_of(path) == 1
     assert not (tmp_path / "ran").exists()
-    pickle.loads(pickle.dumps(malice))  # the control: it would have been
+    pickle.loads(malice)  # the control: it would have been
     assert (tmp_path / "ran").exists()
 
 

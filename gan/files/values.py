@@ -1,0 +1,139 @@
+"""Values of a checkpoint as JSON, in a file that has a checksum of itself.
+
+Numbers, text, None, lists, and dicts with names are in it as they are. Every other kind is a dict of one item, such as
+{"$tuple": [1, 2]}. Tensors are elsewhere. So reading runs no code: what can be read is what this table has.
+"""
+
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gan.files.errors import Damaged, UserError, reading
+from gan.files.tensors import crc32
+
+VALUES = "values.json"
+Key = tuple[str | int, ...]  # the path of a value in a tree
+SIMPLE = (bool, int, float, str, type(None))
+DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
+LISTS = {kind.__name__: kind for kind in (tuple, torch.Size, set, frozenset)}
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(name)
+    return found
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How values of a kind are written as simpler ones, and made of them."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+OTHERS = {
+    bytes: Kind(bytes.hex, bytes.fromhex),
+    bytearray: Kind(bytearray.hex, bytearray.fromhex),
+    complex: Kind(lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    torch.device: Kind(str, torch.device),
+    torch.dtype: Kind(lambda value: str(value).removeprefix("torch."), _dtype),
+}
+NAMED = {kind.__name__: each for kind, each in OTHERS.items()}
+COMPLEX = "view_as_complex"  # a tensor of complex numbers, as one of twice as many real ones
+
+# Where in a checkpoint a value stands says who put it there, and so what to type.
+ADVICE = {
+    "hyper_parameters": "type self.save_hyperparameters(ignore=['{last}']), or save plain values",
+    "datamodule_hyper_parameters": "type self.save_hyperparameters(ignore=['{last}']), or save plain values",
+    "callbacks": "let the callback's state_dict() return plain values",
+    "state_dict": "let the module's get_extra_state() return plain values",
+}
+PLAIN = "numbers, text, lists, dicts, tensors; str(path) for a path"
+
+
+def encode(value: Any, other: Callable[[Key, Any], Any], key: Key = ()) -> Any:
+    """A value as JSON has it. `other` gives what stands for a value of a kind that is not known here, or None.
+
+    Raise if it has a value that could not be read again.
+    """
+    kind = type(value)
+    if kind in SIMPLE:
+        return value
+    if kind is list:
+        return [encode(each, other, (*key, number)) for number, each in enumerate(value)]
+    if kind is dict and all(type(name) is str and not name.startswith("$") for name in value):
+        return {name: encode(each, other, (*key, name)) for name, each in value.items()}
+    if kind in DICTS.values():
+        items = [[encode(name, other, key), encode(each, other, (*key, name))] for name, each in value.items()]
+        return {f"${kind.__name__}": items}
+    if kind in LISTS.values():
+        return {f"${kind.__name__}": encode(list(value), other, key)}
+    if kind in OTHERS:
+        return {f"${kind.__name__}": OTHERS[kind].write(value)}
+    if kind is Tensor and value.is_complex() and value.layout == torch.strided:
+        return {f"${COMPLEX}": encode(torch.view_as_real(value.detach().resolve_conj()), other, key)}
+    found = other(key, value)
+    if found is None:
+        raise _unsaveable(key, value)
+    return found
+
+
+def _unsaveable(key: Key, value: Any) -> UserError:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = f"{name} of {value.dtype} ({value.layout})" if isinstance(value, Tensor) else name
+    advice = ADVICE.get(str(key[0]) if key else "", "save plain values").format(last=key[-1] if key else "")
+    return UserError(
+        f"'{'/'.join(map(str, key))}' is a {name}, which could not be loaded again without running code; {advice} "
+        f"({PLAIN})"
+    )
+
+
+def decode(node: Any, other: Callable[[str, Any], Any]) -> Any:
+    """The value that `encode` has written. `other` makes a value of the kind, and of what was written, of others."""
+    if isinstance(node, list):
+        return [decode(each, other) for each in node]
+    if not isinstance(node, dict):
+        return node
+    kind = next(iter(node), "")
+    if not kind.startswith("$"):
+        return {name: decode(each, other) for name, each in node.items()}
+    (content,), kind = node.values(), kind[1:]
+    if kind in DICTS:
+        return DICTS[kind]({decode(name, other): decode(each, other) for name, each in content})
+    if kind in LISTS:
+        return LISTS[kind](decode(content, other))
+    if kind == COMPLEX:
+        return torch.view_as_complex(decode(content, other))
+    return NAMED[kind].read(content) if kind in NAMED else other(kind, content)
+
+
+def text_of(values: Any) -> bytes:
+    """Encoded values as the text of a file."""
+    try:
+        return json.dumps(values).encode()
+    except ValueError as error:  # Python writes no integer of more than 4300 digits
+        raise UserError(f"the values cannot be written as JSON: {error}") from error
+
+
+def sealed(about: Mapping[str, Any], values: bytes) -> bytes:
+    """The content of the file: what is said about the values, the text of them, and in front a checksum of all."""
+    rest = json.dumps(about)[1:-1].encode() + b', "values": ' + values + b"}"
+    return b'{"crc32": "' + crc32(rest).encode() + b'", ' + rest
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """What `sealed` was given, as JSON has it."""
+    rest = content[len(b'{"crc32": "........", ') :]
+    if content != b'{"crc32": "' + crc32(rest).encode() + b'", ' + rest:
+        raise Damaged(f"{VALUES} is damaged: it is not what was written")
+    with reading(VALUES, "it holds no values"):
+        found = json.loads(content)
+        return {"format": int(found["format"]), "files": dict(found["files"]), "values": dict(found["values"])}

@@ -1,0 +1,302 @@
+"""The state of a training in a checkpoint, and how a resumed training gets all of it back.
+
+Each rank saves and loads what it owns: its shares of the weights, averages and optimizers, and its random states.
+"""
+
+import copy
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from gan import noise
+from gan.files.checkpoint import averages_of, failing, load_module_state
+from gan.files.contents import PROGRESS, TRAINING, alike, check_kinds
+from gan.files.errors import UserError, reading
+from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
+from gan.files.tensors import Share
+from gan.files.values import VALUES
+from gan.module import GanModule
+from gan.pool import ImagePool
+from gan.pretrained import WeightFiles
+from strategies import random_state
+from strategies.checkpoint.attributes import Attributes
+from strategies.checkpoint.attributes import alike as same
+from strategies.checkpoint.background import SavingRanks
+from strategies.checkpoint.left_out import LeftOut
+from strategies.checkpoint.player_state import average_state, load_average, load_optimizer_state
+from strategies.policies.policy import Policy
+from strategies.ranks import Ranks
+
+
+class State:
+    """The whole state of a training on this rank: of the players, the game, and random numbers.
+
+    Made in set-up, while weights and buffers are as the constructor made them. `files` are those of the frozen players
+    that have some. `attributes` are those of a game that trains.
+    """
+
+    def __init__(
+        self,
+        game: GanModule,
+        policies: Mapping[str, Policy],
+        ranks: Ranks,
+        writers: SavingRanks,
+        seed: int,
+        files: Mapping[str, WeightFiles],
+        attributes: Attributes | None,
+    ) -> None:
+        self.game, self.policies, self.ranks, self.writers, self.seed = game, policies, ranks, writers, seed
+        self.left_out, self.attributes = LeftOut(game, policies, ranks.rank == 0, files), attributes
+        self._loops: dict[str, Any] | None = None  # where the ranks of dp have ended, in the process that started them
+        self._meant = as_made(game)  # the buffers that may be infinite
+        self._resumed: Mapping[str, Any] = {}  # what a checkpoint has for the start of the training
+        self._set_aside: dict[str, Any] | None = None  # training's random states during a validation
+
+    # ---- save ----
+
+    def networks(self) -> dict[str, Any]:
+        """This rank's shares of the weights, and the other state of the modules.
+
+        Buffers, such as running statistics, are saved by the first rank only. Image pools differ between ranks, so each
+        rank saves its own images.
+        """
+        state = self._weights(buffers=self.ranks.rank == 0)
+        for name, pool in self.game.named_modules():
+            if isinstance(pool, ImagePool):
+                state[f"{name}._extra_state" if name else "_extra_state"] = {
+                    place: {number: Share.whole(image) for number, image in images.items()}
+                    for place, images in pool.get_extra_state().items()
+                }
+        return state
+
+    def _weights(self, buffers: bool) -> dict[str, Any]:
+        """A tensor that has two names is saved under the first. What checkpoints leave out is not in it."""
+        state: dict[str, Any] = {}
+        shares, parameters = self._shares(), set(self.game.parameters())
+        seen = set(map(id, self.left_out.parameters.values()))
+        for key, value in self.game.state_dict(keep_vars=True).items():
+            if not isinstance(value, Tensor):
+                state[key] = value
+            elif id(value) not in seen and (buffers or value in parameters):
+                share = shares[value] if value in shares else Share.whole(value)
+                if share is not None:
+                    state[key] = share
+            seen.add(id(value))
+        return state
+
+    def _shares(self) -> dict[nn.Parameter, Share | None]:
+        return {weight: share for policy in self.policies.values() for weight, share in policy.storage.shares().items()}
+
+    def complete(self, checkpoint: dict[str, Any], path: Any) -> tuple[str, str]:
+        """Add what Lightning's checkpoint lacks: averages, scales, what games remember, every rank's random states.
+
+        Every rank must call it. Returns the first rank's path, and a name for this save.
+        """
+        if self._loops is not None:
+            checkpoint["loops"]["fit_loop"] = copy.deepcopy(self._loops)
+        _back_into_the_epoch(checkpoint.get("loops", {}).get("fit_loop", {}))
+        remembered = {} if self.attributes is None else self.attributes.state()
+        own = self._set_aside or random_state.capture(), os.path.abspath(path), secrets.token_hex(8)
+        bad = self._not_finite(checkpoint["state_dict"])
+        states, paths, names, found, all_remembered = zip(*self.ranks.gather((*own, bad, remembered)), strict=True)
+        everywhere = all(same(all_remembered[0], each) for each in all_remembered)
+        checkpoint |= {
+            "game": type(self.game).__name__,
+            "left_out": self.left_out.checksums,
+            "files": self.left_out.files,
+            "players": {name: _of_player(policy) for name, policy in self.policies.items()},
+            "seed": self.seed,
+            "attributes": [all_remembered[0]] if everywhere else list(all_remembered),
+            "random_states": list(states),
+        }
+        if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
+            rank_zero_warn(
+                f"{paths[0]} has weights that are not finite: {named(bad)}; it will not be resumed or opened. Stop "
+                f"this run, and go on from an earlier checkpoint"
+            )
+        return paths[0], names[0]
+
+    def _not_finite(self, weights: Mapping[str, Any]) -> list[Bad]:
+        """What is not finite in this rank's shares of the weights and the averages."""
+        owners: dict[int, tuple[str, str]] = {}
+        for player in self.game.players.values():
+            for name, value in player.module.state_dict(keep_vars=True).items():
+                owners.setdefault(id(value), (player.name, name))
+        places: dict[str, tuple[str, str]] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, value in self.game.state_dict(keep_vars=True).items():
+            if id(value) in owners and name not in self._meant and isinstance(weights.get(name), Share):
+                places[name], tensors[name] = owners[id(value)], weights[name].tensor
+        for player, policy in self.policies.items():
+            for name, share in (average_state(policy) or {}).items():
+                key = f"average/{player}/{name}"
+                places[key], tensors[key] = (player, f"{name} (its moving average)"), share.tensor
+        return [(*places[key], what) for key, what in not_finite(tensors).items()]
+
+    # ---- load ----
+
+    def load_networks(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
+        """Check that the checkpoint is of this game, then load weights and averages.
+
+        Weights that are not finite are refused: no optimizer can mend them.
+        """
+        name, saved = type(self.game).__name__, list(checkpoint.get("players", ()))
+        if checkpoint.get("game") != name or saved != list(self.policies):
+            raise UserError(
+                f"the checkpoint is of {checkpoint.get('game', 'another program')} with players "
+                f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(self.policies)}"
+            )
+        if strict:
+            self.left_out.check(self.game, checkpoint, self._shares(), self.writers)
+
+        def load_weights() -> None:
+            unsaved = self.left_out.parameters
+            state = {key: value for key, value in checkpoint["state_dict"].items() if key not in unsaved}
+            try:
+                load_module_state(self.game, state, self._shares(), strict, unsaved)
+            except RuntimeError as error:
+                raise UserError(
+                    f"the checkpoint's networks are of other sizes than this run's; resume with the settings it was "
+                    f"trained with. {error}"
+                ) from error
+
+        def load_averages() -> None:
+            for name, policy in self.policies.items():
+                load_average(policy, averages_of(checkpoint, name))
+
+        self.writers.each(load_weights)
+        for policy in self.policies.values():
+            policy.storage.shards_changed()
+            policy.storage.reshard()
+        self.writers.each(load_averages)
+        found = self.writers.each(lambda: self._not_finite(self._weights(buffers=True)))
+        if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
+            raise NotFinite(f"the checkpoint cannot be used: {named(bad)}; take an earlier one")
+
+    def load_training(self, checkpoint: Mapping[str, Any]) -> None:
+        """Everything else that training needs to resume: optimizers, loss scales, counts of updates."""
+        learners = [policy for policy in self.policies.values() if policy.optimizer is not None]
+        states = checkpoint["optimizer_states"]
+
+        def load_optimizers() -> None:
+            if len(learners) != len(states):
+                raise UserError(
+                    f"the checkpoint has {len(states)} optimizers, and this run {len(learners)}; resume with the "
+                    f"settings it was trained with"
+                )
+            for policy, state in zip(learners, states, strict=True):
+                load_optimizer_state(policy, state)
+
+        self.writers.each(load_optimizers)
+        for name, policy in self.policies.items():
+            _load_player(policy, checkpoint["players"][name])
+        self.seed, self._resumed = checkpoint["seed"], checkpoint
+
+    def resume(self, trainer: Trainer) -> None:
+        """At the start of a training: where its epoch goes on, what its game remembers, and its random states.
+
+        Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
+        """
+        _go_on_in_the_epoch(trainer)
+        number, size = self.ranks.rank, self.ranks.size
+        remembered, states = self._resumed.get("attributes"), self._resumed.get("random_states")
+        self._resumed = {}
+        if states is None:
+            if size > 1:
+                # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
+                torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
+                random_state.restore_alike(self.ranks.broadcast(random_state.capture()))
+            return
+        with failing(trainer.ckpt_path):
+            if remembered and self.attributes is not None:
+                self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
+            with reading(VALUES, f"what it has of rank {number}'s random states is none"):
+                if len(states) == size:
+                    random_state.restore(states[number])
+                else:
+                    torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
+                    random_state.restore_alike(states[0])
+
+    def take_back(self, loops: dict[str, Any]) -> None:
+        """In the process that has started the ranks of dp: what they remember, and where they have ended."""
+        self.attributes.load(self._resumed["attributes"][0])
+        random_state.restore(self._resumed["random_states"][0])
+        self._resumed, self._loops = {}, loops
+
+    # ---- a validation disturbs no training ----
+
+    def set_random_states_aside(self) -> None:
+        """Save training's random states, if they are not saved yet."""
+        self._set_aside = self._set_aside or random_state.capture()
+
+    def restore_random_states(self) -> None:
+        """As if validation had drawn nothing."""
+        random_state.restore(self._set_aside)
+        self._set_aside = None
+
+
+def _of_player(policy: Policy) -> dict[str, Any]:
+    """The state of a player except weights, optimizer and schedule."""
+    return {
+        "ema": average_state(policy),
+        "ema_updates": 0 if policy.average is None else policy.average.updates,
+        "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
+        "skipped": policy.skipped,
+    }
+
+
+def _load_player(policy: Policy, state: Mapping[str, Any]) -> None:
+    """Load the loss scale and the counts of updates."""
+    policy.skipped = state.get("skipped", 0)
+    if policy.average is not None:
+        policy.average.updates = state.get("ema_updates", 0)
+    if policy.loss_scale is not None and state.get("loss_scale") is not None:
+        policy.loss_scale.load_state_dict(state["loss_scale"])
+
+
+def check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
+    """Raise if a training would begin at step 0 in silence, or end somewhere in Lightning."""
+    if "state_dict" in tree and "optimizer_states" not in tree:
+        raise UserError("it has weights only, with which no training goes on; give one that has all")
+    check_kinds(tree, TRAINING)
+    loop, own = tree["loops"]["fit_loop"], trainer.fit_loop.state_dict()
+    alike(own, loop, "loops/fit_loop")
+    for name in PROGRESS:
+        alike(own[name], loop[name], f"loops/fit_loop/{name}", whole=True)
+    for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, tree["lr_schedulers"], strict=False)):
+        alike(config.scheduler.state_dict(), state, f"lr_schedulers/{number}")
+
+
+def _go_on_in_the_epoch(trainer: Trainer) -> None:
+    loop = trainer.fit_loop
+    epochs = loop.epoch_progress
+    if not loop.restarted_mid_epoch:
+        return
+    if epochs.current.ready == epochs.current.completed:
+        epochs.increment_ready()  # at the end of an epoch: Lightning does not count the next one as begun
+        epochs.increment_started()
+    elif any(not hasattr(each, "state_dict") for each in tree_leaves(trainer.train_dataloader)):
+        rank_zero_warn(
+            "the training loader keeps no position, so the epoch that was begun before the checkpoint begins anew; "
+            "a GlobalLoader of `datasets` goes on inside it"
+        )
+
+
+def _back_into_the_epoch(loops: dict[str, Any]) -> None:
+    """Let a checkpoint that is saved after training say what one after its last step says.
+
+    When training stops inside an epoch, Lightning counts the epoch as complete, and a resumed run would leave out the
+    rest of it.
+    """
+    epoch, batch = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
+    if epoch and 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
+        for part in ("current", "total"):
+            epoch[part]["processed"] = epoch[part]["completed"] = epoch[part]["ready"] - 1
+            batch[part]["completed"] = batch[part]["processed"] - 1
