@@ -1,4 +1,4 @@
-"""The states of one rank's random generators, in types that torch.load(weights_only=True) accepts."""
+"""The states of one rank's random generators, in types that checkpoints can have."""
 
 import random
 from collections.abc import Iterator
@@ -22,10 +22,9 @@ def capture() -> dict[str, Any]:
 
 def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    before = state["accelerator"] if "accelerator" in state else {"cuda": state["cuda"]}  # as it was saved before
     for kind in _of_accelerator():
-        if before.get(kind) is not None:
-            torch.get_device_module(kind).set_rng_state(before[kind])
+        if kind in state["accelerator"]:
+            torch.get_device_module(kind).set_rng_state(state["accelerator"][kind])
     restore_alike(state)
 
 
@@ -39,12 +38,18 @@ def _of_accelerator() -> dict[str, torch.Tensor]:
     return {found.type: getattr(torch.accelerator, "random", module).get_rng_state()}
 
 
-def restore_alike(state: dict[str, Any]) -> None:
+def restore_alike(state: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
     """Restore the generators of NumPy and Python alone."""
     kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    of_numpy.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    of_python.setstate((version, tuple(internal), gauss))
+
+
+def check(state: dict[str, Any]) -> None:
+    """Raise what `restore` would raise, and restore nothing."""
+    torch.Generator().set_state(state["torch"])
+    restore_alike(state, np.random.RandomState(), random.Random())
 
 
 def changed(before: dict[str, Any]) -> bool:

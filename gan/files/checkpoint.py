@@ -30,11 +30,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from gan.files.contents import check_kinds, need
 from gan.files.disk import regular
 from gan.files.errors import Damaged, UserError, reading, reason
-from gan.files.tensors import DTYPES, Piece, Share, pieces
+from gan.files.tensors import DTYPES, Piece, Share
+from gan.files.tensors import pieces as pieces_in
 from gan.files.values import VALUES, decode, unsealed
 
 FORMAT = 3
@@ -42,7 +44,6 @@ FORMER = "values.pt", "digests.json"  # in place of values.json in the formats b
 SHARDS = "shard-*.safetensors"
 PART = ".part"  # the ending of a checkpoint that is not complete
 TENSOR, SHARE = "tensor", "share"  # what stands for a tensor in values.json: it is read at once, or later
-AT_A_TIME = 64  # chunks that a thread checks
 
 Checksum = tuple[torch.dtype, int]
 
@@ -80,10 +81,9 @@ def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
 
 def check(path: Path) -> None:
     """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It keeps nothing of it."""
-    tasks = ((each, first) for each in _opened(path)[1] for first in range(0, each.chunks, AT_A_TIME))
+    _, pieces = _opened(path)
     with failing(path), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(lambda task: task[0].check(task[1], task[1] + AT_A_TIME), tasks):
-            pass
+        list(pool.map(Piece.check, pieces))
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], list[Piece]]:
@@ -144,7 +144,7 @@ def _files(path: Path) -> tuple[dict[str, Any], list[Piece]]:
         raise UserError(f"it has format {about['format']}, and this version reads {FORMAT}")
     for name in sorted(about["files"].keys() ^ shards.keys()):
         raise Damaged(f"{name} is no file of it; remove that file" if name in shards else f"{name} is missing")
-    found = [each for name, file in sorted(shards.items()) for each in pieces(file, about["files"][name]).values()]
+    found = [each for name, file in sorted(shards.items()) for each in pieces_in(file, about["files"][name]).values()]
     return about["values"], found
 
 
@@ -225,14 +225,10 @@ def whole(tree: Any) -> Any:
     """The tree with every tensor read into the memory of the CPU."""
     found: dict[SavedTensor, Share] = {}
 
-    def walk(node: Any) -> Any:
-        if isinstance(node, SavedTensor):
-            return found.setdefault(node, Share.whole(node.empty())).tensor
-        if isinstance(node, dict):
-            return {name: walk(value) for name, value in node.items()}
-        return [walk(value) for value in node] if type(node) is list else node
+    def room(saved: SavedTensor) -> Tensor:
+        return found.setdefault(saved, Share.whole(saved.empty())).tensor
 
-    tree = walk(tree)
+    tree = tree_map_only(SavedTensor, room, tree)
     read(found)
     return tree
 
@@ -243,12 +239,7 @@ def averages_of(saved: Mapping[str, Any], player: str) -> dict[str, SavedTensor]
     if "ema" in state and state["ema"] is None:
         return None
     averages = need(state, "ema", dict, where)
-    return {name: tensor_of(averages, name, f"{where}ema/") for name in averages}
-
-
-def tensor_of(state: Mapping[str, Any], name: str, where: str) -> SavedTensor:
-    """A tensor in a part of a checkpoint. Raise if it is not there, or is none."""
-    return need(state, name, SavedTensor, where)
+    return {name: need(averages, name, SavedTensor, f"{where}ema/") for name in averages}
 
 
 def load_module_state(

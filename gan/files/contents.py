@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gan.files.errors import Damaged
 from gan.files.values import VALUES
@@ -62,6 +63,9 @@ TRAINING: dict[str, type | tuple[type, ...]] = {
     f"{LOADERS}/*": (dict, type(None)),
     "lr_schedulers": list,
     "random_states": list,
+    "random_states/0": dict,
+    "random_states/*/accelerator": dict,
+    "random_states/*/accelerator/*": Tensor,
     "global_step": int,
     "seed": int,
 }

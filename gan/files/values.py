@@ -7,7 +7,6 @@ Numbers, text, None, lists, and dicts with names are in it as they are. Every ot
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,22 +29,15 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How values of a kind are written as simpler ones, and made of them."""
-
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-
-
-OTHERS = {
-    bytes: Kind(bytes.hex, bytes.fromhex),
-    bytearray: Kind(bytearray.hex, bytearray.fromhex),
-    complex: Kind(lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
-    torch.device: Kind(str, torch.device),
-    torch.dtype: Kind(lambda value: str(value).removeprefix("torch."), _dtype),
+# How values of other kinds are written as simpler ones, and made of them.
+OTHERS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: (bytes.hex, bytes.fromhex),
+    bytearray: (bytearray.hex, bytearray.fromhex),
+    complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    torch.device: (str, torch.device),
+    torch.dtype: (lambda value: str(value).removeprefix("torch."), _dtype),
 }
-NAMED = {kind.__name__: each for kind, each in OTHERS.items()}
+MADE = {kind.__name__: make for kind, (_, make) in OTHERS.items()}
 COMPLEX = "view_as_complex"  # a tensor of complex numbers, as one of twice as many real ones
 
 # Where in a checkpoint a value stands says who put it there, and so what to type.
@@ -76,7 +68,7 @@ def encode(value: Any, other: Callable[[Key, Any], Any], key: Key = ()) -> Any:
     if kind in LISTS.values():
         return {f"${kind.__name__}": encode(list(value), other, key)}
     if kind in OTHERS:
-        return {f"${kind.__name__}": OTHERS[kind].write(value)}
+        return {f"${kind.__name__}": OTHERS[kind][0](value)}
     if kind is Tensor and value.is_complex() and value.layout == torch.strided:
         return {f"${COMPLEX}": encode(torch.view_as_real(value.detach().resolve_conj()), other, key)}
     found = other(key, value)
@@ -112,7 +104,7 @@ def decode(node: Any, other: Callable[[str, Any], Any]) -> Any:
         return LISTS[kind](decode(content, other))
     if kind == COMPLEX:
         return torch.view_as_complex(decode(content, other))
-    return NAMED[kind].read(content) if kind in NAMED else other(kind, content)
+    return MADE[kind](content) if kind in MADE else other(kind, content)
 
 
 def text_of(values: Any) -> bytes:

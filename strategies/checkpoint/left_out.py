@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, read, tensor_of
+from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, read
+from gan.files.contents import need
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
@@ -78,7 +79,7 @@ class LeftOut:
                         raise UserError(f"the checkpoint has neither '{name}' nor its file; is it of another network?")
                     weight = self.parameters[name]
                     share = shares[weight] if weight in shares else Share.whole(weight)
-                    if share is not None and not _equals(share, tensor_of(saved, name, "state_dict/")):
+                    if share is not None and not _equals(share, need(saved, name, SavedTensor, "state_dict/")):
                         raise UserError(
                             f"the checkpoint has other values of '{name}' than {self.of_players[player].path}; leave "
                             f"weights out for player '{player}'"
@@ -87,7 +88,7 @@ class LeftOut:
         def compare() -> None:
             noted = dict(checkpoint.get("left_out", {}))
             for name in self.made.keys() & saved.keys():  # saved before saved=False was typed
-                there = tensor_of(saved, name, "state_dict/")
+                there = need(saved, name, SavedTensor, "state_dict/")
                 share = Share.whole(there.empty())
                 read({there: share})
                 noted[name] = checksum(share.tensor)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gan.ema import Ema
 from gan.files.checkpoint import SavedTensor, Share, misfit, read
@@ -84,15 +85,7 @@ def _stepped(policy: Policy) -> list[str]:
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
     """An optimizer's state of one weight, with `make(key, tensor)` in place of each tensor, also in lists and dicts."""
-
-    def walk(key: str, value: Any) -> Any:
-        if isinstance(value, Tensor | SavedTensor):
-            return make(key, value)
-        if isinstance(value, dict):
-            return {name: walk(key, each) for name, each in value.items()}
-        return [walk(key, each) for each in value] if type(value) is list else value
-
-    return {key: walk(key, value) for key, value in values.items()}
+    return {key: tree_map_only((Tensor, SavedTensor), partial(make, key), value) for key, value in values.items()}
 
 
 def _share(policy: Policy, name: str, key: str, value: Tensor) -> Share:

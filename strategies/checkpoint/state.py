@@ -214,15 +214,14 @@ class State:
                 torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
                 random_state.restore_alike(self.ranks.broadcast(random_state.capture()))
             return
-        with failing(trainer.ckpt_path):
-            if remembered and self.attributes is not None:
+        if remembered and self.attributes is not None:
+            with failing(trainer.ckpt_path):
                 self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
-            with reading(VALUES, f"what it has of rank {number}'s random states is none"):
-                if len(states) == size:
-                    random_state.restore(states[number])
-                else:
-                    torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
-                    random_state.restore_alike(states[0])
+        if len(states) == size:
+            random_state.restore(states[number])
+        else:
+            torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
+            random_state.restore_alike(states[0])
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started the ranks of dp: what they remember, and where they have ended."""
@@ -272,6 +271,9 @@ def check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
         alike(own[name], loop[name], f"loops/fit_loop/{name}", whole=True)
     for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, tree["lr_schedulers"], strict=False)):
         alike(config.scheduler.state_dict(), state, f"lr_schedulers/{number}")
+    for number, state in enumerate(tree["random_states"]):
+        with reading(VALUES, f"what it has of rank {number}'s random states is none"):
+            random_state.check(state)
 
 
 def _go_on_in_the_epoch(trainer: Trainer) -> None:

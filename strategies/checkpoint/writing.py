@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor, nn
+from torch.utils._pytree import MappingKey, tree_leaves_with_path, tree_map_only
 
 from gan.files import tensors
 from gan.files.checkpoint import FORMAT, SHARE, TENSOR, load
 from gan.files.errors import UserError, reason
 from gan.files.tensors import NAMES, Share
-from gan.files.values import DICTS, VALUES, Key, encode, sealed, text_of
+from gan.files.values import VALUES, Key, encode, sealed, text_of
 from strategies.checkpoint.background import ALONE, DiskError, SavingRanks
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put, remove
 
@@ -145,19 +146,12 @@ def _copy(share: Share) -> Share:
 def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, Share]]]:
     """The tree with None in place of its shares, and the shares by name."""
     shares: dict[str, tuple[Key, Share]] = {}
-
-    def walk(node: Any, key: Key) -> Any:
-        if isinstance(node, Share):
-            full = _name(key)
-            assert full not in shares, "two tensors of one name"
-            shares[full] = key, node
-            return None
-        if isinstance(node, dict):
-            made = {name: walk(value, (*key, name)) for name, value in node.items()}
-            return type(node)(made) if type(node) in DICTS.values() else made
-        return [walk(value, (*key, number)) for number, value in enumerate(node)] if type(node) is list else node
-
-    return walk(tree, ()), shares
+    for path, leaf in tree_leaves_with_path(tree):
+        if isinstance(leaf, Share):
+            key = tuple(each.key if isinstance(each, MappingKey) else each.idx for each in path)
+            assert _name(key) not in shares, "two tensors of one name"
+            shares[_name(key)] = key, leaf
+    return tree_map_only(Share, lambda _: None, tree), shares
 
 
 def _name(key: Key) -> str:

@@ -4,9 +4,13 @@ import contextlib
 import random
 
 import numpy as np
+import pytest
 import torch
 
+from gan.files.checkpoint import load
+from gan.files.errors import NOT_SO
 from strategies import random_state
+from strategies.checkpoint.writing import save
 
 
 def reseed(seed):
@@ -19,14 +23,34 @@ def draw():
     return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random(), random.gauss(0, 1)
 
 
-def test_draws_go_on_where_they_were_after_a_weights_only_load(tmp_path):
+def test_draws_go_on_where_they_were_after_a_checkpoint(tmp_path):
     reseed(5)
     draw()
-    torch.save(random_state.capture(), tmp_path / "state.pt")
+    save(tmp_path / "x.ckpt", {"state": random_state.capture()})
     expected = draw()
     assert draw() != expected
-    random_state.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    state = load(tmp_path / "x.ckpt")["state"]
+    random_state.check(state)
+    random_state.restore(state)
     assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch": torch.zeros(3)},
+        {"numpy": ("MT19937", torch.zeros(3), 1, 0, 0.0)},
+        {"numpy": None},
+        {"python": (3, (None,) * 625, None)},
+        {"python": (3, (1,), None)},
+    ],
+)
+def test_what_is_no_state_is_noticed_before_anything_is_restored(change):
+    reseed(5)
+    state = random_state.capture()
+    with pytest.raises(NOT_SO):
+        random_state.check(state | change)
+    assert random_state.equal(state, random_state.capture())
 
 
 def test_a_change_is_that_of_torchs_generators():
