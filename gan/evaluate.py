@@ -9,10 +9,9 @@ from typing import Any, Literal
 import torch.distributed as dist
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
-from lightning.pytorch.utilities import rank_zero_only
 
 from gan.app import outputs
-from gan.app.command import command, run_ranks
+from gan.app.command import command, run_ranks, take_place
 from gan.app.outputs import run, say
 from gan.app.painting.reopen import open_run
 from gan.app.run import options
@@ -99,8 +98,8 @@ def main(argv: list[str]) -> None:
     asked = {"accelerator": request.accelerator, "devices": request.devices}
     computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
     place = launched()
+    take_place(place)
     if place is not None:
-        rank_zero_only.rank = place.rank
         connect(place, "gloo")  # See [Note: one gathering]
         _evaluate(request, computer, place.local_rank)
         dist.destroy_process_group()

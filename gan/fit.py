@@ -11,7 +11,7 @@ from lightning import Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gan.app.command import command, run_ranks
+from gan.app.command import command, run_ranks, take_place
 from gan.app.outputs import run, say
 from gan.app.run import folder, options
 from gan.app.run import job as slurm_job
@@ -66,9 +66,7 @@ def main(argv: list[str]) -> None:
 
 def be_launched(place: Launched | None) -> None:
     """Do what each kind of launcher needs of its ranks."""
-    rank_zero_only.rank = place.rank if place is not None else 0
-    if place is not None and place.by == "torchrun":
-        agent.end_with_launcher(place.nodes)
+    take_place(place)
     if place is not None and place.by == "slurm":
         go_back_if_warned(place)
     start.note_steps(place)

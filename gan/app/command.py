@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from datasets.workers import explained
 from gan.app.outputs import quiet
 from gan.app.run.computer import Computer
-from gan.app.training.before import named
+from gan.app.run.limits import named
 from gan.files.errors import UserError, refuse
 from strategies.processes import agent
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
+from strategies.processes.launched import Launched
 from strategies.processes.rendezvous import Rendezvous
 
 
@@ -40,6 +42,13 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
             raise
 
     return main
+
+
+def take_place(place: Launched | None) -> None:
+    """Be the rank that somebody else has started: only the first one prints, and each ends with torchrun."""
+    rank_zero_only.rank = place.rank if place is not None else 0
+    if place is not None and place.by == "torchrun":
+        agent.end_with_launcher(place.nodes)
 
 
 def run_ranks(

@@ -140,7 +140,7 @@ def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_pa
     assert result["scores"]["transfer"].keys() == {"fid", "kid"}
     assert result["about"]["features"]["file"] == str(tmp_path / "weights.pth")
     with torch.no_grad():
-        ((_, made),) = scoring._made(found, [range(3)], 3, "cpu")
+        ((_, made),) = scoring._made(found, 3, "cpu", 3)
         seen = [network(features.as_bytes(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
     assert result["scores"]["transfer"]["fid"] == pytest.approx(features.frechet_distance(*seen), rel=1e-3)
     assert result["scores"]["transfer"]["kid"] == pytest.approx(features.kernel_distance(*seen)[0], rel=1e-3)

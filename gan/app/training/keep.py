@@ -27,7 +27,7 @@ from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 class Best:
     """The scores by step; lower is better. A checkpoint's score is that of the validation after its step."""
 
-    def __init__(self, folder: RunFolder, score: str, count: int) -> None:
+    def __init__(self, folder: RunFolder, score: str, count: int = 1) -> None:
         """`score` is the name of a metric. If the file has those of another one, they do not count.
 
         `count` is how many of the best checkpoints are kept. With 0 no score is read or noted.
@@ -190,7 +190,7 @@ class Keep(Callback):
 
     def _there(self) -> list[int]:
         """The steps whose checkpoints this run wrote and that are whole."""
-        return [step for step in self.wrote if self.folder.checkpoint(step).exists()]
+        return [step for step in self.wrote or () if self.folder.checkpoint(step).exists()]
 
     def _remove_others(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:

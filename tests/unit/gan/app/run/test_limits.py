@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from gan.app.training import before
+from gan.app.run import limits
 from gan.files.errors import UserError
 
 NO_LIMIT = resource.RLIM_INFINITY
@@ -36,14 +36,14 @@ def shell(monkeypatch):
 )
 def test_a_process_takes_what_it_may(soft, hard, taken, shell):
     set_to = shell(soft, hard)
-    before.allow_files(workers=4, ranks=2)
+    limits.allow_files(workers=4, ranks=2)
     assert set_to == taken
 
 
 def test_a_shell_that_forbids_it_is_refused(shell):
     shell(64, 64)
     with pytest.raises(UserError, match=r"a process 64, and a rank with 4 workers needs 512; type ulimit -n 4096$"):
-        before.allow_files(workers=4, ranks=2)
+        limits.allow_files(workers=4, ranks=2)
 
 
 def raised(error, cause=None):
@@ -65,9 +65,9 @@ def raised(error, cause=None):
     ],
 )
 def test_what_a_shell_forbids_is_named(error, words):
-    assert isinstance(before.named(error), UserError)
+    assert isinstance(limits.named(error), UserError)
     with pytest.raises(UserError, match=words):
-        raise before.named(error)
+        raise limits.named(error)
 
 
 def test_other_errors_stay_what_they_are():
@@ -77,4 +77,4 @@ def test_other_errors_stay_what_they_are():
         OSError(errno.ENOENT, "x"),
         raised(UserError("y"), OSError(errno.EMFILE, "z")),
     ):
-        assert before.named(error) is None
+        assert limits.named(error) is None
