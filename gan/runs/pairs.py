@@ -1,8 +1,9 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def sean_celebamask(data: str = "data/CelebAMask-HQ", **settings: Any) -> Run:
     Args:
         data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
     """
-    return sean_or_spade(CelebAMask, data, {}, **settings)
+    return Published(**settings).run(CelebAMask, data)
 
 
 def sean_ade20k(data: str = "data/ADEChallengeData2016", **settings: Any) -> Run:
@@ -42,7 +43,7 @@ def sean_ade20k(data: str = "data/ADEChallengeData2016", **settings: Any) -> Run
     Args:
         data: The folder that holds images/ and annotations/.
     """
-    return sean_or_spade(ADE20K, data, {}, **settings)
+    return Published(**settings).run(ADE20K, data)
 
 
 def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edges: bool = True, **settings: Any) -> Run:
@@ -53,9 +54,8 @@ def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edge
         size: Height that pictures and label maps are resized to; the width is twice that.
         edges: Show the networks where one car or person ends and the next one begins.
     """
-    how = {"size": (size, 2 * size), "edges": edges}
-    # The published training does not crop here.
-    return sean_or_spade(Cityscapes, data, how, size=size, crop=False, **settings)
+    published = Published(size=size, crop=False, **settings)  # the published training does not crop here
+    return published.run(Cityscapes, data, size=(size, 2 * size), edges=edges)
 
 
 def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool = False, **settings: Any) -> Run:
@@ -66,7 +66,7 @@ def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool
         size: Height and width that pictures and label maps are resized to.
         edges: Show the networks where one thing ends and the next one begins.
     """
-    return sean_or_spade(CocoStuff, data, {"edges": edges}, size=size, **settings)
+    return Published(size=size, **settings).run(CocoStuff, data, edges=edges)
 
 
 def sean_facades(data: str = "data/facades", **settings: Any) -> Run:
@@ -75,7 +75,7 @@ def sean_facades(data: str = "data/facades", **settings: Any) -> Run:
     Args:
         data: The folder that holds base/ and extended/.
     """
-    return sean_or_spade(Facades, data, {}, **settings)
+    return Published(**settings).run(Facades, data)
 
 
 def sean_folder(
@@ -95,8 +95,8 @@ def sean_folder(
         held_out: How many pictures, the last by name, to score on and to draw.
         flip: Mirror half of the pictures; not for labels that differ between left and right.
     """
-    how = {"num_labels": labels, "held_out": held_out}
-    return sean_or_spade(FolderPairs, data, how, size=size, flip=flip, held_out=held_out, **settings)
+    published = Published(size=size, flip=flip, held_out=held_out, **settings)
+    return published.run(FolderPairs, data, num_labels=labels, held_out=held_out)
 
 
 def spade_folder(**settings: Any) -> Run:
@@ -144,42 +144,11 @@ class MadeUp(Dataset):
         return {"image": image, "label": tv_tensors.Mask(label), **edges}
 
 
-def sean_or_spade(
-    kind: type[Pairs],
-    data: str,
-    how: Mapping[str, Any],
-    size: PositiveInt = 256,
-    crop: bool = True,
-    flip: bool = True,
-    held_out: PositiveInt = 64,
-    batch_size: PositiveInt = 32,
-    epochs: PositiveInt = 100,
-    max_steps: PositiveInt | None = None,
-    seed: Seed = 0,
-    workers: NonNegativeInt = 4,
-    width: PositiveInt = 64,
-    hidden: PositiveInt = 128,
-    style: PositiveInt | None = 512,
-    upsamplings: Upsamplings | None = None,
-    generator_rate: PositiveFloat = 1e-4,
-    discriminator_rate: PositiveFloat = 4e-4,
-    matching: NonNegativeFloat = 10.0,
-    perceptual: str = "torchvision",
-    perceptual_weight: NonNegativeFloat = 10.0,
-    perceptual_normalise: bool = False,
-    pixels: NonNegativeFloat = 0.0,
-    fake_once: bool = False,
-    recompute: bool = True,
-) -> Run:
-    """Make a run of SEAN on pictures with label maps, or without styles of SPADE.
-
-    Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The published
-    generator takes seconds to make.
+@dataclass
+class Published:
+    """The published training of SEAN on pictures with label maps, or without styles that of SPADE.
 
     Args:
-        kind: The data set.
-        data: The folder that holds the data.
-        how: The other keywords of the data set, also a size that is not square.
         size: Height and width that pictures and label maps are resized to.
         crop: Enlarge pictures by 286/256 and crop a random part, as published.
         flip: Mirror half of the pictures; labels of left and right are exchanged.
@@ -203,39 +172,80 @@ def sean_or_spade(
         fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
         recompute: Let the generator keep less for its backward pass and compute it again: less memory, more time.
     """
-    how, edges = {"size": (size, size), **how}, how.get("edges", False)
-    upsamplings = upsamplings or (6 if min(how["size"]) >= 512 else 5)
-    check_size(how["size"], upsamplings)
-    train, val = open_splits(kind, data, **how)
-    pairs = GanData(
-        train, val, batch_size=batch_size, val_count=held_out, workers=workers, seed=seed, flip=flip, crop=crop
-    )
-    pairs.setup()
-    steps = max_steps or epochs * (len(train) // batch_size)
-    vgg = None
-    if perceptual != "off" and _PLANNED.get():
-        vgg = Vgg19(vgg19().state_dict(), perceptual_normalise)
-    elif perceptual != "off":
-        vgg = load_vgg19(perceptual, perceptual_normalise)
 
-    torch.manual_seed(seed)
-    labels = train.num_labels
-    networks = (
-        SeanGenerator(labels, style, width, hidden, upsamplings, edges=edges, recompute=recompute),
-        MultiScaleDiscriminator(labels + edges + 3),
-        vgg,
-    )
-    rules = dict(
-        labels=labels,
-        steps=steps,
-        generator_rate=generator_rate,
-        discriminator_rate=discriminator_rate,
-        matching=matching,
-        perceptual=perceptual_weight,
-        pixels=pixels,
-        fake_once=fake_once,
-    )
-    if style is None:
-        return Run(Spade(*networks, **rules), pairs, steps, {"val/paint_error": "error of held-out pictures painted"})
-    game = Sean(StyleEncoder(style), *networks, **rules)
-    return Run(game, pairs, steps, {"val/transfer_error": "error of held-out pictures made anew"})
+    size: PositiveInt = 256
+    crop: bool = True
+    flip: bool = True
+    held_out: PositiveInt = 64
+    batch_size: PositiveInt = 32
+    epochs: PositiveInt = 100
+    max_steps: PositiveInt | None = None
+    seed: Seed = 0
+    workers: NonNegativeInt = 4
+    width: PositiveInt = 64
+    hidden: PositiveInt = 128
+    style: PositiveInt | None = 512
+    upsamplings: Upsamplings | None = None
+    generator_rate: PositiveFloat = 1e-4
+    discriminator_rate: PositiveFloat = 4e-4
+    matching: NonNegativeFloat = 10.0
+    perceptual: str = "torchvision"
+    perceptual_weight: NonNegativeFloat = 10.0
+    perceptual_normalise: bool = False
+    pixels: NonNegativeFloat = 0.0
+    fake_once: bool = False
+    recompute: bool = True
+
+    def run(self, kind: type[Pairs], data: str, **how: Any) -> Run:
+        """Make a run on a data set in the folder `data`. `how` are its other keywords, also a size that is not square.
+
+        Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The
+        published generator takes seconds to make.
+        """
+        how = {"size": (self.size, self.size), **how}
+        upsamplings = self.upsamplings or (6 if min(how["size"]) >= 512 else 5)
+        check_size(how["size"], upsamplings)
+        train, val = open_splits(kind, data, **how)
+        pairs = GanData(
+            train,
+            val,
+            batch_size=self.batch_size,
+            val_count=self.held_out,
+            workers=self.workers,
+            seed=self.seed,
+            flip=self.flip,
+            crop=self.crop,
+        )
+        pairs.setup()
+        steps = self.max_steps or self.epochs * (len(train) // self.batch_size)
+        game = self._game(train.num_labels, how.get("edges", False), upsamplings, steps)
+        if self.style is None:
+            return Run(game, pairs, steps, {"val/paint_error": "error of held-out pictures painted"})
+        return Run(game, pairs, steps, {"val/transfer_error": "error of held-out pictures made anew"})
+
+    def _game(self, labels: int, edges: bool, upsamplings: int, steps: int) -> Spade:
+        vgg = None
+        if self.perceptual != "off" and _PLANNED.get():
+            vgg = Vgg19(vgg19().state_dict(), self.perceptual_normalise)
+        elif self.perceptual != "off":
+            vgg = load_vgg19(self.perceptual, self.perceptual_normalise)
+
+        torch.manual_seed(self.seed)
+        shape = labels, self.style, self.width, self.hidden, upsamplings
+        networks = (
+            SeanGenerator(*shape, edges=edges, recompute=self.recompute),
+            MultiScaleDiscriminator(labels + edges + 3),
+        )
+        rules = dict(
+            labels=labels,
+            steps=steps,
+            generator_rate=self.generator_rate,
+            discriminator_rate=self.discriminator_rate,
+            matching=self.matching,
+            perceptual=self.perceptual_weight,
+            pixels=self.pixels,
+            fake_once=self.fake_once,
+        )
+        if self.style is None:
+            return Spade(*networks, vgg, **rules)
+        return Sean(StyleEncoder(self.style), *networks, vgg, **rules)

@@ -105,7 +105,7 @@ def test_the_seed_decides_on_the_networks(name):
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON - ({"size"} if name.endswith("tones") else set())
-    for function in (RUNS[name], pairs.sean_or_spade, pairs.sean_folder, faces.sean_or_spade, faces.DrawnFaces):
+    for function in (RUNS[name], pairs.Published, pairs.sean_folder, faces.sean_or_spade, faces.DrawnFaces):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
