@@ -22,6 +22,9 @@ from tests.support.parity import train
 from tests.support.worlds import Ranks
 
 torch.set_num_threads(1)
+# The first backward decides whether autograd has threads. With some, forked ranks of dp could not differentiate. After
+# FSDP2 or torch.compile it would start one also where there is no GPU.
+torch.zeros((), requires_grad=True).backward()
 for name, action in (("SIGHUP", signal.SIG_DFL), ("SIGINT", signal.default_int_handler)):
     for number in signals(name):
         if signal.getsignal(number) is signal.SIG_IGN:  # as under nohup; ranks that tests start would ignore it too

@@ -63,7 +63,7 @@ def peers() -> Iterator[Peer]:
         way = partial(frameworks.deepspeed, stage=stage)
         yield Peer(f"DeepSpeed {stage}, two engines", way, ("deepspeed",), torch.float32)
     for name, policy in POLICIES.items():
-        if policy.max_ranks is None or policy.max_ranks > 1:
+        if name != "dp" and (policy.max_ranks is None or policy.max_ranks > 1):  # a rank of dp is one of ddp
             own = ((), torch.float64) if policy.package is None else ((policy.package,), torch.float32)
             yield Peer(f"ours, {name}", partial(frameworks.ours, policy=name), *own)
 

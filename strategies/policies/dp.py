@@ -6,8 +6,8 @@ from strategies.policies.ddp import Ddp
 class Dp(Ddp):
     """A rank of dp trains as a rank of ddp, and communicates the same.
 
-    What differs is around the training: see [Note: ranks of one process] in processes/launcher.py, and `OneReader` in
-    loaders.py, by which what a plain loader gives is the global batch.
+    What differs is around the training: see [Note: ranks of one process] in processes/launcher.py, and `Dealt` in
+    ../loaders.py, which deals the batches of a plain loader out.
     """
 
     name = "dp"

@@ -54,10 +54,10 @@ def noted() -> Run:
     return Run(Noted(), None, STEPS)
 
 
-def play(game: Noted, devices: int = 1, nodes: int = 1, **settings: Any) -> None:
+def play(game: Noted, devices: int = 1, nodes: int = 1, policy: str = "ddp", **settings: Any) -> None:
     seed_everything(0, verbose=False)
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    strategy = PhaseStrategy("ddp", **settings)
+    strategy = PhaseStrategy(policy, **settings)
     where = dict(accelerator="cpu", devices=devices, num_nodes=nodes)
     Trainer(strategy=strategy, max_steps=STEPS, precision="64-true", **where, **quiet).fit(game)
 

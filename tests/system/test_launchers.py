@@ -130,16 +130,18 @@ def test_ranks_that_were_started_without_variables_are_not_connected(one_device,
 
 
 @slow
-def test_a_notebook_forks_its_ranks(one_device, tmp_path, monkeypatch):
-    cell = """
+@pytest.mark.parametrize("settings", ["start_method='fork'", "policy='dp'"])
+def test_a_notebook_forks_its_ranks(settings, one_device, tmp_path, monkeypatch):
+    cell = f"""
         from tests.support.launched import Noted, play
         from tests.support.parity import distance
         import torch
         game = Noted()
-        play(game, 2, start_method="fork")
+        torch.randn(512, 512).exp().sum()
+        play(game, 2, {settings})
         torch.save(game.state_dict(), "handed-over")
     """
-    for name, value in dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", NOTES=str(tmp_path)).items():
+    for name, value in dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="2", NOTES=str(tmp_path)).items():
         monkeypatch.setenv(name, value)
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(map(str.strip, cell.splitlines())))])
     NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -13,8 +13,9 @@ NAMES = {
     "lightning.fabric.utilities.distributed": ["_set_num_threads_if_needed"],
     "lightning.pytorch.overrides.distributed": ["_sync_module_states", "prepare_for_backward"],
     "lightning.pytorch.strategies.launchers.multiprocessing:_MultiProcessingLauncher": [
-        "_collect_rank_zero_results",
+        *("_collect_rank_zero_results", "get_extra_results", "update_main_process_results"),
     ],
+    "lightning.pytorch.strategies.launchers.multiprocessing": ["_WorkerOutput"],
     "lightning.pytorch.strategies.launchers": ["_MultiProcessingLauncher", "_SubprocessScriptLauncher"],
     "lightning.pytorch.strategies.launchers.launcher": ["_Launcher"],
     "lightning.pytorch.strategies.launchers.subprocess_script": ["_basic_subprocess_cmd"],
@@ -81,7 +82,8 @@ def test_what_a_trainer_keeps_is_still_there():
     assert hasattr(trainer._signal_connector, "_slurm_sigusr_handler_fn")
     assert hasattr(trainer._accelerator_connector, "cluster_environment")
     assert hasattr(trainer._checkpoint_connector, "hpc_save_path")
-    assert hasattr(trainer._checkpoint_connector, "_select_ckpt_path")
+    for name in ("_select_ckpt_path", "restore_model", "restore_callbacks", "restore_training_state"):
+        assert hasattr(trainer._checkpoint_connector, name)
     assert hasattr(trainer.fit_loop.epoch_loop.manual_optimization, "optim_step_progress")
 
 
