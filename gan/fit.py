@@ -47,7 +47,10 @@ def main(argv: list[str]) -> None:
         for name, function in RUNS.items():
             say(f"{name:16} {function.__doc__.splitlines()[0]}")
         return
-    be_launched(place)
+    take_place(place)
+    if place is not None and place.by == "slurm":
+        go_back_if_warned(place)
+    start.note_steps(place)
     seed_everything(settings.get("seed", 0), verbose=False)
     strategy = strategy_of(settings, settings.strategy, process_group_backend=settings.backend)
     if settings.slurm or settings.submit:
@@ -62,14 +65,6 @@ def main(argv: list[str]) -> None:
         start_ranks(settings, computer, out, argv)
         return
     start_training(Beginning(settings, resumed, place, out), computer, strategy)
-
-
-def be_launched(place: Launched | None) -> None:
-    """Do what each kind of launcher needs of its ranks."""
-    take_place(place)
-    if place is not None and place.by == "slurm":
-        go_back_if_warned(place)
-    start.note_steps(place)
 
 
 def start_ranks(settings: Namespace, computer: Computer, out: Path, argv: list[str]) -> None:
