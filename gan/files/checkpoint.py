@@ -35,8 +35,7 @@ from torch.utils._pytree import tree_map_only
 from gan.files.contents import check_kinds, need
 from gan.files.disk import regular
 from gan.files.errors import Damaged, UserError, reading, reason
-from gan.files.tensors import DTYPES, Piece, Share
-from gan.files.tensors import pieces as pieces_in
+from gan.files.tensors import DTYPES, Piece, Share, pieces
 from gan.files.values import VALUES, decode, unsealed
 
 FORMAT = 3
@@ -81,9 +80,9 @@ def load(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
 
 def check(path: Path) -> None:
     """Read all of a checkpoint, and raise `Damaged` if a byte is not as it was written. It keeps nothing of it."""
-    _, pieces = _opened(path)
+    _, found = _opened(path)
     with failing(path), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(Piece.check, pieces))
+        list(pool.map(Piece.check, found))
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], list[Piece]]:
@@ -97,19 +96,19 @@ def _opened(path: Path) -> tuple[dict[str, Any], list[Piece]]:
         )
     if not path.is_dir():
         older = replaced(path)
-        there = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
-        raise UserError(f"no checkpoint at {path}; {there}")
+        advice = f"{older.name} is there, the one before" if older.is_dir() else "look in the run's checkpoints/ folder"
+        raise UserError(f"no checkpoint at {path}; {advice}")
     identity = _identity(path)
     with failing(path, identity):
         values, found = _files(path)
-        there: dict[str, list[Piece]] = defaultdict(list)
+        by_key: dict[str, list[Piece]] = defaultdict(list)
         for piece in found:
-            there[piece.key].append(piece)
+            by_key[piece.key].append(piece)
         wanted: dict[SavedTensor, Share] = {}
 
         def tensor(kind: str, content: Any) -> SavedTensor | Tensor:
             key, name, shape = content
-            own = tuple(sorted(there.pop(key, ()), key=lambda piece: (piece.start, piece.stop)))
+            own = tuple(sorted(by_key.pop(key, ()), key=lambda piece: (piece.start, piece.stop)))
             saved = SavedTensor(path, identity, key, torch.Size(shape), DTYPES[name], own)
             _check_whole(saved)
             if kind == TENSOR:
@@ -144,7 +143,7 @@ def _files(path: Path) -> tuple[dict[str, Any], list[Piece]]:
         raise UserError(f"it has format {about['format']}, and this version reads {FORMAT}")
     for name in sorted(about["files"].keys() ^ shards.keys()):
         raise Damaged(f"{name} is no file of it; remove that file" if name in shards else f"{name} is missing")
-    found = [each for name, file in sorted(shards.items()) for each in pieces_in(file, about["files"][name]).values()]
+    found = [each for name, file in sorted(shards.items()) for each in pieces(file, about["files"][name]).values()]
     return about["values"], found
 
 

@@ -128,4 +128,5 @@ def unsealed(content: bytes) -> dict[str, Any]:
         raise Damaged(f"{VALUES} is damaged: it is not what was written")
     with reading(VALUES, "it holds no values"):
         found = json.loads(content)
-        return {"format": int(found["format"]), "files": dict(found["files"]), "values": dict(found["values"])}
+        files = {name: str(checksum) for name, checksum in dict(found["files"]).items()}
+        return {"format": int(found["format"]), "files": files, "values": dict(found["values"])}

@@ -249,6 +249,12 @@ def claim(*content, kind="$share"):
     return change_values(values={"state": {"a": {kind: list(content)}}})
 
 
+def without_checksum(path):
+    seal(path)
+    content = values_of(path)
+    seal_text(path, json.dumps({**content, "files": dict.fromkeys(content["files"])}).encode())
+
+
 def write_values(text):
     return lambda path: seal_text(path, text)
 
@@ -320,6 +326,7 @@ HOLDS, NONE = (
             ),
             NOT_WHOLE,
         ),
+        (without_checksum, SHARD + "its header is not what was written"),
         (change_values(files=[]), "shard-00001-.* is no file of it"),
         (change_values(values=None), NONE),
         (change_values(format="two"), NONE),
@@ -333,7 +340,7 @@ HOLDS, NONE = (
 )
 def test_what_was_crafted_is_refused_in_one_line(change, message, path):
     change(path)
-    if not change.__qualname__.startswith(("change_values", "write_values")):
+    if not change.__qualname__.startswith(("change_values", "write_values", "without")):
         seal(path)
     with pytest.raises(Damaged, match=f"x.ckpt cannot be read as a checkpoint: ({message})") as raised:
         whole(load(path))
