@@ -37,7 +37,7 @@ from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loaders import check_loader, dealt
 from strategies.lockstep import Lockstep
-from strategies.meeting import Meeting, backend_for, check_backend, check_start
+from strategies.meeting import Meeting, backend_for, check_backend, check_device, check_start
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
@@ -173,10 +173,10 @@ class PhaseStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         """Refuse impossible choices before any process is started."""
-        ranks, backend = self.num_processes * self.num_nodes, self._get_process_group_backend()
-        self.division.placement = check_start(
-            self.choice, self.cluster_environment, self.num_processes, self.num_nodes, backend, self.root_device
-        )
+        ranks = self.num_processes * self.num_nodes
+        self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
+        if ranks > 1:
+            check_device(self._get_process_group_backend(), self.root_device)
         self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else Here(self)
         self.is_starter = isinstance(self._launcher, OwnRanks)
 

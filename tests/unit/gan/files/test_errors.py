@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from gan import fit as command
+from gan.app.outputs import quiet, say
 from gan.app.run import options
 from gan.files import errors
 from gan.files.errors import UserError, printable, refuse
@@ -23,16 +23,16 @@ def test_a_message_is_printable_wherever_it_is_shown(capsys):
     error = UserError(f"there is no file {NASTY}")
     assert str(error) == f"there is no file {SHOWN}" and SHOWN in error._render_traceback_()[0]
     assert refuse(error) == 2
-    assert refuse(RuntimeError(f"Traceback\ngan.errors.UserError: no {NASTY}")) == 2
+    assert refuse(RuntimeError(f"Traceback\ngan.files.errors.UserError: no {NASTY}")) == 2
     assert capsys.readouterr().err == f"error: there is no file {SHOWN}\nerror: no {SHOWN}\n"
 
 
 def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     errors.escape_warnings.cache_clear()
-    command.quiet()
+    quiet()
     assert SHOWN in warnings.formatwarning(f"no {NASTY}", UserWarning, "file.py", 1)
-    command.say(f"everything goes to {NASTY}")
+    say(f"everything goes to {NASTY}")
     assert capsys.readouterr().out == f"everything goes to {SHOWN}\n"
     with pytest.raises(SystemExit):
         options.parse([f"--{NASTY}", "3"])
