@@ -98,9 +98,7 @@ def random_states_are_those_of_this_ranks_device(_):
     assert not random_state.changed(state)
     assert torch.equal(torch.randn(3, device=SECOND).cpu(), drawn.cpu())
     # A state of another kind of device is none of this one.
-    random_state.restore(
-        {**state, "accelerator": {"cuda": torch.zeros(16, dtype=torch.uint8)}}
-    )  # is none of this one's
+    random_state.restore({**state, "accelerator": {"cuda": torch.zeros(16, dtype=torch.uint8)}})
 
 
 def its_memory_is_known(_):
