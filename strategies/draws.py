@@ -27,7 +27,8 @@ the first one, and restores it for the second. So the place and its count are pa
 the ranks that add up together. See [Note: the world of a forward] in gan/ranks.py.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -56,37 +57,27 @@ BY_GENERATOR = " with generator="  # ends the name of a draw
 SHOWN = 5  # shapes in a line
 
 
-class Following:
-    """Lets draws follow the samples, from `begin` to `end`. The trainings of one process share the kernels."""
+_torchs = torch.get_rng_state, torch.set_rng_state  # its own functions
+_running = 0  # trainings of this process, which share the kernels
+_put_back = ExitStack()
 
-    running = 0
-    library: torch.library.Library
-    before: tuple[Any, ...]
 
-    def __init__(self) -> None:
-        self.begun = False
-
-    def begin(self, device: torch.device) -> None:
-        """Calls after the first do nothing."""
-        if self.begun:
-            return
-        self.begun = True
-        Following.running += 1
-        if Following.running == 1:
-            Following.library = _library({"CPU", private.dispatch_key(device)})
-            Following.before = torch.get_rng_state, torch.set_rng_state, private.draw_as_eager()
-            torch.get_rng_state, torch.set_rng_state = _state, _set_state
-
-    def end(self) -> None:
-        """Let torch draw as usual, if no other training runs."""
-        if not self.begun:
-            return
-        self.begun = False
-        Following.running -= 1
-        if not Following.running:
-            Following.library._destroy()
-            torch.get_rng_state, torch.set_rng_state, undo = Following.before
-            undo()
+@contextmanager
+def draws_follow(device: torch.device) -> Iterator[None]:
+    """Inside the `with`, what torch draws in a loss follows the samples."""
+    global _running
+    if _running == 0:
+        _put_back.callback(_library({"CPU", private.dispatch_key(device)})._destroy)
+        _put_back.callback(private.draw_as_eager())
+        torch.get_rng_state, torch.set_rng_state = _state, _set_state
+    _running += 1
+    try:
+        yield
+    finally:
+        _running -= 1
+        if _running == 0:
+            torch.get_rng_state, torch.set_rng_state = _torchs
+            _put_back.close()
 
 
 # ---- torch's kernels ----
@@ -211,13 +202,13 @@ _places: MutableMapping[Tensor, tuple[Place | None, int, World | None]] = WeakTe
 
 
 def _state() -> Tensor:
-    state, place = Following.before[0](), noise.here()
+    state, place = _torchs[0](), noise.here()
     _places[state] = place, 0 if place is None else place.calls, ranks.here()
     return state
 
 
 def _set_state(state: Tensor) -> None:
-    Following.before[1](state)
+    _torchs[1](state)
     if state in _places:
         place, calls, world = _places[state]
         noise.go_to(place, calls)

@@ -1,4 +1,4 @@
-"""Runs in which some ranks only serve players: of which this rank is, and what a serving rank does. See '@'."""
+"""Runs in which some ranks only serve players (`@` in --strategy): which part a rank has, and what a server does."""
 
 import os
 import signal

@@ -33,6 +33,7 @@ from strategies.checkpoint.player_state import optimizer_state
 from strategies.checkpoint.state import State, check_training
 from strategies.checkpoint.writing import WholeCheckpointIO, check_loadable, prepare, refuse_other
 from strategies.choice import choices
+from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
 from strategies.loaders import check_loader, dealt
@@ -49,7 +50,7 @@ from strategies.processes.stopping import Ending, Stopped
 from strategies.ranks import Ranks
 from strategies.serving import Division, Notice, Served
 from strategies.steps import Steps
-from strategies.while_training import draws_follow, while_training
+from strategies.while_training import while_training
 
 
 class PhaseStrategy(DDPStrategy):
@@ -223,16 +224,15 @@ class PhaseStrategy(DDPStrategy):
         game = _game(game or trainer.lightning_module)
         game.trainer = trainer
         self.connect(game)
-        signals = self.lockstep.signals
+        training, signals = trainer.state.fn == TrainerFn.FITTING, self.lockstep.signals
         try:
             notice = Notice(signals)
             self.setup_environment()
-            if trainer.state.fn == TrainerFn.FITTING:
+            if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
             served = Served(game, self.division.served_here(game, self.choice), self._world(()), self.precision_plugin)
-            training = trainer.state.fn == TrainerFn.FITTING
             self.players.policies = served.policies(training, partial(self.reduce, reduce_op="min"))
             self.division.serve(self.policies, notice)
         finally:

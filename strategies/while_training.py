@@ -8,7 +8,7 @@ import torch
 from lightning import Trainer
 
 from nets.norm import synchronised
-from strategies.draws import Following
+from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
 from strategies.processes import heap
 
@@ -26,14 +26,3 @@ def while_training(trainer: Trainer, device: torch.device, synchronise: bool) ->
         if device.type == "cpu" and heap.keep_freed_memory():  # see [Note: memory that is kept]
             stack.callback(heap.give_freed_memory_back)
         yield
-
-
-@contextmanager
-def draws_follow(device: torch.device) -> Iterator[None]:
-    """Inside the `with`, what torch draws in a loss follows the samples."""
-    following = Following()
-    following.begin(device)
-    try:
-        yield
-    finally:
-        following.end()

@@ -1,4 +1,7 @@
-"""What a command prints. It ends as it would have ended, whether or not anybody reads that."""
+"""What a command prints. It ends as it would have ended, whether or not anybody reads that.
+
+Lightning and torch are imported inside functions only, so that this file alone loads at once.
+"""
 
 import atexit
 import contextlib
@@ -10,12 +13,10 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
-
-from lightning.pytorch.utilities import rank_zero_only
 
 from gan.files.errors import escape_warnings, printable, reason
 from gan.files.system import signals
@@ -33,6 +34,8 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 def say(*lines: object) -> None:
     """Print these lines, on the first rank only."""
+    from lightning.pytorch.utilities import rank_zero_only
+
     if rank_zero_only.rank == 0:
         for line in lines:
             print(printable(str(line)), flush=True)
@@ -40,7 +43,7 @@ def say(*lines: object) -> None:
 
 def quiet() -> None:
     """Hide Lightning's hints for beginners, which do not apply here."""
-    from strategies import private  # only here: a command that prints something and ends need not wait for torch
+    from strategies import private
 
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -103,11 +106,12 @@ class Output:
         return getattr(self._stream, name)
 
 
-def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The lines of a table. Columns are as wide as their longest words, and the first `left` begin at the left."""
+def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """The lines of a table. Columns are as wide as their longest words, and those in `left` begin at the left."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  " + "  ".join(c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
+        "  "
+        + "  ".join(c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, wide, strict=True)))
         for row in rows
     ]
 

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from gan.app import outputs
 from gan.app.outputs import quiet
 from gan.app.run import run_options
 from gan.app.run.options import run_settings
@@ -47,7 +49,7 @@ class Column:
         return "" if value is None else format(value if self.unit == 1 else value / self.unit, self.form)
 
 
-class Benchmark:
+class Benchmark(ABC):
     """Derive from it, and declare. `places` are the titles of what a cell is, `columns` those of what is measured."""
 
     name: ClassVar[str]
@@ -79,20 +81,21 @@ class Benchmark:
     def rounds(self) -> int:
         return getattr(self.settings, "rounds", 1)
 
+    @abstractmethod
     def cells(self) -> Iterable[Cell]:
-        raise NotImplementedError
+        """The rows of the table, in their order."""
 
+    @abstractmethod
     def measure(self, cell: Cell) -> Figures:
         """A cell's figures in one round. What is raised is why it has none."""
-        raise NotImplementedError
 
     def base(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with: the first that was measured."""
         return next(iter(self.measured), None)
 
+    @abstractmethod
     def heading(self) -> str:
         """What is said above the table."""
-        raise NotImplementedError
 
     def write(self) -> None:
         """Write what is asked for."""
@@ -170,12 +173,9 @@ class Benchmark:
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table: words on the left of their column, numbers on the right."""
-    lines = [""] * len(table)
-    for column in zip(*table, strict=True):
-        width = max(map(len, column))
-        side = ">" if all(map(NUMBER.fullmatch, column[1:])) else "<"
-        lines = [f"{line}  {text:{side}{width}}" for line, text in zip(lines, column, strict=True)]
-    return [line[2:].rstrip() for line in lines]
+    columns = enumerate(zip(*table, strict=True))
+    words = [number for number, column in columns if not all(map(NUMBER.fullmatch, column[1:]))]
+    return [line[2:].rstrip() for line in outputs.table(table, left=words)]
 
 
 class RunBenchmark(Benchmark):

@@ -56,7 +56,7 @@ def memory(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     rows.append(("all", "", *(_amount(getattr(total, kind)) for kind in COLUMNS), _amount(peak.bytes)))
     there = cost.host.bytes
     host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
-    return [f"a rank at its peak, which is in phase '{peak.phase}'", *outputs.table(rows, left=2), *host]
+    return [f"a rank at its peak, which is in phase '{peak.phase}'", *outputs.table(rows, left=(0, 1)), *host]
 
 
 def traffic(cost: Cost) -> list[str]:
@@ -69,7 +69,10 @@ def traffic(cost: Cost) -> list[str]:
         rows.append((phase.phase, often, _amount(phase.bytes), _amount(moved.within), _amount(moved.between)))
     mean = cost.moved
     rows.append(("a step", "in the mean", "", _amount(mean.within), _amount(mean.between)))
-    return ["bytes, sent by a rank to others of its node, and by a node to other nodes", *outputs.table(rows, left=2)]
+    return [
+        "bytes, sent by a rank to others of its node, and by a node to other nodes",
+        *outputs.table(rows, left=(0, 1)),
+    ]
 
 
 def typed(chosen: Mapping[str, Choice]) -> str:

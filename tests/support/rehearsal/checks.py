@@ -98,7 +98,9 @@ def random_states_are_those_of_this_ranks_device(_):
     assert not random_state.changed(state)
     assert torch.equal(torch.randn(3, device=SECOND).cpu(), drawn.cpu())
     # A state of another kind of device is none of this one.
-    random_state.restore({**state, "accelerator": {"cuda": torch.zeros(16, dtype=torch.uint8)}})
+    now = random_state.capture()
+    random_state.restore({**now, "accelerator": {"cuda": torch.zeros(16, dtype=torch.uint8)}})
+    assert not random_state.changed(now)
 
 
 def its_memory_is_known(_):

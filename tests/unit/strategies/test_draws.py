@@ -6,15 +6,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from gan import noise
-from strategies.draws import Following
+from strategies.draws import draws_follow
 
 
 @pytest.fixture(autouse=True)
 def following():
-    following = Following()
-    following.begin(torch.device("cpu"))
-    yield
-    following.end()
+    with draws_follow(torch.device("cpu")):
+        yield
 
 
 def drawn(draw, first, rows, stride=1, total=8):
