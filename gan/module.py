@@ -65,9 +65,7 @@ class GanModule(LightningModule):
 
     def training_step(self, batch: Any) -> None:
         """Play every phase that is due in this step."""
-        for phase in self.phases:
-            if phase.due(self.step, self.trainer.strategy.ask):
-                self.trainer.strategy.run(phase, batch)
+        self.trainer.strategy.play(batch)
 
     def shared(self, name: str, make: Callable[..., T], *args: Any) -> T:
         """`make(*args)`, computed once in a step (and micro-batch) for all phases that ask for `name`.

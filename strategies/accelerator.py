@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 from gan.files.errors import UserError
+from strategies import private
 
 GPUS = ("cuda", "xpu", "mps")
 
@@ -66,6 +68,14 @@ def counted(count: int, of: str) -> str:
 def noun(of: str) -> str:
     """What a device of this type is called."""
     return "GPU" if of in ("gpu", *GPUS) else f"{of} device"
+
+
+def correct(precision: Precision, device: torch.device) -> None:
+    """Correct what Lightning takes this device for: every mixed precision for cuda, every CUDA build for a GPU's."""
+    if isinstance(precision, MixedPrecision):
+        precision.device = device.type
+    if device.type == "cpu":
+        private.stop_looking_for_gpus()
 
 
 def pins(device: torch.device) -> bool:

@@ -1,11 +1,10 @@
 """Gives each player of a game its policy: the one that was typed, or one that `auto` chooses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
-from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.module import GanModule
@@ -66,17 +65,13 @@ def assign(
     game: GanModule,
     world: World,
     precision: Precision,
-    smallest: Callable[[Tensor], Tensor],
     elsewhere: Mapping[str, Servers] | None = None,
 ) -> dict[str, Policy]:
-    """A policy for each player, the same on all ranks. `smallest` returns the smallest of all ranks' numbers.
-
-    `elsewhere` are the players that other ranks serve.
-    """
+    """A policy for each player, the same on all ranks. `elsewhere` are the players that other ranks serve."""
     players, elsewhere = game.players, elsewhere or {}
     belongings = belongings_of(players, game)
     chosen = {name: each for name, each in choose(choice, players).items() if name not in elsewhere}
-    chosen = _decide(chosen, players, belongings, world, smallest)
+    chosen = _decide(chosen, players, belongings, world)
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
         name: Elsewhere(player, world, {}, belongings[name], servers=elsewhere[name])
@@ -135,13 +130,12 @@ def _decide(
     players: Mapping[str, Player],
     belongings: Mapping[str, Belongings],
     world: World,
-    smallest: Callable[[Tensor], Tensor],
 ) -> dict[str, Choice]:
     """Choose a policy for each player that has `auto`. The first rank prints a table of the choices and reasons."""
     if all(choice.policy != "auto" for choice in chosen.values()):
         return chosen
     free = torch.tensor(auto.memory(world.device, world.per_node), dtype=torch.float64)
-    free = smallest(free.to(world.device)).item()
+    free = world.smallest(free.to(world.device)).item()
     decisions = decide(chosen, players, belongings, world, free)
     if world.rank == 0:
         print(auto.told(decisions, free), flush=True)

@@ -24,18 +24,18 @@ from gan.module import GanModule
 from gan.pretrained import WeightFiles, open_files
 from strategies import private
 from strategies.accelerator import same_parameters
-from strategies.checkpoint.background import SavingRanks
 from strategies.policies.policy import Policy
+from strategies.policies.world import World
 from strategies.sharding.resharded_parameter import hide, resharded, show
 
 
 class FirstWeights:
     """`seed` is the run's. `resumed`: a checkpoint's values are loaded after set-up, so they are not made before."""
 
-    def __init__(self, game: GanModule, device: torch.device, seed: int, resumed: bool, ranks: SavingRanks) -> None:
+    def __init__(self, game: GanModule, world: World, seed: int, resumed: bool) -> None:
         """Find what has no values, and open the files. If one rank fails, all raise."""
         players = game.players.values()
-        self.game, self.device, self.seed, self.ranks = game, device, seed, ranks
+        self.game, self.world, self.seed = game, world, seed
         self.making = Making(game, players)
         self.gone = {id(p): p for p in game.parameters() if resharded(p)}  # of an ended training
         self.begin_sharded: list[Policy] = []
@@ -51,7 +51,7 @@ class FirstWeights:
             self.tensors = {name: each.tensors() for name, each in self.files.items()}
 
         if named:
-            ranks.each(open_all)
+            world.each(open_all)
         self.frozen_files = {name: each for name, each in self.files.items() if name in frozen}
         self.read = self._one_file_each()
         self.given: set[int] = set()
@@ -100,17 +100,17 @@ class FirstWeights:
                 self._give_memory(tensor)
                 now[tensor] = Share.whole(tensor)
             elif tensor.is_meta:
-                nothing = torch.full((), torch.nan, dtype=tensor.dtype, device=self.device)
+                nothing = torch.full((), torch.nan, dtype=tensor.dtype, device=self.world.device)
                 give_memory(tensor, nothing.expand(tensor.shape))
                 hide(tensor, nothing)
         if now:
-            self.ranks.each(lambda: self._fill(now))
+            self.world.each(lambda: self._fill(now))
 
     def _give_memory(self, tensor: Tensor) -> None:
         if resharded(tensor):
-            show(tensor, torch.empty(tensor.shape.numel(), dtype=tensor.dtype, device=self.device))
+            show(tensor, torch.empty(tensor.shape.numel(), dtype=tensor.dtype, device=self.world.device))
         elif tensor.is_meta:
-            give_memory(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device))
+            give_memory(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=self.world.device))
 
     def fill_shards(self) -> None:
         """Fill this rank's shares of what policies shard, after they have adopted their players."""
@@ -118,7 +118,7 @@ class FirstWeights:
         policies = [p for p in self.begin_sharded if not ours.isdisjoint(map(id, p.belongings.parameters.values()))]
         shares = {weight: share for policy in policies for weight, share in policy.storage.shares().items()}
         if policies:
-            self.ranks.each(lambda: self._fill(shares))
+            self.world.each(lambda: self._fill(shares))
         self.game.pretrained_weights_read = True
         for policy in policies:
             policy.storage.shards_changed(others=True)
@@ -132,7 +132,7 @@ class FirstWeights:
                 if share is not None:
                     self.files[player].read(name, share)
         rest = {each: share for each, share in shares.items() if id(each) not in self.read | self.given}
-        self.making.make(rest, self.seed, self.device)
+        self.making.make(rest, self.seed, self.world.device)
 
     def digests(self, first_of_host: bool) -> dict[str, str]:
         """The digests of frozen players' files. One rank of each host reads them, whole, as fast as its disk can."""
@@ -142,7 +142,7 @@ class FirstWeights:
 
         if not self.frozen_files:
             return {}
-        of_ranks = self.ranks.each(own)
+        of_ranks = self.world.each(own)
         for name, files in self.frozen_files.items():
             if len({digests[name] for digests in of_ranks if digests}) > 1:
                 raise UserError(f"player '{name}': {files.path} is not the same file on all hosts; copy it again")

@@ -1,8 +1,5 @@
 """The guard decides what happens when gradients are not finite."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -10,6 +7,7 @@ from torch import Tensor
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies.policies.policy import Policy
+from strategies.policies.world import World
 
 PATIENCE = 10
 
@@ -28,13 +26,13 @@ class Guard:
     step, so that a checkpoint can be saved after this one. As long as the loss scale is still falling, the guard waits.
     """
 
-    def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
-        """`gather` returns the values of all ranks."""
-        self.gather = gather
+    def __init__(self) -> None:
         self.in_a_row: dict[tuple[str, str], int] = {}
         self.verdict: str | None = None
 
-    def saw(self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], step: int) -> None:
+    def saw(
+        self, phase: Phase, learner: Policy, finite: bool, losses: dict[str, Tensor], step: int, world: World
+    ) -> None:
         """Count one update, done or skipped. `finite` is the same on every rank."""
         key = (phase.name, learner.player.name)
         first = key not in self.in_a_row
@@ -43,7 +41,7 @@ class Guard:
             return
         learner.skipped += 1
         bad = [f"{_said(name)} is {loss.item()}" for name, loss in losses.items() if not torch.isfinite(loss)]
-        cause = sorted({text for texts in self.gather(bad) for text in texts})
+        cause = sorted({text for texts in world.gather(bad) for text in texts})
         what = ", ".join(cause) if cause else "the losses are finite, a gradient is not"
         rank_zero_warn(
             f"step {step}, phase '{phase.name}': {what}; skipped the update of '{key[1]}' on all ranks "

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lightning import Trainer
 
 from strategies import private
+from strategies.policies.world import World
 from strategies.processes import agent
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
@@ -17,7 +18,6 @@ from strategies.processes.places import Places
 from strategies.processes.slurm import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
 from strategies.processes.watch import Watch
-from strategies.ranks import Ranks
 
 
 class Lockstep:
@@ -42,20 +42,19 @@ class Lockstep:
         self.survivor.settle = settle
         self.survivor.tie(store, size, host, self.advice)
 
-    @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether a rank is lost."""
         return self.survivor is not None and self.survivor.lost
 
-    def agree(self, ranks: Ranks, trainer: Trainer | None) -> None:
+    def agree(self, world: World, trainer: Trainer | None) -> None:
         """Give all ranks one name for this run. The process group must exist. Pass the trainer only in training."""
-        run = ranks.broadcast(secrets.token_hex(8))
-        self.ending = Ending(run if ranks.size > 1 else "")
-        self.equal_rows = EqualRows(ranks.rank, ranks.size, run, ranks.gather)
-        self.places = Places(ranks.rank, ranks.size, run, ranks.gather)
+        run = world.broadcast(secrets.token_hex(8))
+        self.ending = Ending(run if world.size > 1 else "")
+        self.equal_rows = EqualRows(world.rank, world.size, run, world.gather)
+        self.places = Places(world.rank, world.size, run, world.gather)
         if trainer is None:
             return
-        if ranks.size > 1:
+        if world.size > 1:
             private.end_by(trainer, self.ending.wish)
         warning = private.warn_by(trainer, self.ending.wish)
         if warning is not None and self.requeues:

@@ -1,6 +1,7 @@
-"""Checks what a player's functions for optimizer and schedule have made, and tries it, before anything is trained."""
+"""What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from inspect import Parameter as Argument
 from inspect import signature
 from typing import Any
@@ -56,6 +57,17 @@ def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Par
     if has_modes(optimizer) and player.ema is not None:
         raise UserError(
             f"player '{player.name}': {_kind(optimizer)} keeps an average itself, which its eval() shows; leave ema out"
+        )
+
+
+def check_pieces(player: Player, optimizer: Optimizer, policy: str) -> None:
+    """Refuse an optimizer whose step on pieces of weights may differ from its step on the weights."""
+    if not treats_elements(optimizer):
+        known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
+        raise UserError(
+            f"player '{player.name}': policy '{policy}' cuts weights into pieces, and {_kind(optimizer)} may not give "
+            f"the same result on pieces as on whole weights; type --strategy {player.name}=zero1,*={policy}, or use "
+            f"one of {known}"
         )
 
 
@@ -143,3 +155,33 @@ def _stepped(
     finally:
         for weight, value in before.items():
             weight.data, weight.grad = value, None
+
+
+# ---- the loss scale ----
+
+
+@dataclass
+class LossScale:
+    """The loss scale of one player, for the precision 16-mixed.
+
+    It doubles after `growth_interval` good updates in a row, and halves after a bad one: the constants of torch's
+    GradScaler. That belongs to one backward, and here one backward can serve several players, each with a scale of its
+    own. `turn.play` looks for gradients that are not finite, because every precision needs that.
+    """
+
+    scale: float = 2.0**16
+    growth_interval: int = 2000
+    good: int = 0
+
+    def update(self, finite: bool) -> None:
+        self.good = self.good + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self.good == self.growth_interval:
+            self.scale, self.good = self.scale * 2, 0
+
+    def state_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.__dict__.update(state)

@@ -11,16 +11,15 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from gan.module import GanModule
 from strategies.assignment import assign
 from strategies.auto import USABLE, memory
-from strategies.checkpoint.left_out import LeftOut
+from strategies.check.replicas import Writes
+from strategies.checkpoint.player_state import LeftOut
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
-from strategies.loss_scale import LossScale
+from strategies.optimizers import LossScale
 from strategies.placing.elsewhere import Elsewhere
 from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
-from strategies.policies.world import Groups, World
-from strategies.ranks import Ranks
-from strategies.replicas import Writes
+from strategies.policies.world import World
 from strategies.turn import all_learning
 
 
@@ -30,10 +29,8 @@ class Players:
     def __init__(self) -> None:
         self.policies: dict[str, Policy] = {}
         self.servers: Mapping[str, Servers] = {}
-        self.groups = Groups()
+        self.world = World()
         self.first: FirstWeights  # made in set-up
-        self.ranks: Ranks
-        self.scaled = False
         self._writes: Writes | None = None  # inside gathered()
         self._averaging = False  # inside averaged()
 
@@ -45,13 +42,14 @@ class Players:
         choice: Mapping[str, Choice],
         world: World,
         precision: Precision,
-        ranks: Ranks,
         servers: Mapping[str, Servers],
     ) -> None:
-        """Which policy each player has. `auto` takes the ranks' smallest numbers."""
-        self.ranks, self.servers = ranks, servers
-        self.policies = assign(choice, game, world, precision, ranks.smallest, servers)
-        self.scaled = _needs_loss_scale(precision)
+        """Which policy each player has."""
+        self.world, self.servers = world, servers
+        self.policies = assign(choice, game, world, precision, servers)
+        if _needs_loss_scale(precision):
+            for policy in self.policies.values():
+                policy.loss_scale = LossScale()
 
     def adopt(self, first: FirstWeights, left_out: LeftOut, training: bool, resumed: bool, first_of_host: bool) -> None:
         """Their first weights. What a policy shards gets its values after the policy has adopted its player."""
@@ -61,8 +59,6 @@ class Players:
             left_out.note(first.digests(first_of_host=first_of_host))
         for policy in self.policies.values():
             policy.adopt(training)
-            if self.scaled:
-                policy.loss_scale = LossScale()
         first.fill_shards()
 
         # What needs all of them: serving ranks, followers.
@@ -71,16 +67,7 @@ class Players:
         for policy in self.policies.values():
             if training and policy.followed is not None:
                 policy.follow()
-
-    def stop_other_parameters(self, game: GanModule, training: bool) -> None:
-        """A parameter of no player is never updated, so it requires no gradient."""
-        of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
-        lost = [name for name, each in game.named_parameters(recurse=False) if id(each) not in of_players]
-        if training and lost:
-            rank_zero_warn(f"'{lost[0]}' is a parameter of no player, and never learns; put it into a player's module")
-        for parameter in game.parameters():
-            if id(parameter) not in of_players:
-                parameter.requires_grad_(False)
+        _stop_other_parameters(first.game, training)
 
     def learners(self) -> list[Policy]:
         """The policies that have an optimizer."""
@@ -102,7 +89,7 @@ class Players:
         with ExitStack() as stack:
             for policy in self.policies.values():
                 stack.enter_context(policy.gathered())
-            outer, self._writes = self._writes, Writes(self.policies, write, self.ranks.gather)
+            outer, self._writes = self._writes, Writes(self.policies, write, self.world)
             try:
                 yield
                 self._writes.check(self._averaging)
@@ -150,9 +137,9 @@ class Players:
         if not self.first.begin_sharded:
             self._unshard(self.policies.values())
             return
-        device = self.ranks.device
-        free = torch.tensor(memory(device, self.ranks.per_node), dtype=torch.float64).to(device)
-        free = self.ranks.smallest(free).item() * USABLE
+        device = self.world.device
+        free = torch.tensor(memory(device, self.world.per_node), dtype=torch.float64).to(device)
+        free = self.world.smallest(free).item() * USABLE
         small = []
         for policy in self.policies.values():
             if isinstance(policy, Elsewhere):
@@ -178,7 +165,18 @@ class Players:
         self.servers = {}
         for policy in self.policies.values():
             policy.release()
-        self.groups.release()
+        self.world.groups.release()
+
+
+def _stop_other_parameters(game: GanModule, training: bool) -> None:
+    """A parameter of no player is never updated, so it requires no gradient."""
+    of_players = {id(p) for player in game.players.values() for p in player.module.parameters()}
+    lost = [name for name, each in game.named_parameters(recurse=False) if id(each) not in of_players]
+    if training and lost:
+        rank_zero_warn(f"'{lost[0]}' is a parameter of no player, and never learns; put it into a player's module")
+    for parameter in game.parameters():
+        if id(parameter) not in of_players:
+            parameter.requires_grad_(False)
 
 
 def _needs_loss_scale(precision: Precision) -> bool:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
-from torch import Tensor, nn
+from torch import nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.assignment import assign, choose
-from strategies.checkpoint.background import SavingRanks
 from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, move
 from strategies.meeting import Meeting
@@ -124,12 +123,11 @@ class Served(GanModule):
             if player.name not in chosen:
                 leave(player, "other ranks")
 
-    def policies(self, training: bool, smallest: Callable[[Tensor], Tensor]) -> dict[str, Policy]:
-        """The policies, with the weights from their files. `smallest` returns the smallest of all ranks' numbers."""
-        world = self.world
-        move(self, world.device, self.precision)
-        first = FirstWeights(self, world.device, 0, False, SavingRanks(world.rank, world.size))
-        policies = assign(self.chosen, self, world, self.precision, smallest)
+    def policies(self, training: bool) -> dict[str, Policy]:
+        """The policies, with the weights from their files."""
+        move(self, self.world.device, self.precision)
+        first = FirstWeights(self, self.world, seed=0, resumed=False)
+        policies = assign(self.chosen, self, self.world, self.precision)
         first.begin(policies.values() if training else ())
         for policy in policies.values():
             policy.adopt(training)

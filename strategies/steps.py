@@ -1,140 +1,121 @@
 """The steps of a training: each is one pass over the phases of the game."""
 
-from typing import Any
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.plugins.precision import Precision
+from lightning import Trainer
 from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
+from nets.norm import synchronised
 from strategies import private
 from strategies.check.first_step import check_step
+from strategies.check.replicas import compare_replicas
 from strategies.check.trial import Trial, Trials
-from strategies.draws import Draws
-from strategies.guard import Guard
-from strategies.hooks import Hooks
+from strategies.draws import draws_follow
+from strategies.hooks import GameFirst, overrides
 from strategies.lockstep import Lockstep
-from strategies.players import Players
-from strategies.ranks import Ranks
-from strategies.replicas import compare_replicas
+from strategies.processes import heap
 from strategies.turn import Training, play
 
 
 class Steps:
-    """Made in set-up. `tried`: each phase is tried before its first time, and again (see check/first_step.py).
+    """Made when training begins: then all that a phase needs is known, also what a checkpoint has.
 
-    `compared`: weights and buffers are compared on all ranks after every phase.
+    `check` is PhaseStrategy's: each phase is tried before its first time, and again. `compared`: weights and buffers
+    are compared on all ranks after every phase.
     """
 
     def __init__(
         self,
         game: GanModule,
-        players: Players,
+        training: Training,
         lockstep: Lockstep,
-        ranks: Ranks,
-        hooks: Hooks,
-        tried: bool,
-        often: bool,
+        check: bool | Literal["often"],
         compared: bool,
     ) -> None:
-        self.game, self.players, self.lockstep, self.ranks = game, players, lockstep, ranks
-        self.hooks, self.compared = hooks, compared
-        self.guard, self.draws = Guard(ranks.gather), Draws()
-        self.trials = Trials(game.phases if tried else (), often)
+        self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
+        self.guard, self.policies = training.guard, training.policies
+        self.trials = Trials(game.phases if check and training.world.size > 1 else (), check == "often")
         self.trial: Trial | None = None  # that is played now
-        self.training: Training  # made when it begins
-        self.played = False  # whether it has played a phase
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
-
-    def begin(self, precision: Precision, seed: int) -> None:
-        """All that a phase needs is known when training begins, also the seed that a checkpoint has."""
-        self.played = False
-        self.training = Training(
-            policies=self.players.policies,
-            precision=precision,
-            guard=self.guard,
-            rank=self.ranks.rank,
-            ranks=self.ranks.size,
-            seed=seed,
-            hooks=self.hooks,
-            equal_rows=self.lockstep.equal_rows,
-            draws=self.draws,
-        )
 
     def step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
-        game = self.game
+        game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
-        for policy in self.players.policies.values():
-            policy.begin_step(game.step)
+        for policy in self.policies.values():
+            policy.begin_step(step)
         self.lockstep.equal_rows.begin(batch)
         with self.lockstep.places.named():
-            if self.trials.due(game.phases, game.step):
-                self._try(batch, *args, **kwargs)
-            output = self._train(batch, *args, **kwargs)
+            if self.trials.due(game.phases, step):
+                check_step(game, self.training, batch, self.trials.ready, partial(self._try, args, kwargs))
+            self.losses = {}
+            output = self._pass(batch, *args, **kwargs)
+            if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
+                raise UserError(
+                    f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
+                    f"super().training_step(batch) in it, or leave it out"
+                )
+            for policy in self.policies.values():
+                policy.end_step(game.trainer.is_last_batch)
             self.lockstep.places.end_step()
             self._log()
         private.count_step(game.trainer)
         return output
 
-    def _train(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        game = self.game
-        game.forget_shared()
-        self.losses = {}
-        output = game.training_step(batch, *args, **kwargs)
-        game.forget_shared()
-        if not self.played and any(phase.due(game.step, lambda _: False) for phase in game.phases):
-            raise UserError(
-                f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
-                f"super().training_step(batch) in it, or leave it out"
-            )
-        for policy in self.players.policies.values():
-            policy.end_step(game.trainer.is_last_batch)
+    def _pass(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Play the phases that are due. An author's own training_step decides when, or plays them one by one."""
+        self.game.forget_shared()
+        own = overrides(self.game, "training_step", GanModule)
+        output = self.game.training_step(batch, *args, **kwargs) if own else self.play(batch)
+        self.game.forget_shared()
         return output
 
-    def _try(self, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """Check that the ranks would train as one device."""
-        game, policies = self.game, self.players.policies.values()
-
-        def step(trial: Trial, samples: Any) -> None:
-            game.forget_shared()
-            self.trial = trial
-            for policy in policies:
-                policy.trying = True
-            try:
-                game.training_step(move_data_to_device(samples, self.ranks.device), *args, **kwargs)
-            finally:
-                self.trial = None
-                for policy in policies:
-                    policy.trying = False
-                    policy.learn(True)
-
-        check_step(game, self.training, batch, game.step, step, self.ranks.gather, self.trials.ready)
+    def play(self, batch: Any) -> None:
+        """Play every phase that is due in this step."""
+        for phase in self.game.phases:
+            if phase.due(self.game.step, self._asked):
+                self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase."""
         if self.trial is not None:
             self.trial.play(phase, batch, self.training)
             return
-        step = self.game.step
+        step, world = self.game.step, self.training.world
         self.lockstep.places.begin(step, phase.name)
         found = play(phase, batch, step, self.training)
         self.losses.update(found)
-        self.played = True
         self.lockstep.ending.played += 1
-        if phase.name not in self.trials.played and self.ranks.rank == 0 and (draws := self.draws.said(phase)):
+        if phase.name not in self.trials.played and world.rank == 0 and (draws := self.training.draws.said(phase)):
             private.say(draws)
         self.trials.saw(phase.name, (name for name in found if not name.endswith("_grad_norm")))
         if self.compared:
-            when = f"after phase '{phase.name}' of step {step}"
-            compare_replicas(self.game, self.players.policies, self.ranks.gather, when)
+            compare_replicas(self.game, self.policies, world, f"after phase '{phase.name}' of step {step}")
 
-    def ask(self, phase: Phase) -> bool:
+    def _asked(self, phase: Phase) -> bool:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
-        return self.ranks.first(phase.when) if self.trial is None else self.trials.ready(phase)
+        return self.training.world.answer(phase.when) if self.trial is None else self.trials.ready(phase)
+
+    def _try(self, args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any) -> None:
+        """Play the step for a trial."""
+        self.trial = trial
+        for policy in self.policies.values():
+            policy.trying = True
+        try:
+            self._pass(batch, *args, **kwargs)
+        finally:
+            self.trial = None
+            for policy in self.policies.values():
+                policy.trying = False
+                policy.learn(True)
 
     def _log(self) -> None:
         """Log the means over ranks of the step's losses, when a logger is due or the epoch ends.
@@ -146,7 +127,24 @@ class Steps:
             return
         if self.losses:
             values = torch.stack([loss.float() for loss in self.losses.values()])
-            self.losses = dict(zip(self.losses, self.ranks.reduce(values, reduce_op="mean"), strict=True))
-        policies = self.players.policies.items()
-        skipped = {f"{name}/skipped": float(policy.skipped) for name, policy in policies if policy.skipped}
+            self.losses = dict(zip(self.losses, self.training.world.mean(values), strict=True))
+        skipped = {f"{name}/skipped": float(each.skipped) for name, each in self.policies.items() if each.skipped}
         self.game.log_dict({**self.losses, **skipped})
+
+
+@contextmanager
+def while_training(trainer: Trainer, device: torch.device, synchronise: bool) -> Iterator[None]:
+    """What differs in this process while a game trains: draws follow the samples.
+
+    With `synchronise` batch norms have statistics of all ranks.
+    """
+    trainer.callbacks = [GameFirst(), *(each for each in trainer.callbacks if not isinstance(each, GameFirst))]
+    # ModelCheckpoint thinks that a manual optimization wants weights from before the update.
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+    with ExitStack() as stack:
+        stack.enter_context(draws_follow(device))
+        if synchronise:
+            stack.enter_context(synchronised())
+        if device.type == "cpu" and heap.keep_freed_memory():  # see [Note: memory that is kept]
+            stack.callback(heap.give_freed_memory_back)
+        yield

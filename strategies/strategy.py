@@ -1,7 +1,7 @@
 """PhaseStrategy: the one class that Lightning sees. Its hooks stand in the order in which Lightning calls them."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
@@ -9,33 +9,39 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from datasets import GlobalStream, ResumableLoader
-from gan.files.checkpoint import failing
-from gan.files.errors import UserError
+from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from strategies import private, random_state
-from strategies.accelerator import pins, same_parameters
+from strategies.accelerator import correct, pins, same_parameters
 from strategies.assignment import is_dp
 from strategies.auto import Auto
 from strategies.checkpoint.attributes import Attributes
-from strategies.checkpoint.background import Background, DiskError, InBackground, SavingRanks, StoreRanks
+from strategies.checkpoint.folders import remove
 from strategies.checkpoint.player_state import optimizer_state
-from strategies.checkpoint.state import State, check_training
-from strategies.checkpoint.writing import WholeCheckpointIO, check_loadable, prepare, refuse_other
+from strategies.checkpoint.state import State, opened
+from strategies.checkpoint.writing import (
+    Background,
+    InBackground,
+    beside,
+    check_loadable,
+    prepare,
+    refuse_other,
+    save,
+)
 from strategies.choice import choices
 from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
-from strategies.hooks import NO_HOOKS, Hooks, refuse_what_is_not_called
+from strategies.hooks import Hooks, refuse_what_is_not_called
 from strategies.loaders import check_loader, dealt
 from strategies.lockstep import Lockstep
 from strategies.meeting import Meeting, backend_for, check_backend, check_device, check_start
@@ -47,10 +53,9 @@ from strategies.processes.interface import clear_errors
 from strategies.processes.launched import environment
 from strategies.processes.launcher import Here, OwnRanks, launcher
 from strategies.processes.stopping import Ending, Stopped
-from strategies.ranks import Ranks
 from strategies.serving import Division, Notice, Served
-from strategies.steps import Steps
-from strategies.while_training import while_training
+from strategies.steps import Steps, while_training
+from strategies.turn import Training
 
 
 class PhaseStrategy(DDPStrategy):
@@ -107,15 +112,15 @@ class PhaseStrategy(DDPStrategy):
         # What the launcher finds out.
         self.resumes_from: Any = None  # the checkpoint from which the run resumes
         self.is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
-        self.handing_over = False  # whether a spawned rank's weights are on their way to the process that started it
 
         # The parts, each of which does one thing.
+        self.groups = Groups(timeout=self._timeout)
         self.division = Division()
         self.lockstep = Lockstep()
         self.players = Players()
         self.background = Background()
-        self.saving: State  # the last two are made in set-up
-        self.steps: Steps
+        self.saving: State  # made in set-up
+        self.steps: Steps  # made when training begins
 
     # ---- what Lightning reads ----
 
@@ -158,8 +163,8 @@ class PhaseStrategy(DDPStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """Always ours: no other one can write shares. But spawned ranks hand whole weights over in a plain file."""
-        return TorchCheckpointIO() if self.handing_over else WholeCheckpointIO(self._writers)
+        """Spawned ranks hand their weights over with it. Checkpoints are written without it, by `save_checkpoint`."""
+        return TorchCheckpointIO()
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: Any) -> None:
@@ -200,17 +205,9 @@ class PhaseStrategy(DDPStrategy):
         self.set_world_ranks()
         if self.num_processes * self.num_nodes > 1:
             rank, size = self.division.seat(self.global_rank, self.world_size)
-            meeting = Meeting(
-                self.cluster_environment,
-                rank,
-                size,
-                self.num_nodes,
-                self.root_device,
-                self._get_process_group_backend(),
-                self._timeout,
-                where=self.init_method,
-                divided=self.division.part is not None,
-            )
+            backend, divided = self._get_process_group_backend(), self.division.part is not None
+            host = self.cluster_environment, rank, size, self.num_nodes, self.root_device
+            meeting = Meeting(*host, backend, self._timeout, self.init_method, divided)
             store = meeting.store(self.broadcast)  # held until the group holds it too: rank 0 may be its server
             self.lockstep.tie(store, size, meeting.host, settle=self.background.settle)
             with clear_errors(self.cluster_environment.main_address):
@@ -232,8 +229,8 @@ class PhaseStrategy(DDPStrategy):
                 self.until_teardown.enter_context(draws_follow(self.root_device))
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
-            served = Served(game, self.division.served_here(game, self.choice), self._world(()), self.precision_plugin)
-            self.players.policies = served.policies(training, partial(self.reduce, reduce_op="min"))
+            served = Served(game, self.division.served_here(game, self.choice), self.world, self.precision_plugin)
+            self.players.world, self.players.policies = self.world, served.policies(training)
             self.division.serve(self.policies, notice)
         finally:
             self.players.release()
@@ -248,16 +245,6 @@ class PhaseStrategy(DDPStrategy):
         if isinstance(model, GanModule) and model.trainer.state.fn == TrainerFn.FITTING:
             refuse_what_is_not_called(model.trainer, model)
 
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Lightning calls this with every loader, after it has chosen the sampler."""
-        training = self.lightning_module.trainer.training
-        if self.is_dp and training and self.world_size > 1:
-            dataloader = dealt(dataloader, self.global_rank, self.world_size, self.broadcast(random_state.capture()))
-        check_loader(dataloader, self.world_size, training)
-        if isinstance(dataloader, ResumableLoader | GlobalStream):
-            dataloader.pin_memory = pins(self.root_device)
-        return super().process_dataloader(dataloader)
-
     def setup(self, trainer: Trainer) -> None:
         """Lightning's set-up, in its order. But each player gets its policy, instead of one wrapped module."""
         training = trainer.state.fn == TrainerFn.FITTING
@@ -270,10 +257,7 @@ class PhaseStrategy(DDPStrategy):
         if not several or self.is_dp:
             private.leave_samplers(trainer)
         self.accelerator.setup(trainer)
-        if isinstance(self.precision_plugin, MixedPrecision):
-            self.precision_plugin.device = self.root_device.type  # Lightning says cuda for what it does not know
-        if self.root_device.type == "cpu":
-            private.stop_looking_for_gpus()
+        correct(self.precision_plugin, self.root_device)
         if training:
             synchronise = several and self._layer_sync is not None
             self.until_teardown.enter_context(while_training(trainer, self.root_device, synchronise))
@@ -283,45 +267,27 @@ class PhaseStrategy(DDPStrategy):
         attributes = Attributes(game, self.root_device) if training else None
 
         # What all ranks must agree on.
-        ranks = self._ranks()
-        seed = self.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
-        self.lockstep.agree(ranks, trainer if training else None)
+        self.groups.phases, world = game.phases, self.world
+        seed = world.broadcast(int(os.environ.get("PL_GLOBAL_SEED", torch.initial_seed() % 2**32)))
+        self.lockstep.agree(world, trainer if training else None)
 
         # The players, and what Lightning wants to know of them.
-        resumed, precision = self.resumes_from is not None, self.precision_plugin
-        first = FirstWeights(game, self.root_device, seed, resumed and game.strict_loading, self._writers)
+        resumed = self.resumes_from is not None
+        first = FirstWeights(game, world, seed, resumed and game.strict_loading)
         servers = self.division.servers(game, self.choice, self.ending.wish)
-        self.players.assign(game, self.choice, self._world(game.phases), precision, ranks, servers)
-        self.saving = State(game, self.policies, ranks, self._writers, seed, first.frozen_files, attributes)
+        self.players.assign(game, self.choice, world, self.precision_plugin, servers)
+        self.saving = State(game, self.policies, world, seed, first.frozen_files, attributes)
         self.players.adopt(first, self.saving.left_out, training, resumed, first_of_host=self.local_rank == 0)
-        hooks = Hooks.of(trainer, game) if training else NO_HOOKS
-        self.players.stop_other_parameters(game, training)
-        tried = bool(self.check) and training and several
-        self.steps = Steps(
-            game, self.players, self.lockstep, ranks, hooks, tried, self.check == "often", self.check_replicas
-        )
         self.optimizers = [policy.optimizer for policy in self.players.learners()]
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
-
-    def _ranks(self) -> Ranks:
-        own = self.global_rank, self.world_size, self.root_device, self.num_processes
-        return Ranks(*own, self.gather_objects, self.broadcast, self.reduce)
-
-    def _world(self, phases: Sequence[Phase]) -> World:
-        self.players.groups = Groups(phases, self._timeout)
-        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.players.groups)
 
     # ---- load a checkpoint ----
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
-        tree = super().load_checkpoint(checkpoint_path, weights_only)
         trainer = self.lightning_module.trainer
-        if trainer.state.fn == TrainerFn.FITTING and not self.handing_over:
-            with failing(Path(checkpoint_path)):
-                check_training(tree, trainer)
-        return tree
+        return opened(checkpoint_path, weights_only, trainer if trainer.state.fn == TrainerFn.FITTING else None)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
@@ -333,12 +299,27 @@ class PhaseStrategy(DDPStrategy):
 
     # ---- train ----
 
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Lightning calls this with every loader, after it has chosen the sampler."""
+        training = self.lightning_module.trainer.training
+        if self.is_dp and training and self.world_size > 1:
+            draws = self.world.broadcast(random_state.capture())
+            dataloader = dealt(dataloader, self.global_rank, self.world_size, draws)
+        check_loader(dataloader, self.world_size, training)
+        if isinstance(dataloader, ResumableLoader | GlobalStream):
+            dataloader.pin_memory = pins(self.root_device)
+        return super().process_dataloader(dataloader)
+
     def on_train_start(self) -> None:
         """What the game remembers comes back only here, after the game's own on_train_start."""
         super().on_train_start()
-        self.lockstep.begin()
-        self.saving.resume(self.lightning_module.trainer)
-        self.steps.begin(self.precision_plugin, self.saving.seed)
+        game, lockstep = self.lightning_module, self.lockstep
+        lockstep.begin()
+        self.saving.resume(game.trainer)
+        hooks = Hooks.of(game.trainer, game)
+        precision, seed, equal_rows = self.precision_plugin, self.saving.seed, lockstep.equal_rows
+        training = Training(self.policies, precision, self.world, seed, hooks=hooks, equal_rows=equal_rows)
+        self.steps = Steps(game, training, lockstep, self.check, self.check_replicas)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
@@ -349,13 +330,13 @@ class PhaseStrategy(DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.steps.step(*args, **kwargs)
 
-    def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase. `GanModule.training_step` calls it for each phase that is due."""
-        self.steps.run(phase, batch)
+    def play(self, batch: Any) -> None:
+        """Play every phase that is due: `super().training_step(batch)` in an author's own training_step."""
+        self.steps.play(batch)
 
-    def ask(self, phase: Phase) -> bool:
-        """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
-        return self.steps.ask(phase)
+    def run(self, phase: Phase, batch: Any) -> None:
+        """Play one phase, for an author's own training_step."""
+        self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
         """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
@@ -388,11 +369,14 @@ class PhaseStrategy(DDPStrategy):
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
-        if isinstance(storage_options, InBackground):
-            write = partial(prepare(path, checkpoint, self._writers, copied=True), self._ranks_of_thread(name))
+        if storage_options is None:
+            save(path, checkpoint, self.world)
+        elif isinstance(storage_options, InBackground):
+            thread = beside(self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
+            write = partial(prepare(path, checkpoint, self.world, copied=True), thread)
             self.background.start(write, self.ending.wish, storage_options.excuse)
         else:
-            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
 
     def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:
         """Save a checkpoint while training goes on. It returns as soon as the content is copied to host memory.
@@ -413,17 +397,7 @@ class PhaseStrategy(DDPStrategy):
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, but only when the one that is being saved is whole."""
         if self.is_global_zero:
-            self.background.afterwards(partial(self.checkpoint_io.remove_checkpoint, filepath))
-
-    @property
-    def _writers(self) -> SavingRanks:
-        return SavingRanks(self.global_rank, self.world_size)
-
-    def _ranks_of_thread(self, name: str) -> SavingRanks:
-        if self.world_size == 1:
-            return self._writers
-        limit, lockstep = (self._timeout or default_pg_timeout).total_seconds(), self.lockstep
-        return StoreRanks(self.global_rank, self.world_size, f"save {name}", limit, lambda: lockstep.lost)
+            self.background.afterwards(partial(remove, filepath))
 
     def take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
         """In the process that has started the ranks of dp: what training on one device would have left here."""
@@ -485,13 +459,14 @@ class PhaseStrategy(DDPStrategy):
         """Inside the `with`, players that keep an average have their averaged weights. Every rank must call it."""
         return self.players.averaged()
 
+    @property
+    def world(self) -> World:
+        """The ranks that train, or that serve with this one, and what this one asks of them."""
+        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
+
     def gather_objects(self, value: Any) -> list[Any]:
         """The values of all ranks, on every rank. All ranks must call it."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values
+        return self.world.gather(value)
 
     @property
     def ending(self) -> Ending:

@@ -20,6 +20,7 @@ from strategies.hooks import NO_HOOKS, Hooks
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
+from strategies.policies.world import World
 from strategies.processes.equal_rows import EqualRows
 from strategies.sharding.unshard_on_read import other_order
 
@@ -28,16 +29,14 @@ from strategies.sharding.unshard_on_read import other_order
 class Training:
     """What all phases of a training have in common.
 
-    This is rank `rank` of `ranks`; with `seed` and the step, that gives each sample its noise. `hooks` are Lightning's,
-    of the game and of callbacks.
+    The rank, `seed` and the step give each sample its noise. `hooks` are Lightning's, of the game and of callbacks.
     """
 
     policies: Mapping[str, Policy]
     precision: Precision
-    guard: Guard
-    rank: int = 0
-    ranks: int = 1
+    world: World
     seed: int = 0
+    guard: Guard = field(default_factory=Guard)
     hooks: Hooks = NO_HOOKS
     equal_rows: EqualRows = field(default_factory=EqualRows)
     draws: Draws = field(default_factory=Draws)
@@ -67,7 +66,7 @@ def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, T
                 learner.update(norm)
             if learner.loss_scale is not None:
                 learner.loss_scale.update(finite)
-            training.guard.saw(phase, learner, finite, losses, step)
+            training.guard.saw(phase, learner, finite, losses, step, training.world)
             training.hooks.call("on_before_zero_grad", learner.optimizer)
             learner.drop_gradients()
             found[f"{phase.name}/{learner.player.name}_grad_norm"] = norm
@@ -191,11 +190,11 @@ def _losses(phase: Phase, part: Any, place: noise.Place, precision: Precision) -
 
 def _place(phase: Phase, counts: Sequence[int], index: int, step: int, training: Training) -> noise.Place:
     """The place of micro-batch `index` of a batch with so many rows. See [Note: every k-th row] in micro_batches.py."""
-    parts, draws = phase.micro_batches, training.draws.of(phase)
+    parts, draws, world = phase.micro_batches, training.draws.of(phase), training.world
     rows, *others = dict.fromkeys(max(1, count // parts) for count in counts)
-    first = {count: training.rank * count * parts + index for count in others}
-    key, total = (training.seed, step, phase.name), training.ranks * parts * rows
-    return noise.Place(key, training.rank * rows * parts + index, rows, total, parts, first, **draws)
+    first = {count: world.rank * count * parts + index for count in others}
+    key, total = (training.seed, step, phase.name), world.size * parts * rows
+    return noise.Place(key, world.rank * rows * parts + index, rows, total, parts, first, **draws)
 
 
 def _sum(losses: Iterable[Tensor], factor: float) -> Tensor:

@@ -48,6 +48,10 @@ class Damaged(UserError):
     """A file is not as it was written."""
 
 
+class DiskError(UserError):
+    """The disk of one of the ranks has failed, or is full. All ranks that save together raise it."""
+
+
 # What reading content raises that is not what it claims to be.
 NOT_SO = (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError)
 

@@ -29,8 +29,8 @@ from gan.module import GanModule
 from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
-from strategies.check.trial import Different, Kept, Trial, Tried
-from strategies.draws import BY_GENERATOR
+from strategies.check.trial import Different, Kept, Trial
+from strategies.draws import BY_GENERATOR, ByPhase
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.turn import Training
@@ -72,17 +72,14 @@ def check_step(
     game: GanModule,
     training: Training,
     batch: Any,
-    step: int,
-    trying: Callable[[Trial, Any], None],
-    gather: Callable[[Any], list[Any]],
     ready: Callable[[Phase], bool],
+    play: Callable[[Trial, Any], None],
 ) -> None:
     """Raise if the ranks together would not train as one device does.
 
-    `trying(trial, batch)` plays the step for a trial. `gather` returns the values of all ranks. `ready`: whether a
-    phase with a `when` is tried.
+    `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial.
     """
-    own = _few_samples(game, training, batch)
+    own, gather = _few_samples(game, training, batch), training.world.gather
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
     kept = Kept(game, training.policies)
@@ -92,50 +89,13 @@ def check_step(
             f"'{kept.iterators[0]}', which cannot be put back; let batches come from train_dataloader()"
         )
         return
-
-    # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
-    pools = [each for each in game.modules() if isinstance(each, ImagePool)]
-    images = gather([move_data_to_device(pool.own(), torch.device("cpu")) for pool in pools])
-
-    def tried(samples: Any, alone: bool = False, shake: int = 0) -> Tried:
-        trial = Trial(gather, step, alone, scale=1 + 2 * shake)
-        with kept.aside():
-            for number, pool in enumerate(pools):
-                for of_rank in images:
-                    pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
-            vars(game)["log"] = lambda *_, **__: None
-            if shake:
-                shake_weights(training.policies.values(), shake)
-            try:
-                trying(trial, copy.deepcopy(samples))  # a loss may write into its batch
-            except Exception as error:
-                tried_on = f"step {step} was tried on {rows(samples)} samples"
-                error.add_note(f"while {tried_on}; PhaseStrategy(check=False) leaves that out")
-                if isinstance(error, UserError) or step == 0:
-                    raise
-                trial.meet(f"cannot play: {error}")
-                raise TooFew(
-                    f"{tried_on}, and a loss fails, perhaps because it remembers a larger batch: {error}"
-                ) from error
-            trial.meet("has ended the step")
-            trial.tried.state = kept.written()
-        return trial.tried
-
-    for phase in game.phases:
-        if phase.when is not None and phase.due(step, ready):
-            with kept.aside():
-                answers = gather(bool(phase.when()))
-            if len(set(answers)) > 1:
-                rank_zero_warn(
-                    f"phase '{phase.name}': in step {step} its `when` is {answers[0]} on the first rank, which "
-                    f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
-                    f"gan.ranks.mean(x)"
-                )
+    tries = Tries(game, training, kept, play)
+    tries.compare_answers(ready)
     samples = join_batches(gather(own))
     try:
-        together, alone = tried(own), tried(samples, alone=True)
+        together, alone = tries(own), tries(samples, alone=True)
         if training.draws.learn(gather((together.drawn, alone.drawn))):
-            together, alone = tried(own), tried(samples, alone=True)
+            together, alone = tries(own), tries(samples, alone=True)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
@@ -152,12 +112,65 @@ def check_step(
     comparison = Comparison(gather(together.losses), gather(alone.losses), together, alone, rounding, unlike)
     lines = comparison.lines({})
     if any(gather(bool(lines))):
-        shaken = [tried(samples, True, number + 1) for number in range(SHAKES)]
+        shaken = [tries(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
         lines = comparison.lines(moved(alone, shaken))
     lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
     if lines:
-        names = {draw.name for drawn in together.drawn.values() for draw in drawn.values()}
-        raise Different(_said(lines, training, step, names))
+        raise Different(_said(lines, training, game.step, together.drawn))
+
+
+class Tries:
+    """Tries a step again and again, each time from what was kept."""
+
+    def __init__(self, game: GanModule, training: Training, kept: Kept, play: Callable[[Trial, Any], None]) -> None:
+        self.game, self.training, self.kept, self.play = game, training, kept, play
+        # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
+        self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
+        self.images = training.world.gather([_on_cpu(pool.own()) for pool in self.pools])
+
+    def __call__(self, samples: Any, alone: bool = False, shake: int = 0) -> Trial:
+        step, world = self.game.step, self.training.world
+        trial = Trial(world, step, alone, scale=1 + 2 * shake)
+        with self.kept.aside():
+            for number, pool in enumerate(self.pools):
+                for of_rank in self.images:
+                    pool.slots |= {place: list(own) for place, own in of_rank[number].items()}
+            vars(self.game)["log"] = lambda *_, **__: None
+            if shake:
+                shake_weights(self.training.policies.values(), shake)
+            try:
+                self.play(trial, move_data_to_device(copy.deepcopy(samples), world.device))  # a loss may write into it
+            except Exception as error:
+                tried = f"step {step} was tried on {rows(samples)} samples"
+                error.add_note(f"while {tried}; PhaseStrategy(check=False) leaves that out")
+                if isinstance(error, UserError) or step == 0:
+                    raise
+                trial.meet(f"cannot play: {error}")
+                raise TooFew(
+                    f"{tried}, and a loss fails, perhaps because it remembers a larger batch: {error}"
+                ) from error
+            trial.meet("has ended the step")
+            trial.state = self.kept.written()
+        return trial
+
+    def compare_answers(self, ready: Callable[[Phase], bool]) -> None:
+        """Warn of a `when` that ranks answer in different ways."""
+        step = self.game.step
+        for phase in self.game.phases:
+            if phase.when is None or not phase.due(step, ready):
+                continue
+            with self.kept.aside():
+                answers = self.training.world.gather(bool(phase.when()))
+            if len(set(answers)) > 1:
+                rank_zero_warn(
+                    f"phase '{phase.name}': in step {step} its `when` is {answers[0]} on the first rank, which "
+                    f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
+                    f"gan.ranks.mean(x)"
+                )
+
+
+def _on_cpu(batch: Any) -> Any:
+    return move_data_to_device(batch, torch.device("cpu"))
 
 
 def _few_samples(game: GanModule, training: Training, batch: Any) -> Any:
@@ -166,12 +179,12 @@ def _few_samples(game: GanModule, training: Training, batch: Any) -> Any:
     together *= math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
     try:
         own_rows = rows(batch)
-        room = ROOM.get(next(iter(training.policies.values())).world.device.type, 1) * own_rows // training.ranks
+        room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
         few = together * max(1, min(SAMPLES, own_rows, room) // together)
-        samples = f"{few * training.ranks} samples, {few} of each rank"
+        samples = f"{few * training.world.size} samples, {few} of each rank"
         why = f"which may have no memory for {samples}; check it once on fewer ranks"
         for count in range(few, min(own_rows, room) + 1, together):
-            own = move_data_to_device(first_rows(batch, count), torch.device("cpu"))
+            own = _on_cpu(first_rows(batch, count))
             try:
                 first_rows(own, count)
                 return own
@@ -198,7 +211,7 @@ def shake_weights(policies: Iterable[Policy], seed: int) -> None:
         policy.storage.reshard()
 
 
-def moved(one: Tried, shaken: Sequence[Tried]) -> dict[tuple[str, ...], float]:
+def moved(one: Trial, shaken: Sequence[Trial]) -> dict[tuple[str, ...], float]:
     """How far rounding alone moves each number and each tensor of a trial."""
     found: dict[tuple[str, ...], float] = {}
     for other in shaken:
@@ -232,8 +245,8 @@ class Comparison:
 
     losses: Sequence[Mapping[tuple[str, str], float]]  # of each rank, in the trial of all together
     repeated: Sequence[Mapping[tuple[str, str], float]]  # of each rank alone: the same samples on each
-    together: Tried
-    alone: Tried
+    together: Trial
+    alone: Trial
     rounding: float
     unlike: set[str]  # phases that cannot be compared
 
@@ -307,8 +320,9 @@ def _apart(one: float, other: float, room: float) -> bool:
     return not abs(one - other) <= room
 
 
-def _said(lines: Mapping[str, str], training: Training, step: int, draws: set[str]) -> str:
-    """The error: what differs, and what to type. `draws` are the names of what was drawn."""
+def _said(lines: Mapping[str, str], training: Training, step: int, drawn: ByPhase) -> str:
+    """The error: what differs, and what to type."""
+    draws = {draw.name for of_phase in drawn.values() for draw in of_phase.values()}
     given = {name for name in draws if name.endswith(BY_GENERATOR)}
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     listed = "".join(f"\n  - {text}" for text in [*list(lines)[:SHOWN], *more])
@@ -317,7 +331,7 @@ def _said(lines: Mapping[str, str], training: Training, step: int, draws: set[st
         advice.insert(0, "Synchronise batch norms: Trainer(sync_batchnorm=True).")
     before = " Weights, and checkpoints, may differ since the trial before this one." if step else ""
     return (
-        f"{training.ranks} ranks would not train as one device does. In a trial of step {step}, on a few samples "
+        f"{training.world.size} ranks would not train as one device does. In a trial of step {step}, on a few samples "
         f"of each rank, these differ:{listed}\n{' '.join(advice)}{before} To train all the same, type "
         f"PhaseStrategy(check=False), or --check false under gan.fit"
     )

@@ -1,6 +1,6 @@
 """A trial of one step: its phases are played without updates."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from strategies import random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
+from strategies.policies.world import World
 from strategies.reachable import Reachable, content_of, copied, differs
 from strategies.turn import Training, finish, gradients, ready
 
@@ -74,24 +75,6 @@ class Different(UserError):
     agreed = True
 
 
-@dataclass
-class Tried:
-    """What a trial of one step gave on this rank."""
-
-    losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
-    norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
-    state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
-    drawn: ByPhase = field(default_factory=dict)  # by networks
-    dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
-    unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
-
-    @property
-    def numbers(self) -> dict[tuple[str, ...], float]:
-        """All losses and norms, under names of their own."""
-        norms = {("gradient", *key, weight): norm for key, each in self.norms.items() for weight, norm in each.items()}
-        return norms | {("loss", *key): loss for key, loss in self.losses.items()}
-
-
 class Trials:
     """Decides when phases are tried: before they are played for the first time, and again at growing distances.
 
@@ -135,17 +118,30 @@ class Trials:
         self.played[phase] = names
 
 
+@dataclass
 class Trial:
-    """Plays the phases of a step without an update, and notes what they give.
+    """Plays the phases of a step without an update, and has what they gave on this rank.
 
-    `gather` returns the values of all ranks. `step` is the step that is tried. `alone`: as one device does, with the
-    samples of all ranks. `scale`: the loss is multiplied by so much, and the gradients are divided.
+    `step` is the step that is tried. `alone`: as one device does, with the samples of all ranks. `scale`: the loss is
+    multiplied by so much, and the gradients are divided.
     """
 
-    def __init__(
-        self, gather: Callable[[Any], list[Any]], step: int = 0, alone: bool = False, scale: float = 1.0
-    ) -> None:
-        self.gather, self.step, self.alone, self.scale, self.tried = gather, step, alone, scale, Tried()
+    world: World
+    step: int = 0
+    alone: bool = False
+    scale: float = 1.0
+    losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
+    norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
+    state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
+    drawn: ByPhase = field(default_factory=dict)  # by networks
+    dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
+    unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
+
+    @property
+    def numbers(self) -> dict[tuple[str, ...], float]:
+        """All losses and norms, under names of their own."""
+        norms = {("gradient", *key, weight): norm for key, each in self.norms.items() for weight, norm in each.items()}
+        return norms | {("loss", *key): loss for key, loss in self.losses.items()}
 
     def play(self, phase: Phase, batch: Any, training: Training) -> None:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
@@ -157,24 +153,24 @@ class Trial:
         before = random_state.capture()
         with ExitStack() as held:
             if self.alone:
-                training = replace(training, rank=0, ranks=1)
+                training = replace(training, world=replace(training.world, size=1, rank=0))
                 held.enter_context(ranks.alone(in_all_threads=True))
             held.enter_context(ready(phase, policies))
             losses = gradients(phase, batch, self.step, training, self.scale)
             learners = [policies[name] for name in phase.learners]
             finished = finish(phase, learners, policies, self.scale)
             for learner, (norms, _) in zip(learners, finished, strict=True):
-                self.tried.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
+                self.norms[phase.name, learner.player.name] = norms_by_name(learner, norms)
                 learner.drop_gradients()
-        self.tried.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
-        self.tried.dtypes |= {loss.dtype for loss in losses.values()}
-        self.tried.drawn |= draws.seen
+        self.losses |= {(phase.name, name): loss.item() for name, loss in losses.items()}
+        self.dtypes |= {loss.dtype for loss in losses.values()}
+        self.drawn |= draws.seen
         if random_state.changed(before):
-            self.tried.unlike.add(phase.name)
+            self.unlike.add(phase.name)
 
     def meet(self, what: str) -> None:
         """Raise if another rank does something else now. In training the ranks would wait for each other."""
-        everyone = self.gather(what)
+        everyone = self.world.gather(what)
         if len(set(everyone)) > 1:
             parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
             raise Different(

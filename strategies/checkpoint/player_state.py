@@ -1,21 +1,29 @@
-"""The state of a player in a checkpoint, in addition to its weights: its average and its optimizer.
+"""What a checkpoint has of each player beside its weights, and which weights it leaves out.
 
 Each rank saves and loads its shares of the tensors, under the names that plain torch uses.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gan.ema import Ema
-from gan.files.checkpoint import SavedTensor, Share, misfit, read
+from gan.files.checkpoint import Checksum, SavedTensor, Share, check_left_out, checksum, misfit, read
+from gan.files.contents import need
 from gan.files.errors import UserError
+from gan.module import GanModule
+from gan.pretrained import WeightFiles, check_files
 from strategies.optimizers import treats_elements
 from strategies.policies.policy import Policy
+from strategies.policies.world import World
+
+# ---- averages ----
 
 
 def average_state(policy: Policy) -> dict[str, Share] | None:
@@ -42,6 +50,9 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
         if missing := shares.keys() - saved.keys():
             raise UserError(f"player '{policy.player.name}': the checkpoint has no average of '{min(missing)}'")
         read({saved[name]: share for name, share in shares.items()})
+
+
+# ---- optimizers ----
 
 
 def optimizer_state(policy: Policy) -> dict[str, Any]:
@@ -103,3 +114,118 @@ def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str,
         share = Share.whole(value.empty())
     wanted[value] = share
     return share.tensor
+
+
+# ---- counts of updates, and the loss scale ----
+
+
+def rest_of_state(policy: Policy) -> dict[str, Any]:
+    """The state of a player except weights, optimizer and schedule."""
+    return {
+        "ema": average_state(policy),
+        "ema_updates": 0 if policy.average is None else policy.average.updates,
+        "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
+        "skipped": policy.skipped,
+    }
+
+
+def load_rest(policy: Policy, state: Mapping[str, Any]) -> None:
+    """Load the loss scale and the counts of updates."""
+    policy.skipped = state.get("skipped", 0)
+    if policy.average is not None:
+        policy.average.updates = state.get("ema_updates", 0)
+    if policy.loss_scale is not None and state.get("loss_scale") is not None:
+        policy.loss_scale.load_state_dict(state["loss_scale"])
+
+
+# ---- weights that are not in it ----
+
+
+class LeftOut:
+    """The weights that checkpoints leave out: those of `Player(saved=False)`, and of frozen players with `weights=`.
+
+    The game's constructor makes the former each time. A checkpoint notes a checksum of each. The latter are read from
+    files each time. A checkpoint notes the path and a digest of the files. So a run never goes on with other weights:
+    it would differ silently from what it was. A weight that some player changes is not left out.
+
+    Made while the weights of the constructor are whole. `files` are those of the frozen players that have some.
+    """
+
+    def __init__(
+        self, game: GanModule, policies: Mapping[str, Policy], world: World, files: Mapping[str, WeightFiles]
+    ) -> None:
+        self.game, self.policies, self.world, self.of_players = game, policies, world, files
+        in_files = {name: set(map(id, policies[name].player.module.parameters())) for name in files}
+        found: set[int] = set().union(*in_files.values())
+        for policy in policies.values():
+            if not policy.player.saved:
+                found |= set(map(id, policy.player.module.parameters()))
+        for policy in policies.values():
+            changing = policy.weights if policy.player.follows is None else policy.belongings.parameters
+            found -= set(map(id, changing.values()))
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in game.named_parameters() if id(p) in found}
+        self.names = {
+            player: [name for name, parameter in self.parameters.items() if id(parameter) in own]
+            for player, own in in_files.items()
+        }
+        of_files = {name for names in self.names.values() for name in names}
+        self.made = {name: p for name, p in self.parameters.items() if name not in of_files}  # by the constructor
+        self.checksums: dict[str, Checksum] = {name: checksum(p) for name, p in self.made.items() if world.rank == 0}
+        self.files: dict[str, dict[str, Any]] = {}
+
+    def note(self, digests: Mapping[str, str]) -> None:
+        """Note for checkpoints which files there are."""
+        self.files = {
+            name: {"path": str(files.path), "sha256": digests[name], "names": self.names[name]}
+            for name, files in self.of_players.items()
+        }
+
+    def check(self, checkpoint: Mapping[str, Any], shares: Mapping[Tensor, Share | None]) -> None:
+        """Raise if a checkpoint is of a run in which these weights had other values.
+
+        `shares` are this rank's shares of the sharded parameters.
+        """
+        ids = set(map(id, self.made.values()))
+        saved, noted = checkpoint["state_dict"], checkpoint.get("files", {})
+
+        def compare_files() -> None:
+            check_files(noted, self.of_players, {name: each["sha256"] for name, each in self.files.items()})
+            for player in self.of_players.keys() - noted.keys():
+                for name in self.names[player]:
+                    if name not in saved:
+                        raise UserError(f"the checkpoint has neither '{name}' nor its file; is it of another network?")
+                    weight = self.parameters[name]
+                    share = shares[weight] if weight in shares else Share.whole(weight)
+                    if share is not None and not _equals(share, need(saved, name, SavedTensor, "state_dict/")):
+                        raise UserError(
+                            f"the checkpoint has other values of '{name}' than {self.of_players[player].path}; leave "
+                            f"weights out for player '{player}'"
+                        )
+
+        def compare() -> None:
+            noted = dict(checkpoint.get("left_out", {}))
+            for name in self.made.keys() & saved.keys():  # saved before saved=False was typed
+                there = need(saved, name, SavedTensor, "state_dict/")
+                share = Share.whole(there.empty())
+                read({there: share})
+                noted[name] = checksum(share.tensor)
+            for name in self.made.keys() - noted.keys():
+                raise UserError(f"the checkpoint has neither '{name}' nor its checksum; is it of another network?")
+            check_left_out(self.game, {name: noted[name] for name in self.made})
+
+        if noted or self.of_players:
+            self.world.each(compare_files)
+        if not self.made:
+            return
+        with ExitStack() as stack:
+            for policy in self.policies.values():
+                if not ids.isdisjoint(map(id, policy.belongings.parameters.values())):
+                    stack.enter_context(policy.gathered())
+            self.world.each(compare)
+
+
+def _equals(share: Share, saved: SavedTensor) -> bool:
+    """Whether a checkpoint has the same values as this rank's share."""
+    there = replace(share, tensor=torch.empty_like(share.tensor, device="cpu", memory_format=torch.contiguous_format))
+    read({saved: there})
+    return torch.equal(there.tensor, share.tensor.cpu())

@@ -7,6 +7,7 @@ import copy
 import os
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
-from gan.files.checkpoint import averages_of, failing, load_module_state
+from gan.files.checkpoint import averages_of, failing, load, load_module_state
 from gan.files.contents import PROGRESS, TRAINING, alike, check_kinds
 from gan.files.errors import UserError, reading
 from gan.files.finite import Bad, NotFinite, as_made, named, not_finite
@@ -28,11 +29,16 @@ from gan.pretrained import WeightFiles
 from strategies import random_state
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.attributes import alike as same
-from strategies.checkpoint.background import SavingRanks
-from strategies.checkpoint.left_out import LeftOut
-from strategies.checkpoint.player_state import average_state, load_average, load_optimizer_state
+from strategies.checkpoint.player_state import (
+    LeftOut,
+    average_state,
+    load_average,
+    load_optimizer_state,
+    load_rest,
+    rest_of_state,
+)
 from strategies.policies.policy import Policy
-from strategies.ranks import Ranks
+from strategies.policies.world import World
 
 
 class State:
@@ -46,14 +52,13 @@ class State:
         self,
         game: GanModule,
         policies: Mapping[str, Policy],
-        ranks: Ranks,
-        writers: SavingRanks,
+        world: World,
         seed: int,
         files: Mapping[str, WeightFiles],
         attributes: Attributes | None,
     ) -> None:
-        self.game, self.policies, self.ranks, self.writers, self.seed = game, policies, ranks, writers, seed
-        self.left_out, self.attributes = LeftOut(game, policies, ranks.rank == 0, files), attributes
+        self.game, self.policies, self.world, self.seed = game, policies, world, seed
+        self.left_out, self.attributes = LeftOut(game, policies, world, files), attributes
         self._loops: dict[str, Any] | None = None  # where the ranks of dp have ended, in the process that started them
         self._meant = as_made(game)  # the buffers that may be infinite
         self._resumed: Mapping[str, Any] = {}  # what a checkpoint has for the start of the training
@@ -67,7 +72,7 @@ class State:
         Buffers, such as running statistics, are saved by the first rank only. Image pools differ between ranks, so each
         rank saves its own images.
         """
-        state = self._weights(buffers=self.ranks.rank == 0)
+        state = self._weights(buffers=self.world.rank == 0)
         for name, pool in self.game.named_modules():
             if isinstance(pool, ImagePool):
                 state[f"{name}._extra_state" if name else "_extra_state"] = {
@@ -105,13 +110,13 @@ class State:
         remembered = {} if self.attributes is None else self.attributes.state()
         own = self._set_aside or random_state.capture(), os.path.abspath(path), secrets.token_hex(8)
         bad = self._not_finite(checkpoint["state_dict"])
-        states, paths, names, found, all_remembered = zip(*self.ranks.gather((*own, bad, remembered)), strict=True)
+        states, paths, names, found, all_remembered = zip(*self.world.gather((*own, bad, remembered)), strict=True)
         everywhere = all(same(all_remembered[0], each) for each in all_remembered)
         checkpoint |= {
             "game": type(self.game).__name__,
             "left_out": self.left_out.checksums,
             "files": self.left_out.files,
-            "players": {name: _of_player(policy) for name, policy in self.policies.items()},
+            "players": {name: rest_of_state(policy) for name, policy in self.policies.items()},
             "seed": self.seed,
             "attributes": [all_remembered[0]] if everywhere else list(all_remembered),
             "random_states": list(states),
@@ -154,7 +159,7 @@ class State:
                 f"{', '.join(saved) or 'unknown'}; this game is {name} with players {', '.join(self.policies)}"
             )
         if strict:
-            self.left_out.check(self.game, checkpoint, self._shares(), self.writers)
+            self.left_out.check(checkpoint, self._shares())
 
         def load_weights() -> None:
             unsaved = self.left_out.parameters
@@ -171,12 +176,12 @@ class State:
             for name, policy in self.policies.items():
                 load_average(policy, averages_of(checkpoint, name))
 
-        self.writers.each(load_weights)
+        self.world.each(load_weights)
         for policy in self.policies.values():
             policy.storage.shards_changed()
             policy.storage.reshard()
-        self.writers.each(load_averages)
-        found = self.writers.each(lambda: self._not_finite(self._weights(buffers=True)))
+        self.world.each(load_averages)
+        found = self.world.each(lambda: self._not_finite(self._weights(buffers=True)))
         if bad := list(dict.fromkeys(each for of_rank in found for each in of_rank)):
             raise NotFinite(f"the checkpoint cannot be used: {named(bad)}; take an earlier one")
 
@@ -194,9 +199,9 @@ class State:
             for policy, state in zip(learners, states, strict=True):
                 load_optimizer_state(policy, state)
 
-        self.writers.each(load_optimizers)
+        self.world.each(load_optimizers)
         for name, policy in self.policies.items():
-            _load_player(policy, checkpoint["players"][name])
+            load_rest(policy, checkpoint["players"][name])
         self.seed, self._resumed = checkpoint["seed"], checkpoint
 
     def resume(self, trainer: Trainer) -> None:
@@ -205,14 +210,14 @@ class State:
         Only here, because set-up draws random numbers too, and first weights must be the same on all ranks.
         """
         _go_on_in_the_epoch(trainer)
-        number, size = self.ranks.rank, self.ranks.size
+        number, size = self.world.rank, self.world.size
         remembered, states = self._resumed.get("attributes"), self._resumed.get("random_states")
         self._resumed = {}
         if states is None:
             if size > 1:
                 # Else ranks would draw alike: seed_everything, or manual_seed in __init__, seeds all of them alike.
                 torch.manual_seed(noise.seed_for(self.seed, self.game.step, number))
-                random_state.restore_alike(self.ranks.broadcast(random_state.capture()))
+                random_state.restore_alike(self.world.broadcast(random_state.capture()))
             return
         if remembered and self.attributes is not None:
             with failing(trainer.ckpt_path):
@@ -241,26 +246,16 @@ class State:
         self._set_aside = None
 
 
-def _of_player(policy: Policy) -> dict[str, Any]:
-    """The state of a player except weights, optimizer and schedule."""
-    return {
-        "ema": average_state(policy),
-        "ema_updates": 0 if policy.average is None else policy.average.updates,
-        "loss_scale": None if policy.loss_scale is None else policy.loss_scale.state_dict(),
-        "skipped": policy.skipped,
-    }
+def opened(path: Any, weights_only: bool | None, trainer: Trainer | None) -> dict[str, Any]:
+    """A checkpoint's tree. With the trainer of a training, it must be one from which that can go on."""
+    tree = load(path, weights_only)
+    if trainer is not None:
+        with failing(Path(path)):
+            _check_training(tree, trainer)
+    return tree
 
 
-def _load_player(policy: Policy, state: Mapping[str, Any]) -> None:
-    """Load the loss scale and the counts of updates."""
-    policy.skipped = state.get("skipped", 0)
-    if policy.average is not None:
-        policy.average.updates = state.get("ema_updates", 0)
-    if policy.loss_scale is not None and state.get("loss_scale") is not None:
-        policy.loss_scale.load_state_dict(state["loss_scale"])
-
-
-def check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
+def _check_training(tree: Mapping[str, Any], trainer: Trainer) -> None:
     """Raise if a training would begin at step 0 in silence, or end somewhere in Lightning."""
     if "state_dict" in tree and "optimizer_states" not in tree:
         raise UserError("it has weights only, with which no training goes on; give one that has all")

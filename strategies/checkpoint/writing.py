@@ -5,54 +5,42 @@ To write ranges of flat tensors in bounded memory, most of its planner and its w
 would take more code than this file has.
 """
 
+import itertools
 import os
+import pickle
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
+import torch.distributed as dist
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import MappingKey, tree_leaves_with_path, tree_map_only
 
 from gan.files import tensors
-from gan.files.checkpoint import FORMAT, SHARE, TENSOR, load
-from gan.files.errors import UserError, reason
+from gan.files.checkpoint import FORMAT, SHARE, TENSOR
+from gan.files.errors import DiskError, UserError, reason
 from gan.files.tensors import NAMES, Share
 from gan.files.values import VALUES, Key, encode, sealed, text_of
-from strategies.checkpoint.background import ALONE, DiskError, SavingRanks
-from strategies.checkpoint.folders import check_seen, new_part, part_of, put, remove
+from strategies.checkpoint.folders import check_seen, new_part, part_of, put
+from strategies.policies.world import World
+from strategies.private import default_store
 
-
-class WholeCheckpointIO(CheckpointIO):
-    """All ranks write a checkpoint together. It appears completely or not at all. Loading runs no code."""
-
-    def __init__(self, ranks: SavingRanks = ALONE) -> None:
-        self.ranks = ranks
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Every rank must call it, with its own shares in the checkpoint."""
-        if storage_options is not None:
-            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
-        save(path, checkpoint, self.ranks)
-
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """A checkpoint's tree. The tensors in it are read later, when they are needed."""
-        return load(path, weights_only)
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        remove(path)
+ALONE = World()
 
 
 def refuse_other(io: Any) -> None:
-    """Refuse a CheckpointIO that is not ours."""
-    if io is not None and not isinstance(io, WholeCheckpointIO):
+    """Refuse a CheckpointIO of Lightning's, or of a person's own."""
+    if io is not None:
         raise UserError(
             f"{type(io).__name__} cannot write what ranks hold in shares, and PhaseStrategy writes its checkpoints "
             f"itself; leave {type(io).__name__} out (strategy.save_in_background(path) saves while training goes on)"
@@ -69,18 +57,18 @@ class Offer(NamedTuple):
     count: int
 
 
-def save(path: str | Path, tree: dict[str, Any], ranks: SavingRanks = ALONE) -> None:
+def save(path: str | Path, tree: dict[str, Any], world: World = ALONE) -> None:
     """Write a checkpoint. All ranks call it: each writes its own shares, and the first also writes everything else.
 
     All ranks pass the same path, on a file system that they share. If one rank fails, all raise, and an older
     checkpoint at this path stays.
     """
-    prepare(path, tree, ranks)(ranks)
+    prepare(path, tree, world)(world)
 
 
 def prepare(
-    path: str | Path, tree: dict[str, Any], ranks: SavingRanks = ALONE, copied: bool = False
-) -> Callable[[SavingRanks], None]:
+    path: str | Path, tree: dict[str, Any], world: World = ALONE, copied: bool = False
+) -> Callable[[World], None]:
     """Decide together who writes what. Returns the function that writes it, which every rank must call.
 
     With `copied` that may be in a thread, while training changes the tensors: the function then has copies in host
@@ -93,7 +81,7 @@ def prepare(
     text = b""
 
     def offer() -> dict[str, Offer]:
-        if ranks.rank:
+        if world.rank:
             check_seen(part)
         return {
             name: Offer(key, tuple(share.shape), share.tensor.dtype, share.start, share.tensor.numel())
@@ -102,35 +90,35 @@ def prepare(
 
     def fix() -> None:
         nonlocal text
-        if ranks.rank == 0:
+        if world.rank == 0:
             for each in (each for offered in offers for each in offered.values()):
                 _insert(values, each)
             text = text_of(_encoded(values, mine))
-        mine.update((name, shares[name][1]) for name in dealt[ranks.rank])
+        mine.update((name, shares[name][1]) for name in dealt[world.rank])
         if copied:
             mine.update({name: _copy(share) for name, share in mine.items()})
 
-    with _naming(path, ranks), ExitStack() as stack:
-        ranks.first(lambda: stack.enter_context(new_part(path)))
-        offers = ranks.each(offer)
+    with _naming(path, world), ExitStack() as stack:
+        world.first(lambda: stack.enter_context(new_part(path)))
+        offers = world.each(offer)
         dealt = _deal(offers)
-        ranks.each(fix)
+        world.each(fix)
         return partial(_write, path, mine, text, stack.pop_all())
 
 
-def _write(path: Path, mine: Mapping[str, Share], text: bytes, stack: ExitStack, ranks: SavingRanks) -> None:
-    with _naming(path, ranks), stack:
-        files = ranks.each(lambda: _write_file(part_of(path), ranks.rank, mine))
-        ranks.first(lambda: _complete(path, text, files))
+def _write(path: Path, mine: Mapping[str, Share], text: bytes, stack: ExitStack, world: World) -> None:
+    with _naming(path, world), stack:
+        files = world.each(lambda: _write_file(part_of(path), world.rank, mine))
+        world.first(lambda: _complete(path, text, files))
 
 
 @contextmanager
-def _naming(path: Path, ranks: SavingRanks) -> Iterator[None]:
+def _naming(path: Path, world: World) -> Iterator[None]:
     """Errors name the checkpoint, and a failing disk names the rank."""
     try:
         yield
     except OSError as error:
-        where = f"rank {ranks.rank}: " if ranks.size > 1 else ""
+        where = f"rank {world.rank}: " if world.size > 1 else ""
         raise DiskError(f"cannot write checkpoint {path}: {where}{reason(error)}") from error
     except UserError as error:
         kind = DiskError if isinstance(error, DiskError) else UserError
@@ -227,3 +215,150 @@ def _complete(path: Path, text: bytes, files: list[dict[str, str]]) -> None:
         file.flush()
         os.fsync(file.fileno())
     put(path)
+
+
+# ---- beside training ----
+
+
+@dataclass(frozen=True)
+class StoreRanks(World):
+    """The ranks for a thread beside training. It uses torch's store, for its collectives would meet training's.
+
+    `name` is of one save, the same on all ranks. `limit` is how many seconds a rank waits for the others; it gives up
+    at once when `lost` says that one of them is gone.
+    """
+
+    name: str = ""
+    limit: float = 1800.0
+    lost: Callable[[], bool] = bool
+    store: Any = field(default_factory=default_store)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Rank 0 collects the values and shows them all. It waits until all have read them: it may be about to exit,
+        and its host serves the store.
+        """
+        shown = f"{self.name}, {next(self.numbers)}"
+        keys = [f"{shown}, rank {rank}" for rank in range(1, self.size)]
+        if self.rank:
+            own = keys[self.rank - 1]
+            self.store.set(own, pickle.dumps(value))
+            self._until(lambda: self.store.check([shown]))
+            values = pickle.loads(self.store.get(shown))
+            self.store.delete_key(own)
+            return values
+        self._until(lambda: self.store.check(keys))
+        values = [value, *(pickle.loads(self.store.get(key)) for key in keys)]
+        self.store.set(shown, pickle.dumps(values))
+        for key in keys:
+            self._until(lambda key=key: not self.store.check([key]))
+        self.store.delete_key(shown)
+        return values
+
+    def _until(self, answer: Callable[[], bool]) -> None:
+        """Ask again and again. `store.wait` would keep the main thread from the store."""
+        until, pause = time.monotonic() + self.limit, 0.001
+        while not answer():
+            if self.lost():
+                raise dist.DistError("a rank was lost while a checkpoint was written")
+            if time.monotonic() > until:
+                raise UserError(f"rank {self.rank} has waited {self.limit:g} seconds for what other ranks write")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+
+# [Note: beside training]
+# On the main thread the ranks agree on who writes what, and each copies what it will write to host memory (`prepare`).
+# Then training goes on. The thread writes and flushes the files. It meets the threads of the other ranks through
+# torch's store (StoreRanks), never in a collective: training runs its own meanwhile. A thread that has failed asks the
+# run to end, and all ranks raise the failure after the same step. Only a disk's failure may be excused: whoever saves
+# is told of it at once, and nothing is raised.
+#
+# torch's `async_save` is not used. Its writer leaves incomplete folders behind when it is killed. Its stager copies
+# whole storages, which is a bucket of all ranks where we want one rank's shard of it, and it keeps the copies between
+# saves.
+
+
+def beside(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
+    """The ranks for the thread of this save. See StoreRanks."""
+    if world.size == 1:
+        return world
+    seconds = (limit or default_pg_timeout).total_seconds()
+    return StoreRanks(world.size, world.rank, name=save, limit=seconds, lost=lost)
+
+
+@dataclass(frozen=True)
+class InBackground:
+    """How a checkpoint is saved, passed through Lightning as its storage options."""
+
+    excuse: Callable[[DiskError], None] | None = None
+
+
+class Background:
+    """The save that is in flight, if any, and what is done after it."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None  # made by the first save, because a strategy may be pickled
+        self._tasks: list[Future[None]] = []
+        self._excuse: Callable[[DiskError], None] | None = None
+
+    def start(
+        self,
+        write: Callable[[], None],
+        failed: Callable[[], None],
+        excuse: Callable[[DiskError], None] | None = None,
+    ) -> None:
+        """Begin to write. `failed` is called in the thread if that, or what is done afterwards, raises an error.
+
+        With `excuse`, that is called in its place with a DiskError, which `wait` then does not raise.
+        """
+        assert not self._tasks, "one save at a time"
+        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
+        self._failed, self._excuse = failed, excuse
+        self._submit(write)
+
+    def afterwards(self, deed: Callable[[], None]) -> None:
+        """Do it when the checkpoint in flight is whole, and never if it fails. Without one, do it now."""
+        if not self._tasks:
+            deed()
+            return
+        before = list(self._tasks)
+        self._submit(lambda: None if any(task.exception() for task in before) else deed())
+
+    def _submit(self, deed: Callable[[], None]) -> None:
+        def told() -> None:
+            try:
+                deed()
+            except BaseException as error:
+                if self._excused(error):
+                    self._excuse(error)
+                else:
+                    self._failed()
+                raise
+
+        self._tasks.append(self._thread.submit(told))
+
+    def _excused(self, error: BaseException | None) -> bool:
+        return self._excuse is not None and isinstance(error, DiskError)
+
+    def wait(self) -> None:
+        """Return when nothing is in flight. What has failed is raised, once, if it is not excused."""
+        wait(self._tasks)
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            if not self._excused(task.exception()):
+                task.result()
+
+    def settle(self) -> None:
+        """The same while another error is raised: a failure is a warning."""
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other error came first
+            rank_zero_warn(str(error))
+
+    def close(self) -> None:
+        """End the thread."""
+        self.wait()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None

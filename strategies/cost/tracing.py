@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from gan.module import GanModule
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.guard import Guard
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
 from strategies.paper import trace as kinds
@@ -100,7 +99,7 @@ def _trace(
     recorder.begin(Trace(phase.name, phase.second_order, phase.learners, phase.every))
     for policy in policies.values():
         policy.begin_step(step)
-    training = Training(policies, Precision(), Guard(lambda _: []))
+    training = Training(policies, Precision(), World())
     with recorder.saved(phase), ready(phase, policies):
         gradients(phase, batch, step, training)
         for name in phase.learners:

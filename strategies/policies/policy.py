@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
-from strategies.loss_scale import LossScale
-from strategies.optimizers import ELEMENTWISE, check_optimizer, check_schedule, has_modes, treats_elements
+from strategies.optimizers import LossScale, check_optimizer, check_pieces, check_schedule, has_modes
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings, PlayerSwitch
@@ -151,13 +150,8 @@ class Policy(Costs):
         """If the storage is sharded, let the optimizer step only what this rank owns."""
         if not self.storage.sharded:
             return
-        if self.storage.cut and not treats_elements(self.optimizer):
-            known = ", ".join(sorted(kind.__name__ for kind in ELEMENTWISE))
-            raise UserError(
-                f"player '{self.player.name}': policy '{self.name}' cuts weights into pieces, and "
-                f"{type(self.optimizer).__name__} may not give the same result on pieces as on whole weights; "
-                f"type --strategy {self.player.name}=zero1,*={self.name}, or use one of {known}"
-            )
+        if self.storage.cut:
+            check_pieces(self.player, self.optimizer, self.name)
         owned = self.storage.owned
         for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
             if "param_names" in group:

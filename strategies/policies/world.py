@@ -1,13 +1,19 @@
-"""World: a rank's place among those that train, or among those that serve with it."""
+"""World: the ranks that train together, or serve together, as one of them sees the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from gan.files.errors import DiskError, UserError, reason
 from gan.phase import Phase
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 class Groups:
@@ -51,13 +57,71 @@ class Groups:
 
 @dataclass(frozen=True)
 class World:
-    """The number `size` of these ranks, this one's own `rank` and `device`, and how many of the run's are on its node.
+    """This is rank `rank` of `size`, on its `device`; `per_node` of the run's ranks are on its host.
 
-    `groups` gives players the process groups for their collectives.
+    `groups` gives players the process groups for their collectives. What a rank asks of the others here, all of them
+    must ask at the same time.
     """
 
-    size: int
-    rank: int
-    device: torch.device
+    size: int = 1
+    rank: int = 0
+    device: torch.device = CPU
     per_node: int = 1
     groups: Groups = field(default_factory=Groups)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """The first rank's value."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def smallest(self, value: Tensor) -> Tensor:
+        """The smallest of all ranks' numbers."""
+        if self.size > 1:
+            dist.all_reduce(value, dist.ReduceOp.MIN)
+        return value
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over all ranks."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value / self.size
+
+    def answer(self, question: Callable[[], bool]) -> bool:
+        """The first rank's answer. No other rank calls the function."""
+        if self.size == 1:
+            return bool(question())
+        answer = torch.tensor(self.rank == 0 and bool(question())).byte().to(self.device, non_blocking=True)
+        dist.broadcast(answer, 0)
+        return bool(answer)
+
+    def each(self, step: Callable[[], T]) -> list[T]:
+        """Run a step on all ranks. Returns all results. If one rank fails, all raise, so that none waits for it."""
+        result, failure, told = None, None, None
+        try:
+            result = step()
+        except (OSError, UserError) as error:
+            failure, told = error, (DiskError if isinstance(error, OSError) else UserError, reason(error))
+        except Exception as error:  # noqa: BLE001 - our own mistake, so it is no UserError on the other ranks
+            failure, told = error, (RuntimeError, f"{type(error).__name__}: {error}")
+        heard = self.gather((result, told))
+        if failure is not None:
+            raise failure
+        for rank, (_, told) in enumerate(heard):
+            if told is not None:
+                kind, text = told
+                raise kind(f"rank {rank}: {text}")
+        return [result for result, _ in heard]
+
+    def first(self, step: Callable[[], None]) -> None:
+        """Run a step on the first rank, while the others wait."""
+        self.each(step if self.rank == 0 else lambda: None)

@@ -128,13 +128,9 @@ class Functions(FunctionLauncher):
         strategy = self._strategy
         if trainer is not None:  # the weights must have their dtype here too, to be taken over as they are
             strategy.precision_plugin.convert_module(trainer.lightning_module)
-        strategy.handing_over = True
         if self._start_method == "fork":
             end_openmp()
-        try:
-            return super().launch(partial(_hand_over, strategy, function), *args, trainer=trainer, **kwargs)
-        finally:
-            strategy.handing_over = False
+        return super().launch(partial(_survive, strategy, function), *args, trainer=trainer, **kwargs)
 
     def _collect_rank_zero_results(self, trainer: Any, results: Any) -> Any:
         """Without the weights that are not on this rank: the starting process keeps its own."""
@@ -293,13 +289,6 @@ def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
         for name, value in vars(module).items():
             if not isinstance(value, Trainer | nn.Module) and name != "_modules":
                 yield value, f"'{place}.{name}'".replace("'.", "'")
-
-
-def _hand_over(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    strategy.handing_over = False
-    result = _survive(strategy, function, *args, **kwargs)
-    strategy.handing_over = True
-    return result
 
 
 def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -23,9 +23,8 @@ from gan.files.tensors import pieces
 from gan.pool import ImagePool
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
-from strategies.checkpoint.background import ALONE, Background
 from strategies.checkpoint.folders import part_of
-from strategies.checkpoint.writing import prepare, save
+from strategies.checkpoint.writing import ALONE, Background, prepare, save
 from tests.ranks.test_checkpoints import LAST, POINTS, kill_in
 from tests.ranks.test_contract import POLICY
 from tests.support.composite import Composite

@@ -18,7 +18,6 @@ from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.checkpoint.writing import WholeCheckpointIO
 from tests.support.hard_games import Plain
 from tests.support.parity import BROKEN, Whole, distance, snapshot, trainer, vectors
 from tests.support.saved import names, read_checkpoint, write_checkpoint
@@ -222,9 +221,8 @@ def test_another_way_to_write_checkpoints_is_refused(tmp_path):
         trainer(PhaseStrategy("single"), 1, 1, plugins=[AsyncCheckpointIO()])
     with pytest.raises(UserError, match="leave AsyncCheckpointIO out"):
         PhaseStrategy("single", checkpoint_io=AsyncCheckpointIO())
-    PhaseStrategy("single", checkpoint_io=WholeCheckpointIO())
 
 
 def test_storage_options_are_refused_rather_than_ignored(tmp_path):
     with pytest.raises(UserError, match="leave storage_options out"):
-        WholeCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", storage_options={"key": 1})
+        fit(Grouping(), 2).save_checkpoint(tmp_path / "x.ckpt", storage_options={"key": 1})

@@ -25,9 +25,9 @@ from gan.files.errors import UserError
 from gan.files.tensors import Piece
 from strategies import PhaseStrategy
 from strategies.checkpoint import folders, writing
-from strategies.checkpoint.background import ALONE, SavingRanks
 from strategies.checkpoint.folders import remove
 from strategies.checkpoint.writing import save
+from strategies.policies.world import World
 from tests.ranks.test_zero import Lopsided
 from tests.support.parity import parts, trainer
 from tests.support.saved import names, number_of, numbered, read_checkpoint
@@ -109,7 +109,7 @@ def save_shares(path):
     tree["all"] |= {f"more {n}": Share.whole(torch.full((1000,), float(n))) for n in range(8)}
     if first < last:
         tree["dealt"] = {"out": Share(WHOLE[first:last], WHOLE.shape, first)}
-    save(path, tree, SavingRanks(rank, size))
+    save(path, tree, World(size, rank))
 
 
 def read_shares(path):
@@ -347,12 +347,12 @@ def test_a_folder_of_other_things_is_neither_replaced_nor_removed(tmp_path):
 def failing(path, who, what):
     """What the ranks say when one of them cannot write."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    save(path, numbered(1), SavingRanks(rank, size))
+    save(path, numbered(1), World(size, rank))
     error = {"disk": OSError(errno.ENOSPC, "No space left on device"), "ours": ZeroDivisionError("a mistake")}
     cause = error[what] if rank == who and what in error else writing._write_file
     with mock.patch.object(writing, "_write_file", side_effect=cause, autospec=True):
         try:
-            save(path, {**numbered(2), "function": failing if what == "values" else None}, SavingRanks(rank, size))
+            save(path, {**numbered(2), "function": failing if what == "values" else None}, World(size, rank))
         except Exception as failure:  # noqa: BLE001 - whatever it is
             assert number_of(path) == 1
             said = str(failure).removeprefix(f"cannot write checkpoint {path}: ").partition(", which could")[0]
@@ -377,7 +377,7 @@ def test_a_rank_that_cannot_write_is_named_on_all_and_the_old_checkpoint_stays(w
 
 def on_disks_of_their_own(folder):
     try:
-        save(folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), SavingRanks(dist.get_rank(), 2))
+        save(folder / f"disk{dist.get_rank()}" / "x.ckpt", numbered(1), World(2, dist.get_rank()))
     except UserError as error:
         return str(error)
     return None
@@ -393,7 +393,7 @@ def test_a_disk_that_the_machines_do_not_share_is_refused(ranks, tmp_path):
 
 def dies_while_saving(path, who):
     rank = dist.get_rank()
-    save(path, numbered(1), SavingRanks(rank, 2))
+    save(path, numbered(1), World(2, rank))
     real = writing._write_file
 
     def die(*rest):
@@ -402,7 +402,7 @@ def dies_while_saving(path, who):
         return real(*rest)
 
     with mock.patch.object(writing, "_write_file", die):
-        save(path, numbered(2), SavingRanks(rank, 2))
+        save(path, numbered(2), World(2, rank))
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -491,6 +491,6 @@ def test_the_control_gathering_is_seen(ranks, tmp_path):
 
 
 def test_one_process_needs_no_process_group(tmp_path):
-    assert SavingRanks(0, 1) == ALONE and not dist.is_initialized()
+    assert not dist.is_initialized()
     save(tmp_path / "x.ckpt", numbered(5))
     assert number_of(tmp_path / "x.ckpt") == 5

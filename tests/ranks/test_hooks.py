@@ -100,10 +100,10 @@ def test_those_of_backward_are_called_for_each_micro_batch():
 def test_where_nobody_overrides_them_nothing_is_wanted():
     strategy = PhaseStrategy("single")
     trainer(strategy, 1, 1, callbacks=[Callback()]).fit(Plain(), parts(1))
-    assert not strategy.steps.hooks.wanted and not NO_HOOKS.wanted
+    assert not strategy.steps.training.hooks.wanted and not NO_HOOKS.wanted
     given, strategy = LambdaCallback(on_before_zero_grad=lambda *_: None), PhaseStrategy("single")
     trainer(strategy, 1, 1, callbacks=[given]).fit(Plain(), parts(1))
-    assert set(strategy.steps.hooks.wanted) == {"on_before_zero_grad"}
+    assert set(strategy.steps.training.hooks.wanted) == {"on_before_zero_grad"}
 
 
 # ---- what they may change ----

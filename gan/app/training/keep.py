@@ -16,8 +16,7 @@ from gan.app.training import start
 from gan.app.training.metrics import Spare, warn
 from gan.files.contents import need, numbers
 from gan.files.disk import whole_file
-from gan.files.errors import UserError
-from strategies.checkpoint.background import DiskError
+from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 

@@ -139,11 +139,16 @@ class Recorded(PhaseStrategy):
         super().__init__(policy, **kwargs)
         self.recorder = recorder
 
-    def run(self, phase: Phase, batch: Any) -> None:
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._run = self.steps.run
+        setattr(self.steps, "run", self._watched)  # noqa: B010, a method is replaced
+
+    def _watched(self, phase: Phase, batch: Any) -> None:
         world.here(f"step {self.recorder.step}, phase '{phase.name}'")
         before = random_state.capture()
         with self.recorder.watching:
-            super().run(phase, batch)
+            self._run(phase, batch)
         if self.steps.trial is not None:
             return
         if random_state.changed(before):

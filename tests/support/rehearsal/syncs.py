@@ -90,10 +90,12 @@ def counted() -> Iterator[Syncs]:
     """Inside the `with`, the host syncs of every training step of this process are counted, but not those of trials."""
     Syncs.played = []
     syncs, host = Syncs(), set()
-    step, run = Steps._train, Steps.run
+    step, run = Steps._pass, Steps.run
 
     def counted_step(self: Steps, *args: Any, **kwargs: Any) -> Any:
-        for policy in self.players.policies.values():
+        if self.trial is not None:
+            return step(self, *args, **kwargs)
+        for policy in self.policies.values():
             _put(policy, host)
         with syncs.during(BETWEEN), _Calls(syncs, host), _Operations(syncs, host):
             return step(self, *args, **kwargs)
@@ -105,7 +107,7 @@ def counted() -> Iterator[Syncs]:
             run(self, phase, batch)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(Steps, "_train", counted_step))
+        patches.enter_context(mock.patch.object(Steps, "_pass", counted_step))
         patches.enter_context(mock.patch.object(Steps, "run", counted_run))
         patches.enter_context(mock.patch.object(PhaseStrategy, "root_device", DEVICE))
         clip = "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype"

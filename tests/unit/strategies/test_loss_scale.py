@@ -2,7 +2,7 @@
 
 import torch
 
-from strategies.loss_scale import LossScale
+from strategies.optimizers import LossScale
 
 
 def test_it_falls_at_once_and_grows_after_a_row_of_good_updates():

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import pytest
 import torch.distributed as dist
 
-from gan.files.errors import UserError
-from strategies.checkpoint.background import Background, DiskError, StoreRanks
+from gan.files.errors import DiskError, UserError
+from strategies.checkpoint.writing import Background, StoreRanks
 
 
 class Slow:
@@ -95,7 +95,7 @@ def together(size, step, **options):
     store = dist.HashStore()
 
     def one(rank):
-        ranks = StoreRanks(rank, size, "a save", store=store, **options)
+        ranks = StoreRanks(size, rank, name="a save", store=store, **options)
         try:
             return step(ranks)
         except Exception as error:  # noqa: BLE001 - whatever it is

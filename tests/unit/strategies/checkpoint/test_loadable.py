@@ -15,7 +15,7 @@ from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.files.values import VALUES
 from strategies import PhaseStrategy
-from strategies.checkpoint.writing import WholeCheckpointIO, check_loadable, save
+from strategies.checkpoint.writing import check_loadable, save
 from tests.support.hard_games import Plain
 from tests.support.parity import parts, trainer
 from tests.support.saved import number_of, numbered, seal_text
@@ -72,7 +72,6 @@ REFUSED, NO_VALUES = r"never runs code; leave weights_only=False out", "values.j
     ("loading", "message"),
     [
         (lambda path: load(path, False), REFUSED),
-        (lambda path: WholeCheckpointIO().load_checkpoint(path, weights_only=False), REFUSED),
         (lambda path: Plain.load_from_checkpoint(path, weights_only=False), REFUSED),
         # Lightning does not hand the word on to a strategy that loads after its set-up, as ours does.
         (

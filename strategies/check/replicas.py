@@ -1,6 +1,6 @@
 """Whether ranks hold the same values, and the error that names what differs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,13 +10,12 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy
+from strategies.policies.world import World
 from strategies.sharding.resharded_parameter import resharded
 from strategies.sharding.versions import version_of
 
-Gather = Callable[[Any], list[Any]]  # the values of all ranks
 
-
-def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Gather, when: str) -> None:
+def compare_replicas(game: GanModule, policies: Mapping[str, Policy], world: World, when: str) -> None:
     """Raise on all ranks if a weight or a buffer of the game differs between them. `when` says after what."""
     codes: dict[str, Checksum] = {}
     named: set[int] = set()
@@ -27,7 +26,7 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Ga
         codes |= _codes("buffer", player.module.named_buffers(), f" of player '{name}'")
         named |= {id(buffer) for buffer in player.module.buffers()}
     codes |= _codes("buffer", ((name, each) for name, each in game.named_buffers() if id(each) not in named))
-    what = _first_difference(codes, gather)
+    what = _first_difference(codes, world)
     if what is not None:
         raise UserError(
             f"{when}, {what} differs between ranks; does it depend on the rank's own samples or random numbers? "
@@ -38,8 +37,8 @@ def compare_replicas(game: GanModule, policies: Mapping[str, Policy], gather: Ga
 class Writes:
     """Finds what is written inside `gathered()`. With `write` all ranks must write the same; without it, nothing."""
 
-    def __init__(self, players: Mapping[str, Policy], write: bool, gather: Gather) -> None:
-        self.players, self.write, self.gather = players, write, gather
+    def __init__(self, players: Mapping[str, Policy], write: bool, world: World) -> None:
+        self.players, self.write, self.world = players, write, world
         self.begin()
 
     def begin(self) -> None:
@@ -67,7 +66,7 @@ class Writes:
                     f"from other weights; write it outside of averaged()"
                 )
         codes = {_called(*key): checksum(weight) for key, weight in now.items()}
-        what = _first_difference(codes, self.gather)
+        what = _first_difference(codes, self.world)
         if what is not None:
             raise UserError(
                 f"inside gathered(write=True), {what} was written with other values on another rank; write the same on "
@@ -95,9 +94,9 @@ def _codes(kind: str, tensors: Any, of: str = "") -> dict[str, Checksum]:
     return {f"{kind} '{name}'{of}": checksum(tensor) for name, tensor in tensors}
 
 
-def _first_difference(codes: dict[str, Checksum], gather: Gather) -> str | None:
+def _first_difference(codes: dict[str, Checksum], world: World) -> str | None:
     """The first name whose code is not the same on all ranks."""
-    every = gather(codes)
+    every = world.gather(codes)
     for name in dict.fromkeys(name for each in every for name in each):
         if len({each.get(name) for each in every}) > 1:
             return name
