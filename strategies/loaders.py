@@ -12,7 +12,9 @@ from datasets import GlobalStream, ResumableLoader
 from gan.files.errors import UserError
 from gan.noise import seed_for
 from strategies import random_state
+from strategies.accelerator import pins
 from strategies.micro_batches import deal_batch
+from strategies.policies.world import World
 
 
 class SameOrder(DistributedSamplerWrapper):
@@ -70,6 +72,16 @@ def dealt(loader: Any, rank: int, ranks: int, draws: Mapping[str, Any]) -> Any:
     """The loader itself if it was made for this rank, as by GlobalLoader in `train_dataloader()`; else `Dealt`."""
     made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
     return loader if made_for == ranks else Dealt(loader, rank, ranks, draws)
+
+
+def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
+    """The loader as ranks read it."""
+    if is_dp and training and world.size > 1:
+        loader = dealt(loader, world.rank, world.size, world.broadcast(random_state.capture()))
+    check_loader(loader, world.size, training)
+    if isinstance(loader, ResumableLoader | GlobalStream):
+        loader.pin_memory = pins(world.device)
+    return loader
 
 
 def check_loader(loader: Any, ranks: int, training: bool) -> None:

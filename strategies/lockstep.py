@@ -29,17 +29,18 @@ class Lockstep:
         self.survivor: Survivor | None = None  # made by the launcher
         self.advice = ""  # the command to type after a rank was lost
         self.saved: Callable[[], bool] = _yes  # whether there is a checkpoint from which that goes on
+        self.settle: Callable[[], object] = _yes  # ends what the ranks do beside training
         self.requeues = True  # whether a warned job of Slurm is saved and requeued here; gan.fit does so itself
         self._watch: Watch | None = None
         self._requeue: Requeue | None = None
 
-    def tie(self, store: dist.Store, size: int, host: str, settle: Callable[[], None]) -> None:
-        """From here on a rank that fails is named by all others. They `settle` first what all do together."""
+    def tie(self, store: dist.Store, size: int, host: str) -> None:
+        """From here on a rank that fails is named by all others. They settle first what all do together."""
         if self.survivor is None:
             return
         self.survivor.beside = lambda lost: self.places.beside(lost)
         self.survivor.saved = self.saved
-        self.survivor.settle = settle
+        self.survivor.settle = self.settle
         self.survivor.tie(store, size, host, self.advice)
 
     def is_lost(self) -> bool:

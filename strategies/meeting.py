@@ -1,27 +1,32 @@
-"""How the ranks of a training find each other, and over which backend they communicate."""
+"""How the ranks of a training are started and find each other, and over which backend they communicate."""
 
 import os
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch.strategies import DDPStrategy
 
 from gan.files.errors import UserError
 from gan.files.system import check_ranks as check_system
-from strategies import private
+from strategies import private, random_state
 from strategies.assignment import check_ranks, is_dp
+from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice
+from strategies.lockstep import Lockstep
 from strategies.placing.elsewhere import refuse_a_group
 from strategies.placing.placement import Placement, placement_of
-from strategies.processes.interface import THIS_HOST, choose_interface, clear_meeting, own_name
-from strategies.processes.launched import connect, place_of
+from strategies.policies.world import Groups, World
+from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
+from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launched import store as store_of
+from strategies.processes.launcher import Here, OwnRanks, launcher
+from strategies.processes.stopping import Ending
+from strategies.serving import Division
 
 KNOWN = ("gloo", "nccl", "mpi")
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"
@@ -41,12 +46,6 @@ def check_device(name: str, device: torch.device) -> None:
     """Refuse a backend that cannot move the memory of this device."""
     if name.strip().lower() == "nccl" and device.type != "cuda":
         raise UserError(f"backend nccl communicates between GPUs only, and ranks compute on {device.type}; {TYPE_GLOO}")
-
-
-def backend_for(typed: str | None, device: torch.device) -> str:
-    """The backend as torch is given it. For plain `mpi` torch makes no store, by which our ranks end together."""
-    name = typed or dist.Backend.default_device_backend_map.get(device.type) or "gloo"
-    return "cpu:mpi,cuda:mpi" if name.strip().lower() == "mpi" else name
 
 
 def check_start(
@@ -72,66 +71,169 @@ def check_start(
     return placement
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where rank `rank` of `size` meets the others.
+class RanksStrategy(DDPStrategy):
+    """Lightning's DDPStrategy for ranks that anybody has started. They find each other, and end together.
 
-    `where` is what was typed as init_method. `divided`: some ranks only serve players, and each part of the run has a
-    process group of its own.
+    What they train is PhaseStrategy's, and what a rank is and how it is connected is here: neither changes the other.
+    `choice` is what was typed for the players, of which some may be served by ranks of their own: [Note: serving].
     """
 
-    environment: ClusterEnvironment
-    rank: int
-    size: int
-    nodes: int
-    device: torch.device
-    backend: str
-    timeout: timedelta | None
-    where: str | None
-    divided: bool
+    def __init__(
+        self,
+        choice: Mapping[str, Choice],
+        init_method: str | None = None,
+        process_group_backend: str | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        **lightnings: Any,
+    ) -> None:
+        refuse_other(checkpoint_io)
+        if process_group_backend is not None:
+            check_backend(process_group_backend)
+        super().__init__(process_group_backend=process_group_backend, **lightnings)
+        self.choice, self.is_dp, self.init_method = choice, is_dp(choice), init_method
+        self.is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
+        self.groups = Groups(timeout=self._timeout)
+        self.division = Division()
+        self.lockstep = Lockstep()
+
+    # ---- which rank this is ----
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What each process group is made with."""
-        return dict(timeout=self.timeout, device_id=self.device if self.device.type != "cpu" else None)
+    def cluster_environment(self) -> ClusterEnvironment | None:
+        """What tells Lightning the place of this process."""
+        return self._environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, found: ClusterEnvironment | None) -> None:
+        self._environment = environment(found)
 
     @property
-    def host(self) -> str:
-        """By which the other ranks reach this host."""
-        return own_name(self.environment.main_address) if self.nodes > 1 else THIS_HOST
+    def num_processes(self) -> int:
+        return 1 if self.is_starter else super().num_processes
 
-    def store(self, broadcast: Callable[[Any], Any]) -> dist.Store:
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu") if self.is_starter else super().root_device
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that train, or of those that serve with this one."""
+        own = 1 if self.is_starter else super().world_size
+        return own if self.division.part is None else self.division.part.size
+
+    @property
+    def global_rank(self) -> int:
+        """This rank's number among those."""
+        return super().global_rank if self.division.part is None else self.division.part.rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first of the ranks that train."""
+        return self.global_rank == 0 and self.division.trains
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def world(self) -> World:
+        """The ranks that train, or that serve with this one, and what this one asks of them."""
+        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """Spawned ranks hand their weights over with it. Checkpoints are written without it, by `save_checkpoint`."""
+        return TorchCheckpointIO()
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        refuse_other(io)
+
+    # ---- start the ranks, and connect them ----
+
+    def _configure_launcher(self) -> None:
+        """Refuse impossible choices before any process is started."""
+        ranks = self.num_processes * self.num_nodes
+        self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
+        if ranks > 1:
+            check_device(self._get_process_group_backend(), self.root_device)
+        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else Here(self)
+        self.is_starter = isinstance(self._launcher, OwnRanks)
+
+    def _get_process_group_backend(self) -> str:
+        """For plain `mpi` torch makes no store, by which our ranks end together."""
+        name = self._process_group_backend or dist.Backend.default_device_backend_map.get(self.root_device.type)
+        return "cpu:mpi,cuda:mpi" if name is not None and name.strip().lower() == "mpi" else name or "gloo"
+
+    def set_world_ranks(self) -> None:
+        """Lightning's. A serving rank prints nothing."""
+        super().set_world_ranks()
+        if self.division.part is not None:
+            private.set_first(self.is_global_zero)
+
+    def setup_distributed(self) -> None:
+        """A single process needs no process group. Several are tied before they are connected, to end together."""
+        before = random_state.capture()
+        self.set_world_ranks()
+        if self.num_processes * self.num_nodes > 1:
+            rank, size = self.division.seat(self.global_rank, self.world_size)
+            main = self.cluster_environment.main_address
+            if self.init_method is None:
+                choose_interface(main if self.num_nodes > 1 else THIS_HOST)
+            store = self._store(rank, size)  # held until the group holds it too: rank 0 may be its server
+            self.lockstep.tie(store, size, own_name(main) if self.num_nodes > 1 else THIS_HOST)
+            with clear_errors(main):
+                self.division.connect(store, self.root_device, self._get_process_group_backend(), **self._group)
+                super().setup_distributed()
+        # Lightning seeds ranks a second time, and one device not. What dp's loaders draw is what one device draws.
+        (random_state.restore if self.is_dp else random_state.restore_alike)(before)
+
+    def _store(self, rank: int, size: int) -> dist.Store:
         """torch's store, in which the ranks find each other. Also the process group, where Lightning's way fails."""
-        if self.where is None:
-            choose_interface(self.environment.main_address if self.nodes > 1 else THIS_HOST)
-        return self._store(broadcast)
-
-    def _store(self, broadcast: Callable[[Any], Any]) -> dist.Store:
-        if self.divided:
+        if self.division.part is not None:
             refuse_a_group()
         if dist.is_initialized():
             return private.default_store()
-        if self.where is not None:
-            self._connect_where_it_was_typed(broadcast)
-            return private.default_store()
-        place = place_of(self.environment)
+        if self.init_method is not None:
+            return self._store_where_it_was_typed(rank, size)
+        place = place_of(self.cluster_environment)
         if place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
-            if self.divided:
+            if self.division.part is not None:
                 return store_of(place)
-            connect(place, self.backend, **self.options)  # see `launched.store`; other hosts count restarts themselves
+            # See `launched.store`; other hosts count restarts themselves.
+            connect(place, self._get_process_group_backend(), **self._group)
             return private.default_store()
-        main, port = self.environment.main_address, self.environment.main_port
+        main, port = self.cluster_environment.main_address, self.cluster_environment.main_port
         os.environ.update(MASTER_ADDR=main, MASTER_PORT=str(port))
         with clear_meeting(main, port):
-            timeout = self.timeout or default_pg_timeout
-            store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=timeout))
+            timeout = self._timeout or default_pg_timeout
+            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
         return store
 
-    def _connect_where_it_was_typed(self, broadcast: Callable[[Any], Any]) -> None:
-        if self.divided:
+    def _store_where_it_was_typed(self, rank: int, size: int) -> dist.Store:
+        if self.division.part is not None:
             raise UserError("players on ranks of their own meet at MASTER_ADDR and MASTER_PORT; leave init_method out")
-        dist.init_process_group(
-            self.backend, init_method=self.where, rank=self.rank, world_size=self.size, **self.options
-        )
+        backend, where = self._get_process_group_backend(), self.init_method
+        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size, **self._group)
         if "MASTER_ADDR" not in os.environ:
-            os.environ["MASTER_ADDR"] = broadcast("127.0.0.1" if self.nodes == 1 else socket.gethostname())
+            os.environ["MASTER_ADDR"] = self.broadcast("127.0.0.1" if self.num_nodes == 1 else socket.gethostname())
+        return private.default_store()
+
+    @property
+    def _group(self) -> dict[str, Any]:
+        """What each process group is made with."""
+        device = self.root_device if self.root_device.type != "cpu" else None
+        return {"timeout": self._timeout, "device_id": device}
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The values of all ranks, on every rank. All ranks must call it."""
+        return self.world.gather(value)
+
+    def end_at_once(self, why: str) -> None:
+        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
+        self.lockstep.end_at_once(why, speaks=self.is_global_zero)
+
+    @property
+    def ending(self) -> Ending:
+        """Whether the run ends before its last step, and by which signal."""
+        return self.lockstep.ending

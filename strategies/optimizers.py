@@ -1,6 +1,6 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import Parameter as Argument
 from inspect import signature
@@ -69,6 +69,22 @@ def check_pieces(player: Player, optimizer: Optimizer, policy: str) -> None:
             f"the same result on pieces as on whole weights; type --strategy {player.name}=zero1,*={policy}, or use "
             f"one of {known}"
         )
+
+
+def step_owned(
+    optimizer: Optimizer,
+    groups: Sequence[Sequence[str]],
+    weights: Mapping[str, nn.Parameter],
+    owned: Mapping[str, nn.Parameter],
+) -> None:
+    """Let an optimizer of these weights, which are in these groups, step what a rank owns of them in their place."""
+    for group, members in zip(optimizer.param_groups, groups, strict=True):
+        if "param_names" in group:
+            named = zip(members, group["param_names"], strict=True)
+            group["param_names"] = [called for name, called in named if name in owned]
+        group["params"] = [owned[name] for name in members if name in owned]
+    for name in weights.keys() - owned.keys():
+        optimizer.state.pop(weights[name], None)
 
 
 def has_modes(optimizer: Optimizer) -> bool:

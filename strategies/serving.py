@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
@@ -15,7 +16,6 @@ from gan.module import GanModule
 from strategies.assignment import assign, choose
 from strategies.choice import Choice, ranks_as_typed
 from strategies.first_weights import FirstWeights, move
-from strategies.meeting import Meeting
 from strategies.placing.elsewhere import check, connect, leave
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement
@@ -62,11 +62,10 @@ class Division:
             sys.stderr.flush()
             os._exit(0)
 
-    def connect(self, store: dist.Store, meeting: Meeting) -> None:
+    def connect(self, store: dist.Store, device: torch.device, backend: str, **options: Any) -> None:
         """Make the process group of this rank's part."""
         if self.part is not None:
-            size, backend = self.placement.size, meeting.backend
-            self.bridge = connect(self.part, store, size, meeting.device, backend, **meeting.options)
+            self.bridge = connect(self.part, store, self.placement.size, device, backend, **options)
 
     def leave_to_others(self, game: GanModule, choice: Mapping[str, Choice]) -> None:
         """Free the networks that other ranks serve."""

@@ -10,20 +10,17 @@ from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
-from datasets import GlobalStream, ResumableLoader
 from gan.files.errors import DiskError, UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from strategies import private, random_state
-from strategies.accelerator import correct, pins, same_parameters
-from strategies.assignment import is_dp
+from strategies import private
+from strategies.accelerator import correct, same_parameters
 from strategies.auto import Auto
 from strategies.checkpoint.attributes import Attributes
 from strategies.checkpoint.folders import remove
@@ -34,31 +31,24 @@ from strategies.checkpoint.writing import (
     InBackground,
     beside,
     check_loadable,
-    prepare,
-    refuse_other,
-    save,
+    excused,
 )
 from strategies.choice import choices
 from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
 from strategies.hooks import Hooks, refuse_what_is_not_called
-from strategies.loaders import check_loader, dealt
-from strategies.lockstep import Lockstep
-from strategies.meeting import Meeting, backend_for, check_backend, check_device, check_start
+from strategies.loaders import prepared
+from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.policies.world import Groups, World
-from strategies.processes.interface import clear_errors
-from strategies.processes.launched import environment
-from strategies.processes.launcher import Here, OwnRanks, launcher
-from strategies.processes.stopping import Ending, Stopped
-from strategies.serving import Division, Notice, Served
+from strategies.processes.stopping import Stopped
+from strategies.serving import Notice, Served
 from strategies.steps import Steps, while_training
 from strategies.turn import Training
 
 
-class PhaseStrategy(DDPStrategy):
+class PhaseStrategy(RanksStrategy):
     """Trains a `GanModule`, each player under a policy of its own.
 
     `policy` is a name for all players, or a mapping from player to name in which `*` stands for the rest:
@@ -90,131 +80,38 @@ class PhaseStrategy(DDPStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
-        refuse_other(checkpoint_io)
         if check not in (True, False, "often"):
             raise UserError(f"PhaseStrategy(check={check!r}): type True, False or 'often'")
         super().__init__(
+            choices(policy, {**POLICIES, "auto": Auto}),
+            init_method,
+            process_group_backend,
+            checkpoint_io,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
             precision_plugin=precision_plugin,
-            process_group_backend=process_group_backend,
             timeout=timeout,
             start_method=start_method,
         )
-        if process_group_backend is not None:
-            check_backend(process_group_backend)
-        self.init_method, self.check, self.check_replicas = init_method, check, check_replicas
-        self.choice = choices(policy, {**POLICIES, "auto": Auto})
-        self.is_dp = is_dp(self.choice)
+        self.check, self.check_replicas = check, check_replicas
+        self.resumes_from: Any = None  # the checkpoint from which the run resumes, which the launcher finds out
         self.until_teardown = ExitStack()
 
-        # What the launcher finds out.
-        self.resumes_from: Any = None  # the checkpoint from which the run resumes
-        self.is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
-
         # The parts, each of which does one thing.
-        self.groups = Groups(timeout=self._timeout)
-        self.division = Division()
-        self.lockstep = Lockstep()
         self.players = Players()
         self.background = Background()
+        self.lockstep.settle = self.background.settle
         self.saving: State  # made in set-up
         self.steps: Steps  # made when training begins
 
-    # ---- what Lightning reads ----
+    restore_checkpoint_after_setup = True  # averages exist only after the policies have adopted the players in `setup`
 
-    @property
-    def cluster_environment(self) -> ClusterEnvironment | None:
-        """What tells Lightning the place of this process."""
-        return self._environment
-
-    @cluster_environment.setter
-    def cluster_environment(self, found: ClusterEnvironment | None) -> None:
-        self._environment = environment(found)
-
-    @property
-    def num_processes(self) -> int:
-        return 1 if self.is_starter else super().num_processes
-
-    @property
-    def root_device(self) -> torch.device:
-        return torch.device("cpu") if self.is_starter else super().root_device
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks that train, or of those that serve with this one. See [Note: serving]."""
-        own = 1 if self.is_starter else super().world_size
-        return own if self.division.part is None else self.division.part.size
-
-    @property
-    def global_rank(self) -> int:
-        """This rank's number among those."""
-        return super().global_rank if self.division.part is None else self.division.part.rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the first of the ranks that train."""
-        return self.global_rank == 0 and self.division.trains
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
-
-    @property
-    def checkpoint_io(self) -> CheckpointIO:
-        """Spawned ranks hand their weights over with it. Checkpoints are written without it, by `save_checkpoint`."""
-        return TorchCheckpointIO()
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: Any) -> None:
-        refuse_other(io)
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """True, because averages exist only after the policies have adopted the players in `setup`."""
-        return True
-
-    # ---- start the ranks, and connect them ----
-
-    def _configure_launcher(self) -> None:
-        """Refuse impossible choices before any process is started."""
-        ranks = self.num_processes * self.num_nodes
-        self.division.placement = check_start(self.choice, self.cluster_environment, self.num_processes, self.num_nodes)
-        if ranks > 1:
-            check_device(self._get_process_group_backend(), self.root_device)
-        self._launcher = launcher(self, self._start_method, self.is_dp) if ranks > 1 else Here(self)
-        self.is_starter = isinstance(self._launcher, OwnRanks)
-
-    def _get_process_group_backend(self) -> str:
-        return backend_for(self._process_group_backend, self.root_device)
+    # ---- what a rank does ----
 
     def take_part(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """What this rank of the whole run does: the function, which trains, or serving those that train."""
         return self.division.take_part(rank, function, partial(self.serve, getattr(function, "__self__", None)))
-
-    def set_world_ranks(self) -> None:
-        """Lightning's. A serving rank prints nothing."""
-        super().set_world_ranks()
-        if self.division.part is not None:
-            private.set_first(self.is_global_zero)
-
-    def setup_distributed(self) -> None:
-        """A single process needs no process group. Several are tied before they are connected, to end together."""
-        before = random_state.capture()
-        self.set_world_ranks()
-        if self.num_processes * self.num_nodes > 1:
-            rank, size = self.division.seat(self.global_rank, self.world_size)
-            backend, divided = self._get_process_group_backend(), self.division.part is not None
-            host = self.cluster_environment, rank, size, self.num_nodes, self.root_device
-            meeting = Meeting(*host, backend, self._timeout, self.init_method, divided)
-            store = meeting.store(self.broadcast)  # held until the group holds it too: rank 0 may be its server
-            self.lockstep.tie(store, size, meeting.host, settle=self.background.settle)
-            with clear_errors(self.cluster_environment.main_address):
-                self.division.connect(store, meeting)
-                super().setup_distributed()
-        # Lightning seeds ranks a second time, and one device not. What dp's loaders draw is what one device draws.
-        (random_state.restore if self.is_dp else random_state.restore_alike)(before)
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
         """What a serving rank does in place of training: see [Note: serving]. Lightning's set-up hooks are called."""
@@ -302,24 +199,17 @@ class PhaseStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         """Lightning calls this with every loader, after it has chosen the sampler."""
         training = self.lightning_module.trainer.training
-        if self.is_dp and training and self.world_size > 1:
-            draws = self.world.broadcast(random_state.capture())
-            dataloader = dealt(dataloader, self.global_rank, self.world_size, draws)
-        check_loader(dataloader, self.world_size, training)
-        if isinstance(dataloader, ResumableLoader | GlobalStream):
-            dataloader.pin_memory = pins(self.root_device)
-        return super().process_dataloader(dataloader)
+        return super().process_dataloader(prepared(dataloader, self.world, training, self.is_dp))
 
     def on_train_start(self) -> None:
         """What the game remembers comes back only here, after the game's own on_train_start."""
         super().on_train_start()
-        game, lockstep = self.lightning_module, self.lockstep
-        lockstep.begin()
+        game, world = self.lightning_module, self.world
+        self.lockstep.begin()
         self.saving.resume(game.trainer)
-        hooks = Hooks.of(game.trainer, game)
-        precision, seed, equal_rows = self.precision_plugin, self.saving.seed, lockstep.equal_rows
-        training = Training(self.policies, precision, self.world, seed, hooks=hooks, equal_rows=equal_rows)
-        self.steps = Steps(game, training, lockstep, self.check, self.check_replicas)
+        hooks, equal_rows = Hooks.of(game.trainer, game), self.lockstep.equal_rows
+        training = Training(self.policies, self.precision_plugin, world, self.saving.seed, hooks, equal_rows)
+        self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """End here if any rank got a signal. If that is because a save has failed, raise that."""
@@ -369,14 +259,8 @@ class PhaseStrategy(DDPStrategy):
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
-        if storage_options is None:
-            save(path, checkpoint, self.world)
-        elif isinstance(storage_options, InBackground):
-            thread = beside(self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
-            write = partial(prepare(path, checkpoint, self.world, copied=True), thread)
-            self.background.start(write, self.ending.wish, storage_options.excuse)
-        else:
-            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
+        thread = partial(beside, self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
+        self.background.save(path, checkpoint, self.world, thread, self.ending.wish, storage_options)
 
     def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:
         """Save a checkpoint while training goes on. It returns as soon as the content is copied to host memory.
@@ -387,31 +271,13 @@ class PhaseStrategy(DDPStrategy):
         """
         trainer = self.lightning_module.trainer
         running = trainer.state.status == TrainerStatus.RUNNING
-        try:
+        with excused(excuse):
             trainer.save_checkpoint(path, storage_options=InBackground(excuse) if running else None)
-        except DiskError as error:
-            if excuse is None:
-                raise
-            excuse(error)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, but only when the one that is being saved is whole."""
         if self.is_global_zero:
             self.background.afterwards(partial(remove, filepath))
-
-    def take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
-        """In the process that has started the ranks of dp: what training on one device would have left here."""
-        trainer.lightning_module.trainer = trainer
-        self.connect(trainer.lightning_module)
-        self.resumes_from = checkpoint
-        try:
-            self.setup(trainer)
-            private.restore(trainer, checkpoint)
-            self.saving.take_back(loops)
-        finally:
-            self.teardown()
-        trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
-        trainer.fit_loop.restarting = False
 
     # ---- validate, with averaged weights, and disturb no training ----
 
@@ -419,9 +285,7 @@ class PhaseStrategy(DDPStrategy):
         """Save training's random states before the loaders of a validation draw random numbers."""
         self.saving.set_random_states_aside()
 
-    def on_validation_start(self) -> None:
-        """Save them here too, for a validation that was not started by training."""
-        self.saving.set_random_states_aside()
+    on_validation_start = set_random_states_aside  # for a validation that was not started by training
 
     def on_validation_end(self) -> None:
         """Restore training's random states, as if validation had drawn nothing."""
@@ -458,24 +322,6 @@ class PhaseStrategy(DDPStrategy):
     def averaged(self) -> AbstractContextManager[None]:
         """Inside the `with`, players that keep an average have their averaged weights. Every rank must call it."""
         return self.players.averaged()
-
-    @property
-    def world(self) -> World:
-        """The ranks that train, or that serve with this one, and what this one asks of them."""
-        return World(self.world_size, self.global_rank, self.root_device, self.num_processes, self.groups)
-
-    def gather_objects(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank. All ranks must call it."""
-        return self.world.gather(value)
-
-    @property
-    def ending(self) -> Ending:
-        """Whether the run ends before its last step, and by which signal."""
-        return self.lockstep.ending
-
-    def end_at_once(self, why: str) -> None:
-        """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
-        self.lockstep.end_at_once(why, speaks=self.is_global_zero)
 
     # ---- the end ----
 

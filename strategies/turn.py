@@ -36,9 +36,9 @@ class Training:
     precision: Precision
     world: World
     seed: int = 0
-    guard: Guard = field(default_factory=Guard)
     hooks: Hooks = NO_HOOKS
     equal_rows: EqualRows = field(default_factory=EqualRows)
+    guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
 
 

@@ -294,6 +294,17 @@ class InBackground:
     excuse: Callable[[DiskError], None] | None = None
 
 
+@contextmanager
+def excused(excuse: Callable[[DiskError], None] | None) -> Iterator[None]:
+    """Inside the `with`, `excuse` is called with the failure of a disk. Without one that is raised."""
+    try:
+        yield
+    except DiskError as error:
+        if excuse is None:
+            raise
+        excuse(error)
+
+
 class Background:
     """The save that is in flight, if any, and what is done after it."""
 
@@ -301,6 +312,23 @@ class Background:
         self._thread: ThreadPoolExecutor | None = None  # made by the first save, because a strategy may be pickled
         self._tasks: list[Future[None]] = []
         self._excuse: Callable[[DiskError], None] | None = None
+
+    def save(
+        self,
+        path: str | Path,
+        tree: dict[str, Any],
+        world: World,
+        thread: Callable[[], World],
+        failed: Callable[[], None],
+        how: InBackground | None,
+    ) -> None:
+        """Write a checkpoint, at once or beside training, where `thread` makes the world of the threads."""
+        if how is None:
+            save(path, tree, world)
+        elif isinstance(how, InBackground):
+            self.start(partial(prepare(path, tree, world, copied=True), thread()), failed, how.excuse)
+        else:
+            raise UserError("checkpoints are written to a local or mounted disk; leave storage_options out")
 
     def start(
         self,

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
-from strategies.optimizers import LossScale, check_optimizer, check_pieces, check_schedule, has_modes
+from strategies.optimizers import LossScale, check_optimizer, check_pieces, check_schedule, has_modes, step_owned
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings, PlayerSwitch
@@ -152,14 +152,7 @@ class Policy(Costs):
             return
         if self.storage.cut:
             check_pieces(self.player, self.optimizer, self.name)
-        owned = self.storage.owned
-        for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
-            if "param_names" in group:
-                named = zip(members, group["param_names"], strict=True)
-                group["param_names"] = [called for name, called in named if name in owned]
-            group["params"] = [owned[name] for name in members if name in owned]
-        for name in self.weights.keys() - owned.keys():
-            self.optimizer.state.pop(self.weights[name], None)
+        step_owned(self.optimizer, self.groups, self.weights, self.storage.owned)
 
     @cached_property
     def group(self) -> dist.ProcessGroup:

@@ -33,6 +33,7 @@ from strategies.private import (
     WorkerOutput,
     name_version,
     note_checkpoint,
+    restore,
     same_command,
     set_threads,
 )
@@ -230,7 +231,22 @@ class OwnRanks(FunctionLauncher):
             if folder is not None:
                 callback.dirpath = folder
         self._strategy.is_starter = True
-        self._strategy.take_back(trainer, self.folder / TRAINED, extra["loops"])
+        self._take_back(trainer, self.folder / TRAINED, extra["loops"])
+
+    def _take_back(self, trainer: Trainer, checkpoint: Path, loops: dict[str, Any]) -> None:
+        """What training on one device would have left here."""
+        strategy = self._strategy
+        trainer.lightning_module.trainer = trainer
+        strategy.connect(trainer.lightning_module)
+        strategy.resumes_from = checkpoint
+        try:
+            strategy.setup(trainer)
+            restore(trainer, checkpoint)
+            strategy.saving.take_back(loops)
+        finally:
+            strategy.teardown()
+        trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
+        trainer.fit_loop.restarting = False
 
 
 def can_fork(kind: str) -> bool:

@@ -27,7 +27,7 @@ def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk,
     monkeypatch.setattr(meeting, "own_name", lambda main: main)
     strategy = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=nodes).strategy
     strategy.set_world_ranks = lambda: None
-    monkeypatch.setattr(meeting.Meeting, "_store", lambda self, broadcast: None)
+    monkeypatch.setattr(meeting.RanksStrategy, "_store", lambda self, rank, size: None)
     told = []
 
     def tie(store, size, host, advice):
