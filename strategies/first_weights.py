@@ -39,7 +39,6 @@ class FirstWeights:
         self.making = Making(game, players)
         self.gone = {id(p): p for p in game.parameters() if resharded(p)}  # of an ended training
         self.begin_sharded: list[Policy] = []
-        frozen = {player.name for player in players if player.frozen}
         # What a learner has learned, or gets from a checkpoint, is not read again.
         again = resumed or game.pretrained_weights_read
         named = [each for each in players if each.weights is not None and (each.frozen or not again)]
@@ -52,7 +51,6 @@ class FirstWeights:
 
         if named:
             world.each(open_all)
-        self.frozen_files = {name: each for name, each in self.files.items() if name in frozen}
         self.read = self._one_file_each()
         self.given: set[int] = set()
         if resumed:
@@ -133,20 +131,6 @@ class FirstWeights:
                     self.files[player].read(name, share)
         rest = {each: share for each, share in shares.items() if id(each) not in self.read | self.given}
         self.making.make(rest, self.seed, self.world.device)
-
-    def digests(self, first_of_host: bool) -> dict[str, str]:
-        """The digests of frozen players' files. One rank of each host reads them, whole, as fast as its disk can."""
-
-        def own() -> dict[str, str]:
-            return {name: each.digest() for name, each in self.frozen_files.items()} if first_of_host else {}
-
-        if not self.frozen_files:
-            return {}
-        of_ranks = self.world.each(own)
-        for name, files in self.frozen_files.items():
-            if len({digests[name] for digests in of_ranks if digests}) > 1:
-                raise UserError(f"player '{name}': {files.path} is not the same file on all hosts; copy it again")
-        return next(digests for digests in of_ranks if digests)
 
     def bytes_of(self, policy: Policy) -> int:
         """The bytes of a player's weights that have never been whole on this rank."""

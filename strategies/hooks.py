@@ -1,6 +1,6 @@
 """Lightning's hooks around backward and update: called where they belong, or refused by name."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -52,15 +52,10 @@ class GameFirst(Callback):
 class Hooks:
     """Calls those of HOOKS that the game or a callback overrides. Which these are is decided once."""
 
-    def __init__(self, trainer: Trainer | None = None, wanted: Collection[str] = ()) -> None:
-        """`wanted` are the hooks that are overridden."""
-        self.trainer, self.wanted = trainer, wanted
-
-    @classmethod
-    def of(cls, trainer: Trainer, game: GanModule) -> "Hooks":
-        """Those that this game and this trainer's callbacks override."""
-        pairs = [(game, GanModule), *((callback, Callback) for callback in trainer.callbacks)]
-        return cls(trainer, [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)])
+    def __init__(self, trainer: Trainer | None = None, game: GanModule | None = None) -> None:
+        self.trainer = trainer
+        pairs = [] if trainer is None else [(game, GanModule), *((each, Callback) for each in trainer.callbacks)]
+        self.wanted = [name for name in HOOKS if any(overrides(each, name, base) for each, base in pairs)]
 
     def call(self, name: str, *args: Any) -> None:
         """In Lightning's order: the callbacks, then the game."""

@@ -225,10 +225,6 @@ class RanksStrategy(DDPStrategy):
         device = self.root_device if self.root_device.type != "cpu" else None
         return {"timeout": self._timeout, "device_id": device}
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank. All ranks must call it."""
-        return self.world.gather(value)
-
     def end_at_once(self, why: str) -> None:
         """End all ranks in the midst of what they do, and say why, once. For a signal handler."""
         self.lockstep.end_at_once(why, speaks=self.is_global_zero)

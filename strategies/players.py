@@ -12,7 +12,6 @@ from gan.module import GanModule
 from strategies.assignment import assign
 from strategies.auto import USABLE, memory
 from strategies.check.replicas import Writes
-from strategies.checkpoint.player_state import LeftOut
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
@@ -20,7 +19,6 @@ from strategies.placing.elsewhere import Elsewhere
 from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
-from strategies.turn import all_learning
 
 
 class Players:
@@ -51,12 +49,10 @@ class Players:
             for policy in self.policies.values():
                 policy.loss_scale = LossScale()
 
-    def adopt(self, first: FirstWeights, left_out: LeftOut, training: bool, resumed: bool, first_of_host: bool) -> None:
+    def adopt(self, first: FirstWeights, training: bool) -> None:
         """Their first weights. What a policy shards gets its values after the policy has adopted its player."""
         self.first = first
         first.begin(self.policies.values() if training else ())
-        if training or resumed:
-            left_out.note(first.digests(first_of_host=first_of_host))
         for policy in self.policies.values():
             policy.adopt(training)
         first.fill_shards()
@@ -120,15 +116,6 @@ class Players:
         if writes is not None:  # the weights of before are whole again, for the rest of gathered()
             self._unshard(self.policies.values())
             writes.begin()
-
-    @contextmanager
-    def all_learning(self, second_order: bool) -> Iterator[None]:
-        """See PhaseStrategy.all_learning."""
-        with ExitStack() as stack:
-            for policy in self.policies.values():
-                stack.enter_context(policy.for_several_phases())
-            stack.enter_context(all_learning(self.policies, second_order))
-            yield
 
     # ---- the end ----
 

@@ -3,26 +3,23 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from gan.files.errors import UserError
 from gan.module import GanModule
-from strategies.assignment import assign, choose
+from strategies.assignment import choose
 from strategies.choice import Choice, ranks_as_typed
-from strategies.first_weights import FirstWeights, move
 from strategies.placing.elsewhere import check, connect, leave
 from strategies.placing.messages import Bridge
 from strategies.placing.placement import Part, Placement
 from strategies.placing.server import Server
 from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
 from strategies.processes.stopping import SIGNALS, Signals
 
 
@@ -86,13 +83,16 @@ class Division:
 
     def serve(self, policies: Mapping[str, Policy], notice: "Notice") -> None:
         """Answer the ranks that train, until the training ends."""
+        for policy in policies.values():
+            policy.learn(False)
         Server(self.bridge, self.placement.training, self.part.ranks, policies, notice).run()
 
     def served_here(self, game: GanModule, choice: Mapping[str, Choice]) -> dict[str, Choice]:
         """What was typed for the players that this rank serves."""
         game.assemble()
         chosen = served(self.placement, choice, game)
-        return {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}
+        here = {name: each for name, each in chosen.items() if each.ranks == self.part.ranks}
+        return {name: Choice(each.policy, each.options) for name, each in here.items()}
 
 
 def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) -> dict[str, Choice]:
@@ -109,30 +109,15 @@ def served(placement: Placement, choice: Mapping[str, Choice], game: GanModule) 
     return chosen
 
 
-class Served(GanModule):
-    """The part of a game that is on these ranks: some players and no phases. The others' weights are freed."""
-
-    def __init__(self, game: GanModule, chosen: Mapping[str, Choice], world: World, precision: Precision) -> None:
-        super().__init__()
-        self.players = {name: game.players[name] for name in chosen}
-        self.networks = nn.ModuleList(player.module for player in self.players.values())
-        self.chosen = {name: Choice(each.policy, each.options) for name, each in chosen.items()}
-        self.world, self.precision = world, precision
-        for player in game.players.values():
-            if player.name not in chosen:
-                leave(player, "other ranks")
-
-    def policies(self, training: bool) -> dict[str, Policy]:
-        """The policies, with the weights from their files."""
-        move(self, self.world.device, self.precision)
-        first = FirstWeights(self, self.world, seed=0, resumed=False)
-        policies = assign(self.chosen, self, self.world, self.precision)
-        first.begin(policies.values() if training else ())
-        for policy in policies.values():
-            policy.adopt(training)
-            policy.learn(False)
-        first.fill_shards()
-        return policies
+def part_of(game: GanModule, players: Collection[str]) -> GanModule:
+    """The part of a game that has these players, and no phases. The others' weights are freed."""
+    part = GanModule()
+    part.players = {name: game.players[name] for name in players}
+    part.networks = nn.ModuleList(player.module for player in part.players.values())
+    for player in game.players.values():
+        if player.name not in players:
+            leave(player, "other ranks")
+    return part
 
 
 class Notice:

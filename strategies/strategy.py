@@ -29,7 +29,6 @@ from strategies.checkpoint.state import State, opened
 from strategies.checkpoint.writing import (
     Background,
     InBackground,
-    beside,
     check_loadable,
     excused,
 )
@@ -42,10 +41,11 @@ from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
+from strategies.policies.world import beside
 from strategies.processes.stopping import Stopped
-from strategies.serving import Notice, Served
+from strategies.serving import Notice, part_of
 from strategies.steps import Steps, while_training
-from strategies.turn import Training
+from strategies.turn import Training, all_learning
 
 
 class PhaseStrategy(RanksStrategy):
@@ -126,8 +126,11 @@ class PhaseStrategy(RanksStrategy):
                 self.until_teardown.enter_context(draws_follow(self.root_device))
             private.call_module(trainer, "setup", stage=trainer.state.fn.value)
             private.call_module(trainer, "configure_model")
-            served = Served(game, self.division.served_here(game, self.choice), self.world, self.precision_plugin)
-            self.players.world, self.players.policies = self.world, served.policies(training)
+            chosen, world = self.division.served_here(game, self.choice), self.world
+            part = part_of(game, chosen)
+            move(part, self.root_device, self.precision_plugin)
+            self.players.assign(part, chosen, world, self.precision_plugin, {})
+            self.players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
             self.division.serve(self.policies, notice)
         finally:
             self.players.release()
@@ -173,8 +176,10 @@ class PhaseStrategy(RanksStrategy):
         first = FirstWeights(game, world, seed, resumed and game.strict_loading)
         servers = self.division.servers(game, self.choice, self.ending.wish)
         self.players.assign(game, self.choice, world, self.precision_plugin, servers)
-        self.saving = State(game, self.policies, world, seed, first.frozen_files, attributes)
-        self.players.adopt(first, self.saving.left_out, training, resumed, first_of_host=self.local_rank == 0)
+        self.saving = State(game, self.policies, world, seed, first.files, attributes)
+        if training or resumed:
+            self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
+        self.players.adopt(first, training)
         self.optimizers = [policy.optimizer for policy in self.players.learners()]
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
@@ -207,7 +212,7 @@ class PhaseStrategy(RanksStrategy):
         game, world = self.lightning_module, self.world
         self.lockstep.begin()
         self.saving.resume(game.trainer)
-        hooks, equal_rows = Hooks.of(game.trainer, game), self.lockstep.equal_rows
+        hooks, equal_rows = Hooks(game.trainer, game), self.lockstep.equal_rows
         training = Training(self.policies, self.precision_plugin, world, self.saving.seed, hooks, equal_rows)
         self.steps = Steps(game, training, self.lockstep, self.check, self.check_replicas)
 
@@ -230,7 +235,7 @@ class PhaseStrategy(RanksStrategy):
 
     def all_learning(self) -> AbstractContextManager[None]:
         """Inside the `with`, every player that can learn requires gradients: for a fake that several phases use."""
-        return self.players.all_learning(any(phase.second_order for phase in self.lightning_module.phases))
+        return all_learning(self.policies, any(phase.second_order for phase in self.lightning_module.phases))
 
     def on_train_end(self) -> None:
         """Make the author's weights whole again. Raise if ranks have gone different ways, or updates were skipped."""

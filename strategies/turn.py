@@ -159,18 +159,14 @@ def all_learning(policies: Mapping[str, Policy], second_order: bool = False) -> 
 
     With `second_order`, compiled players run eagerly inside.
     """
-    before = {name: policy.learning for name, policy in policies.items()}
-    compiled = [policy.compiled for policy in policies.values() if second_order and policy.compiled is not None]
-    for policy in policies.values():
-        policy.learn(not policy.player.frozen)
-    try:
-        with ExitStack() as stack:
-            for each in compiled:
-                stack.enter_context(each.as_written())
-            yield
-    finally:
-        for name, policy in policies.items():
-            policy.learn(before[name])
+    with ExitStack() as stack:
+        for policy in policies.values():
+            stack.enter_context(policy.for_several_phases())
+            stack.callback(policy.learn, policy.learning)
+            policy.learn(not policy.player.frozen)
+            if second_order and policy.compiled is not None:
+                stack.enter_context(policy.compiled.as_written())
+        yield
 
 
 def _losses(phase: Phase, part: Any, place: noise.Place, precision: Precision) -> dict[str, Tensor]:

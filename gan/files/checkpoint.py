@@ -5,9 +5,9 @@
         shard-00002-model-00001-of-00001.safetensors     the same, written by the second rank
         values.json                                      everything else, and where in the tree the tensors belong
 
-A checkpoint is a tree of dicts. When it is saved, the players' tensors in it are `Share`s. When it is loaded, they are
-`SavedTensor`s. These are read later, and only the ranges that are needed. Loading never runs code: the files have
-numbers and JSON.
+A checkpoint is a tree of dicts; strategies/checkpoint/state.py says what is in it. When it is saved, the players'
+tensors in it are `Share`s. When it is loaded, they are `SavedTensor`s. These are read later, and only the ranges that
+are needed. Loading never runs code: the files have numbers and JSON.
 
 [Note: damage]
 What is read is compared with the checksums that were made of it when it was written. values.json has its own, and those

@@ -148,14 +148,15 @@ class LeftOut:
     files each time. A checkpoint notes the path and a digest of the files. So a run never goes on with other weights:
     it would differ silently from what it was. A weight that some player changes is not left out.
 
-    Made while the weights of the constructor are whole. `files` are those of the frozen players that have some.
+    Made while the weights of the constructor are whole. `files` are those that players begin with.
     """
 
     def __init__(
         self, game: GanModule, policies: Mapping[str, Policy], world: World, files: Mapping[str, WeightFiles]
     ) -> None:
-        self.game, self.policies, self.world, self.of_players = game, policies, world, files
-        in_files = {name: set(map(id, policies[name].player.module.parameters())) for name in files}
+        self.game, self.policies, self.world = game, policies, world
+        self.of_players = {name: each for name, each in files.items() if policies[name].player.frozen}
+        in_files = {name: set(map(id, policies[name].player.module.parameters())) for name in self.of_players}
         found: set[int] = set().union(*in_files.values())
         for policy in policies.values():
             if not policy.player.saved:
@@ -173,12 +174,18 @@ class LeftOut:
         self.checksums: dict[str, Checksum] = {name: checksum(p) for name, p in self.made.items() if world.rank == 0}
         self.files: dict[str, dict[str, Any]] = {}
 
-    def note(self, digests: Mapping[str, str]) -> None:
-        """Note for checkpoints which files there are."""
-        self.files = {
-            name: {"path": str(files.path), "sha256": digests[name], "names": self.names[name]}
-            for name, files in self.of_players.items()
-        }
+    def note_files(self, first_of_host: bool) -> None:
+        """Note for checkpoints which files there are. One rank of each host reads them, as fast as its disk can."""
+
+        def own() -> dict[str, str]:
+            return {name: each.digest() for name, each in self.of_players.items()} if first_of_host else {}
+
+        of_hosts = [each for each in self.world.each(own) if each] if self.of_players else []
+        for name, files in self.of_players.items():
+            if len({digests[name] for digests in of_hosts}) > 1:
+                raise UserError(f"player '{name}': {files.path} is not the same file on all hosts; copy it again")
+            digest = of_hosts[0][name]
+            self.files[name] = {"path": str(files.path), "sha256": digest, "names": self.names[name]}
 
     def check(self, checkpoint: Mapping[str, Any], shares: Mapping[Tensor, Share | None]) -> None:
         """Raise if a checkpoint is of a run in which these weights had other values.

@@ -1,5 +1,14 @@
 """The state of a training in a checkpoint, and how a resumed training gets all of it back.
 
+    state_dict              weights, buffers, image pools
+    players                 for each its averages, loss scale, counts of updates: player_state.py
+    optimizer_states        those of the learners: player_state.py
+    left_out, files         checksums of the weights that are not saved: player_state.py
+    attributes              what the game remembers in plain objects: attributes.py
+    random_states, seed     of each rank, and of the run
+    game                    the name of its class
+    loops, callbacks, lr_schedulers, hyper_parameters and others    Lightning's own
+
 Each rank saves and loads what it owns: its shares of the weights, averages and optimizers, and its random states.
 """
 
@@ -44,8 +53,8 @@ from strategies.policies.world import World
 class State:
     """The whole state of a training on this rank: of the players, the game, and random numbers.
 
-    Made in set-up, while weights and buffers are as the constructor made them. `files` are those of the frozen players
-    that have some. `attributes` are those of a game that trains.
+    Made in set-up, while weights and buffers are as the constructor made them. `files` are those that players begin
+    with. `attributes` are those of a game that trains.
     """
 
     def __init__(

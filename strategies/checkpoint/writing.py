@@ -5,23 +5,17 @@ To write ranges of flat tensors in bounded memory, most of its planner and its w
 would take more code than this file has.
 """
 
-import itertools
 import os
-import pickle
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import MappingKey, tree_leaves_with_path, tree_map_only
@@ -33,7 +27,6 @@ from gan.files.tensors import NAMES, Share
 from gan.files.values import VALUES, Key, encode, sealed, text_of
 from strategies.checkpoint.folders import check_seen, new_part, part_of, put
 from strategies.policies.world import World
-from strategies.private import default_store
 
 ALONE = World()
 
@@ -220,71 +213,16 @@ def _complete(path: Path, text: bytes, files: list[dict[str, str]]) -> None:
 # ---- beside training ----
 
 
-@dataclass(frozen=True)
-class StoreRanks(World):
-    """The ranks for a thread beside training. It uses torch's store, for its collectives would meet training's.
-
-    `name` is of one save, the same on all ranks. `limit` is how many seconds a rank waits for the others; it gives up
-    at once when `lost` says that one of them is gone.
-    """
-
-    name: str = ""
-    limit: float = 1800.0
-    lost: Callable[[], bool] = bool
-    store: Any = field(default_factory=default_store)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Rank 0 collects the values and shows them all. It waits until all have read them: it may be about to exit,
-        and its host serves the store.
-        """
-        shown = f"{self.name}, {next(self.numbers)}"
-        keys = [f"{shown}, rank {rank}" for rank in range(1, self.size)]
-        if self.rank:
-            own = keys[self.rank - 1]
-            self.store.set(own, pickle.dumps(value))
-            self._until(lambda: self.store.check([shown]))
-            values = pickle.loads(self.store.get(shown))
-            self.store.delete_key(own)
-            return values
-        self._until(lambda: self.store.check(keys))
-        values = [value, *(pickle.loads(self.store.get(key)) for key in keys)]
-        self.store.set(shown, pickle.dumps(values))
-        for key in keys:
-            self._until(lambda key=key: not self.store.check([key]))
-        self.store.delete_key(shown)
-        return values
-
-    def _until(self, answer: Callable[[], bool]) -> None:
-        """Ask again and again. `store.wait` would keep the main thread from the store."""
-        until, pause = time.monotonic() + self.limit, 0.001
-        while not answer():
-            if self.lost():
-                raise dist.DistError("a rank was lost while a checkpoint was written")
-            if time.monotonic() > until:
-                raise UserError(f"rank {self.rank} has waited {self.limit:g} seconds for what other ranks write")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
-
-
 # [Note: beside training]
 # On the main thread the ranks agree on who writes what, and each copies what it will write to host memory (`prepare`).
 # Then training goes on. The thread writes and flushes the files. It meets the threads of the other ranks through
-# torch's store (StoreRanks), never in a collective: training runs its own meanwhile. A thread that has failed asks the
+# torch's store (StoreWorld), never in a collective: training runs its own meanwhile. A thread that has failed asks the
 # run to end, and all ranks raise the failure after the same step. Only a disk's failure may be excused: whoever saves
 # is told of it at once, and nothing is raised.
 #
 # torch's `async_save` is not used. Its writer leaves incomplete folders behind when it is killed. Its stager copies
 # whole storages, which is a bucket of all ranks where we want one rank's shard of it, and it keeps the copies between
 # saves.
-
-
-def beside(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
-    """The ranks for the thread of this save. See StoreRanks."""
-    if world.size == 1:
-        return world
-    seconds = (limit or default_pg_timeout).total_seconds()
-    return StoreRanks(world.size, world.rank, name=save, limit=seconds, lost=lost)
 
 
 @dataclass(frozen=True)
@@ -310,7 +248,7 @@ class Background:
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None  # made by the first save, because a strategy may be pickled
-        self._tasks: list[Future[None]] = []
+        self._tasks: list[Future[bool]] = []  # each says whether it is done
         self._excuse: Callable[[DiskError], None] | None = None
 
     def save(
@@ -351,31 +289,27 @@ class Background:
             deed()
             return
         before = list(self._tasks)
-        self._submit(lambda: None if any(task.exception() for task in before) else deed())
+        self._submit(lambda: deed() if all(not task.exception() and task.result() for task in before) else None)
 
     def _submit(self, deed: Callable[[], None]) -> None:
-        def told() -> None:
+        def done() -> bool:
             try:
-                deed()
-            except BaseException as error:
-                if self._excused(error):
-                    self._excuse(error)
-                else:
-                    self._failed()
+                with excused(self._excuse):
+                    deed()
+                    return True
+            except BaseException:
+                self._failed()
                 raise
+            return False
 
-        self._tasks.append(self._thread.submit(told))
-
-    def _excused(self, error: BaseException | None) -> bool:
-        return self._excuse is not None and isinstance(error, DiskError)
+        self._tasks.append(self._thread.submit(done))
 
     def wait(self) -> None:
         """Return when nothing is in flight. What has failed is raised, once, if it is not excused."""
         wait(self._tasks)
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            if not self._excused(task.exception()):
-                task.result()
+            task.result()
 
     def settle(self) -> None:
         """The same while another error is raised: a failure is a warning."""

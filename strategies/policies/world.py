@@ -1,16 +1,21 @@
 """World: the ranks that train together, or serve together, as one of them sees the others."""
 
-from collections.abc import Callable, Sequence
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from torch import Tensor
 
 from gan.files.errors import DiskError, UserError, reason
 from gan.phase import Phase
+from strategies.private import default_store
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -125,3 +130,58 @@ class World:
     def first(self, step: Callable[[], None]) -> None:
         """Run a step on the first rank, while the others wait."""
         self.each(step if self.rank == 0 else lambda: None)
+
+
+@dataclass(frozen=True)
+class StoreWorld(World):
+    """The ranks for a thread beside training. It uses torch's store, for its collectives would meet training's.
+
+    `name` is of one save, the same on all ranks. `limit` is how many seconds a rank waits for the others; it gives up
+    at once when `lost` says that one of them is gone.
+    """
+
+    name: str = ""
+    limit: float = 1800.0
+    lost: Callable[[], bool] = bool
+    store: Any = field(default_factory=default_store)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Rank 0 collects the values and shows them all. It waits until all have read them: it may be about to exit,
+        and its host serves the store.
+        """
+        shown = f"{self.name}, {next(self.numbers)}"
+        keys = [f"{shown}, rank {rank}" for rank in range(1, self.size)]
+        if self.rank:
+            own = keys[self.rank - 1]
+            self.store.set(own, pickle.dumps(value))
+            self._until(lambda: self.store.check([shown]))
+            values = pickle.loads(self.store.get(shown))
+            self.store.delete_key(own)
+            return values
+        self._until(lambda: self.store.check(keys))
+        values = [value, *(pickle.loads(self.store.get(key)) for key in keys)]
+        self.store.set(shown, pickle.dumps(values))
+        for key in keys:
+            self._until(lambda key=key: not self.store.check([key]))
+        self.store.delete_key(shown)
+        return values
+
+    def _until(self, answer: Callable[[], bool]) -> None:
+        """Ask again and again. `store.wait` would keep the main thread from the store."""
+        until, pause = time.monotonic() + self.limit, 0.001
+        while not answer():
+            if self.lost():
+                raise dist.DistError("a rank was lost while a checkpoint was written")
+            if time.monotonic() > until:
+                raise UserError(f"rank {self.rank} has waited {self.limit:g} seconds for what other ranks write")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+
+
+def beside(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
+    """The ranks for the thread of this save. See StoreWorld."""
+    if world.size == 1:
+        return world
+    seconds = (limit or default_pg_timeout).total_seconds()
+    return StoreWorld(world.size, world.rank, name=save, limit=seconds, lost=lost)

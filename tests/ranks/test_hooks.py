@@ -178,7 +178,7 @@ class Notes(Callback):
     def on_before_optimizer_step(self, trainer, game, optimizer):
         there = [p.grad.abs().max() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         largest = torch.stack([torch.zeros((), dtype=torch.float64), *there]).max()
-        self.seen.append(max(trainer.strategy.gather_objects(largest.item())))
+        self.seen.append(max(trainer.strategy.world.gather(largest.item())))
         game.log("largest", largest)
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from gan.files.errors import DiskError, UserError
-from strategies.checkpoint.writing import Background, StoreRanks
+from strategies.checkpoint.writing import Background
+from strategies.policies.world import StoreWorld
 
 
 class Slow:
@@ -95,7 +96,7 @@ def together(size, step, **options):
     store = dist.HashStore()
 
     def one(rank):
-        ranks = StoreRanks(size, rank, name="a save", store=store, **options)
+        ranks = StoreWorld(size, rank, name="a save", store=store, **options)
         try:
             return step(ranks)
         except Exception as error:  # noqa: BLE001 - whatever it is
