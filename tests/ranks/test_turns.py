@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from gan import Phase
-from strategies import PhaseStrategy
+from strategies.policies.world import World
 from tests.support.duel import POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.word_games import on_odd_rank
@@ -45,14 +45,14 @@ def test_a_phase_is_played_in_its_steps_alone(policy, ranks, by_hand):
     assert distance(of(played(ranks, Turns, policy, POLICIES[policy]), by_hand), by_hand) < EXACT
 
 
-def asking_the_last(self, phase):
-    answer = torch.tensor(phase.when())
-    dist.broadcast(answer, self.world_size - 1)
+def asking_the_last(self, question):
+    answer = torch.tensor(question())
+    dist.broadcast(answer, self.size - 1)
     return bool(answer)
 
 
 def wrongly(policy, world):
-    with mock.patch.object(PhaseStrategy, "ask", asking_the_last):
+    with mock.patch.object(World, "answer", asking_the_last):
         return fit(Turns, policy, world)
 
 
