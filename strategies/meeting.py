@@ -162,8 +162,8 @@ class RanksStrategy(DDPStrategy):
 
     def _get_process_group_backend(self) -> str:
         """For plain `mpi` torch makes no store, by which our ranks end together."""
-        name = self._process_group_backend or dist.Backend.default_device_backend_map.get(self.root_device.type)
-        return "cpu:mpi,cuda:mpi" if name is not None and name.strip().lower() == "mpi" else name or "gloo"
+        name = self._process_group_backend or dist.Backend.default_device_backend_map.get(self.root_device.type, "gloo")
+        return "cpu:mpi,cuda:mpi" if name.strip().lower() == "mpi" else name
 
     def set_world_ranks(self) -> None:
         """Lightning's. A serving rank prints nothing."""
