@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gan.files.checkpoint import Share
 from strategies.accelerator import pins
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
-from strategies.sharding.versions import end_graphs, forget_ended, version_of
+from strategies.sharding.versions import forget_ended, version_of
 
 SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
@@ -110,7 +110,8 @@ class Bucket:
             self.shard = self.whole[self.first : self.first + self.length]
             self._show()
         else:
-            self.shard = self._at_home(self.whole[self.first : self.first + self.length])
+            self.shard = self.memory()
+            self.shard.copy_(self.whole[self.first : self.first + self.length])
             self._hide()
             if sharing.keep:
                 self.unshard()
@@ -121,17 +122,14 @@ class Bucket:
             if low < high
         }
 
-    def _at_home(self, shard: Tensor) -> Tensor:
-        if self.sharing.home is None:
-            return shard.clone()
-        return self._pinned(shard.to(self.sharing.home, copy=True))
-
-    def _pinned(self, shard: Tensor) -> Tensor:
+    def memory(self) -> Tensor:
+        """Memory for the shard, with zeros."""
+        shard = torch.zeros(self.length, dtype=self.dtype, device=self.sharing.home or self.device)
         return shard.pin_memory() if pins(self.device) and shard.device.type == "cpu" else shard
 
     def _begin_shard(self) -> Tensor:
-        """Memory for the shard, with this rank's part of the weights that have values."""
-        shard = self._pinned(torch.zeros(self.length, dtype=self.dtype, device=self.sharing.home or self.device))
+        """The shard, with this rank's part of the weights that have values."""
+        shard = self.memory()
         for name, weight in self.weights.items():
             low, high = self._range(name)
             if low < high and not isinstance(weight, ReshardedParameter):
@@ -178,7 +176,7 @@ class Bucket:
         """Start an all-gather of the shards as they are now; `unshard` waits for it."""
         dtype = dtype or self.compute_dtype
         if self.whole is not None and self.whole.dtype != dtype:
-            self._drop()
+            self.drop()
         if self.whole is None:
             self.whole = torch.empty(self.length * self.sharing.size, dtype=dtype, device=self.device)
         shard = self.shard.to(self.device, dtype)
@@ -239,10 +237,6 @@ class Bucket:
         number = bisect_right(self._first_elements, element) - 1
         return self.version + version_of(self._in_order[number])
 
-    def end_graphs(self) -> None:
-        """See [Note: ended graphs]."""
-        end_graphs(self._in_order)
-
     def shard_changed(self) -> None:
         """Drop the whole weights, because the shard is newer."""
         self.version += 1
@@ -254,12 +248,9 @@ class Bucket:
         self._hide()
 
     def _hide(self) -> None:
-        if self.whole is None:
-            return
-        if self.work is not None:
-            self.work.wait()
-        self._drop()
-        self._hide_all()
+        if self.whole is not None or self.work is not None:
+            self.drop()
+            self._hide_all()
 
     def _hide_all(self) -> None:
         nothing = torch.full((), torch.nan, dtype=self.compute_dtype, device=self.device)
@@ -275,10 +266,13 @@ class Bucket:
             forget_ended(weight)
             values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
             show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
-        self._drop()
+        self.drop()
         self.released = True
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Forget the whole weights."""
+        if self.work is not None:
+            self.work.wait()
         if self.whole is not None:
             UNSHARDED.pop(self.whole.data_ptr(), None)
         self.whole = self.work = None
@@ -325,13 +319,9 @@ class PendingReduction:
         self.bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
 
 
-def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:
-    """Put weights into buckets, in their order. All weights of a bucket have the same dtype."""
-    return [Bucket(part, sharing) for part in parts(weights)]
-
-
-def parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-    """The weights of each bucket."""
+def parts(weights: Mapping[str, nn.Parameter], most: float | None = None) -> Iterator[dict[str, nn.Parameter]]:
+    """The weights of each bucket, in their order: of one dtype, and of `most` bytes (SIZE) or a little more."""
+    most = SIZE if most is None else most
     for dtype in dict.fromkeys(weight.dtype for weight in weights.values()):
         part: dict[str, nn.Parameter] = {}
         size = 0
@@ -340,7 +330,7 @@ def parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Paramete
                 continue
             part[name] = weight
             size += weight.numel() * weight.element_size()
-            if size >= SIZE:
+            if size >= most:
                 yield part
                 part, size = {}, 0
         if part:
