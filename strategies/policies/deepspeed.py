@@ -122,7 +122,7 @@ class DeepSpeed2(Policy):
         return engine
 
     def make_reduction(self) -> Reduction:
-        if not self.storage.sharded:
+        if not isinstance(self.storage, Engine) or not self.weights:
             return super().make_reduction()
         return EngineReduction(self.storage, self.world.device, self.group)
 
@@ -137,13 +137,13 @@ class DeepSpeed1(DeepSpeed2):
 class DeepSpeed3(DeepSpeed2):
     """As deepspeed2, with an engine of ZeRO stage 3: the weights are sharded too, also those of a frozen player.
 
-    Communication, in order: before a phase the engine gathers each learner, one all-gather for each weight; it gathers
+    Communication, in order: before a phase the engine gathers each learner, one all-gather for each bucket; it gathers
     another player when the phase's loss first reads it; after the last backward as deepspeed2; in the update only
     numbers. After the phase, weights are resharded. A player that no phase reads moves nothing. `averaged` gathers
     once.
 
     Held on each rank between phases: everything / ranks, the weights twice. While a phase uses a player, its weights
-    are whole. A graph that outlives the phase keeps the whole weights that its backward needs.
+    are whole.
     """
 
     name = "deepspeed3"

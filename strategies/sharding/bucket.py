@@ -78,11 +78,14 @@ class Bucket:
     the shard is on another device, it is copied only if a version has changed.
     """
 
+    multiple = 1  # of how many elements a shard is
+
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
         aligned = {name: weight.numel() * weight.element_size() % ALIGNED == 0 for name, weight in weights.items()}
         self.weights = {name: weights[name] for name in sorted(weights, key=lambda name: not aligned[name])}
         self.sharing = sharing
-        self.length = -(-sum(weight.numel() for weight in self.weights.values()) // sharing.size)
+        elements = sum(weight.numel() for weight in self.weights.values())
+        self.length = -(-elements // (sharing.size * self.multiple)) * self.multiple
         self.first = sharing.rank * self.length
         self.starts: dict[str, int] = {}
         start = 0
@@ -93,30 +96,29 @@ class Bucket:
         like = next(iter(self.weights.values()))
         self.device, self.dtype = like.device, like.dtype
         self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
-        self.whole: Tensor | None = None
         # Weights that are made or read shard by shard were never whole. See strategies/first_weights.py.
         self.begun_sharded = any(isinstance(weight, ReshardedParameter) for weight in self.weights.values())
-        if not self.begun_sharded:
-            self.whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
+        self.whole: Tensor | None = None
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
         self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
-        if self.begun_sharded:
-            self.shard = self._begin_shard()
-            self._hide_all()
-        elif sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
-            self.shard = self.whole[self.first : self.first + self.length]
+        if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
+            self.whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
+            self.take(self.whole[self.first : self.first + self.length])
             self._show()
         else:
-            self.shard = self.memory()
-            self.shard.copy_(self.whole[self.first : self.first + self.length])
-            self._hide()
+            self.take(self._begin_shard())
+            self._hide_all()
             if sharing.keep:
                 self.unshard()
+
+    def take(self, shard: Tensor) -> None:
+        """Have the shard in this memory."""
+        self.shard = shard
         self.pieces = {
-            name: nn.Parameter(self.shard[low - self.first : high - self.first], requires_grad=weight.requires_grad)
+            name: nn.Parameter(shard[low - self.first : high - self.first], requires_grad=weight.requires_grad)
             for name, weight in self.weights.items()
             for low, high in [self._range(name)]
             if low < high
@@ -279,13 +281,16 @@ class Bucket:
 
     # ---- their gradients ----
 
+    def take_gradients(self) -> Tensor:
+        """The weights' gradients, end to end. The weights have none after that."""
+        flat = self.joined({name: weight.grad for name, weight in self.weights.items() if weight.grad is not None})
+        for weight in self.weights.values():
+            weight.grad = None
+        return flat
+
     def reduce_scatter(self) -> "PendingReduction":
         """Start a reduce-scatter that averages the weights' gradients, and drop them."""
-        there = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
-        flat = self.joined(there).div_(dist.get_world_size(self.sharing.group))
-        for name in there:
-            self.weights[name].grad = None
-        return PendingReduction(self, flat)
+        return PendingReduction(self, self.take_gradients().div_(dist.get_world_size(self.sharing.group)))
 
     def give_gradients(self, gradients: Tensor) -> None:
         """Give each piece its part of this rank's shard of the gradients."""

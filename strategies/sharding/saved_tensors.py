@@ -29,7 +29,7 @@ def places_in(phase: str, saved: bool) -> Iterator[None]:
             raise
         raise UserError(
             f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
-            f"Phase('{phase}', ..., second_order=True), and zero3 if a player has deepspeed3"
+            f"Phase('{phase}', ..., second_order=True)"
         ) from error
 
 
