@@ -184,11 +184,6 @@ class _Storage:
     def unsharded(self) -> bool:
         return all(each.unsharded for each in self.buckets)
 
-    def unshard(self, exact: bool = False) -> None:
-        for each in self.buckets:
-            if not each.unsharded:
-                each.unshard()
-
     def reshard(self) -> None:
         for each in self.buckets:
             each.reshard()

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,19 +18,7 @@ SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
 
 
-class Gathered(Protocol):
-    """Weights that are whole now and will be resharded: what `saved_tensors.py` must know of them."""
-
-    whole: Tensor | None  # flat
-
-    def version_at(self, element: int) -> int:
-        """How often the weight at this element has changed."""
-
-    def fetch(self) -> None:
-        """Make `whole` be there, because autograd needs it."""
-
-
-UNSHARDED: dict[int, Gathered] = {}  # by the address of their memory
+UNSHARDED: dict[int, "Bucket"] = {}  # those that are whole now and will be resharded, by the address of their memory
 
 
 @dataclass(frozen=True)

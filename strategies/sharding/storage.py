@@ -72,12 +72,9 @@ class Storage:
                 piece.grad = None
 
     def held(self) -> list[Tensor]:
-        """The tensors that hold the learning weights between phases."""
-        return list(self.weights.values()) if self.unsharded else []
-
-    def all_shards(self) -> list[Tensor]:
-        """This rank's shards of all weights, also of those that do not learn."""
-        return [bucket.shard for bucket in self.buckets]
+        """The tensors that hold the weights between phases, and this rank's shards of those that do not learn too."""
+        weights = list(self.weights.values()) if self.unsharded else []
+        return [*weights, *(bucket.shard for bucket in self.buckets)]
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
@@ -178,9 +175,6 @@ class Buckets(Storage):
             autograd.graph.increment_version(stepped)
             for bucket in self.buckets:
                 bucket.up_to_date()
-
-    def held(self) -> list[Tensor]:
-        return [*super().held(), *(bucket.shard for bucket in self.learning)]
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         self.keep_writes()

@@ -74,17 +74,6 @@ class Parameters(dict[str, nn.Parameter | None]):
         return dict, (self.plain(),)  # a copy of a module has no callback
 
 
-def agree_on_gather(number: int, group: Any, device: torch.device, phase: str, policy: str) -> None:
-    """Raise on all ranks of the group if another one gathers another bucket than this number.
-
-    It is asked the first time that a phase is played: one small collective for each gather.
-    """
-    both = torch.tensor([number, -number], device=device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    if both[0] != -both[1]:
-        raise UserError(other_order(phase, policy))
-
-
 def other_order(phase: str, *policies: str) -> str:
     """What is said of ranks that read different weights under these policies."""
     choices = " or ".join(f"{policy}+whole" for policy in dict.fromkeys(policies))
@@ -268,8 +257,6 @@ class UnshardOnRead:
     def _unshard_all(self) -> None:
         if not self.storage.unsharded:
             with private.outside_transforms():
-                if not self.buckets:
-                    self.storage.unshard()
                 for bucket in self.buckets:
                     if not bucket.unsharded:
                         bucket.unshard()
@@ -277,7 +264,7 @@ class UnshardOnRead:
     def _start(self, number: int) -> None:
         if self.buckets[number].work is None:
             if self.phase not in self.before:
-                agree_on_gather(number, self.storage.group, self.buckets[number].device, self.phase, self.policy)
+                self._agree(number)
             self.order.append(number)
             self.buckets[number].start_unshard()
 
@@ -288,3 +275,13 @@ class UnshardOnRead:
             following = self.expected[done]
             if not self.buckets[following].unsharded:
                 self._start(following)
+
+    def _agree(self, number: int) -> None:
+        """Raise on all ranks of the group if another one gathers another bucket, by one small collective.
+
+        The ranks do so the first time that a phase is played.
+        """
+        both = torch.tensor([number, -number], device=self.buckets[number].device)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.storage.group)
+        if both[0] != -both[1]:
+            raise UserError(other_order(self.phase, self.policy))
