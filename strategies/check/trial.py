@@ -35,7 +35,7 @@ class Kept:
         self.names = {buffer: f"buffer '{name}'" for name, buffer in game.named_buffers()}
         self.names |= {weight: f"weight '{name}'" for name, weight in game.named_parameters()}
         storages = [policy.storage for policy in policies.values()]
-        held = [tensor for each in storages for tensor in (*each.held(), *each.all_shards())]
+        held = [tensor for each in storages for tensor in each.held()]
         tensors = [each for each in dict.fromkeys([*self.names, *held]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
         objects = [value for _, value in reachable.objects.values()]

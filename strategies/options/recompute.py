@@ -48,9 +48,11 @@ class Recompute:
     A backward that is itself differentiated is exact too; each of the two backwards runs the forward again.
     """
 
-    def __init__(self, player: Player, blocks: Sequence[Block] | None = None) -> None:
-        """`blocks` are those that recompute. Without them they are found."""
-        self.player = player
+    def __init__(
+        self, player: Player, blocks: Sequence[Block] | None = None, begin_again: Callable[[], None] | None = None
+    ) -> None:
+        """`blocks` are those that recompute. Without them they are found. Before one does, `begin_again` is called."""
+        self.player, self.begin_again = player, begin_again
         self.updates = 0  # how often the player's weights were updated
         self.undo: list[Callable[[], None]] = []
         # torch's SyncBatchNorm communicates inside torch, where the sums of the first forward cannot be recorded.
@@ -107,6 +109,8 @@ class Recompute:
 
         def once(*leaves: Any) -> Any:
             args, kwargs = pytree.tree_unflatten(leaves, form)
+            if self.begin_again is not None and not state.first:
+                self.begin_again()
             with state.recorded(tensors) if state.first else state.restored():
                 return forward(*args, **kwargs)
 
@@ -116,7 +120,7 @@ class Recompute:
         """Restore every module's own forward."""
         for undo in reversed(self.undo):
             undo()
-        self.undo = []
+        self.undo, self.begin_again = [], None
 
 
 class ForwardState:

@@ -17,7 +17,11 @@ from strategies.sharding.unshard_on_read import UnshardOnRead
 class PaperBucket:
     """The bytes of a bucket: whole, as it is reduced; whole, as it is gathered; and a rank's shard."""
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], ranks: int, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], ranks: int, dtype: torch.dtype | None, twice: bool = False
+    ) -> None:
+        """`twice`: it is gathered into other memory first, as FSDP2 does."""
+        self.twice = twice
         like = next(iter(weights.values()))
         self.weights = weights
         self.ids = frozenset(map(id, weights.values()))
@@ -124,6 +128,13 @@ class Gathered(Reduced):
         self.views: set[_Bucket] = set()  # the buckets that a block uses which is computed again
         self.left: list[float] = []  # bytes of those that are resharded, and still used
 
+    def order(self) -> list[int]:
+        return self.on_read.in_turn(len(self.buckets))
+
+    def backward(self, last: bool) -> None:
+        super().backward(last)
+        self.turns = self.order()
+
     def begin(self, trace: Trace, learning: bool) -> None:
         super().begin(trace, learning)
         self.recomputing = False
@@ -173,11 +184,6 @@ class _Storage:
     def unsharded(self) -> bool:
         return all(each.unsharded for each in self.buckets)
 
-    def unshard(self, exact: bool = False) -> None:
-        for each in self.buckets:
-            if not each.unsharded:
-                each.unshard()
-
     def reshard(self) -> None:
         for each in self.buckets:
             each.reshard()
@@ -208,6 +214,9 @@ class _Bucket:
     def unshard(self) -> None:
         if self.work is None:
             self.start_unshard()
+        if self.bytes.twice:
+            self.paper.take(flying=self.bytes.gathered)
+            self.paper.take(flying=-self.bytes.gathered)
         self.work = None
 
     def reshard(self) -> None:
@@ -216,6 +225,3 @@ class _Bucket:
         elif self.there:
             self.paper.take(flying=-self.bytes.gathered)
         self.there, self.work = False, None
-
-    def end_graphs(self) -> None:
-        """Nothing: there is no graph."""

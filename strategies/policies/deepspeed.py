@@ -1,14 +1,11 @@
 """deepspeed1, deepspeed2 and deepspeed3: an engine of DeepSpeed shards a player's training."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from gan.files.errors import UserError
-from gan.phase import Phase
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.paper.amounts import Group, Held
 from strategies.paper.paper import Paper, size
@@ -125,7 +122,7 @@ class DeepSpeed2(Policy):
         return engine
 
     def make_reduction(self) -> Reduction:
-        if not self.storage.sharded:
+        if not isinstance(self.storage, Engine) or not self.weights:
             return super().make_reduction()
         return EngineReduction(self.storage, self.world.device, self.group)
 
@@ -140,21 +137,17 @@ class DeepSpeed1(DeepSpeed2):
 class DeepSpeed3(DeepSpeed2):
     """As deepspeed2, with an engine of ZeRO stage 3: the weights are sharded too, also those of a frozen player.
 
-    Communication, in order: before a phase the engine gathers each learner, one all-gather for each weight; it gathers
+    Communication, in order: before a phase the engine gathers each learner, one all-gather for each bucket; it gathers
     another player when the phase's loss first reads it; after the last backward as deepspeed2; in the update only
     numbers. After the phase, weights are resharded. A player that no phase reads moves nothing. `averaged` gathers
     once.
 
     Held on each rank between phases: everything / ranks, the weights twice. While a phase uses a player, its weights
-    are whole. A graph that outlives the phase keeps the whole weights that its backward needs.
+    are whole.
     """
 
     name = "deepspeed3"
     stage = 3
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.on_read: UnshardOnRead | None = None
 
     def _sharded(self) -> dict[str, nn.Parameter]:
         return self.belongings.parameters
@@ -189,20 +182,3 @@ class DeepSpeed3(DeepSpeed2):
         others = {name: each for name, each in self._sharded().items() if name not in self.weights}
         buckets = paper_buckets(others, self.world.size)
         return PartitionedEngine(*self.on_paper(), others=buckets, home="offload" in self.options)
-
-    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """The player is whole for the phase, if the phase reads it."""
-        if self.on_read is None:
-            return super().hold(phase)
-        return self.on_read.during(phase.name, piecewise=False, now=self.learning and bool(self.weights))
-
-    @contextmanager
-    def gathered(self, exact: bool = True) -> Iterator[None]:
-        with nullcontext() if self.on_read is None else self.on_read.resting(), super().gathered(exact):
-            yield
-
-    def release(self) -> None:
-        if self.on_read is not None:
-            self.on_read.release()
-            self.on_read = None
-        super().release()

@@ -1,137 +1,54 @@
-"""fsdp: torch's FSDP2 shards everything of the player, block by block."""
+"""fsdp: everything of the player sharded, block by block, by torch's FSDP2."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
-from gan.phase import Phase
 from strategies.options.blocks import LayerGroups, find_blocks
-from strategies.options.compile import refuse_compiled_by_author
-from strategies.paper.amounts import Group
-from strategies.paper.paper import Paper
-from strategies.paper.units import PaperUnit, Units
-from strategies.policies.sharded import Sharded
-from strategies.sharding.fully_shard import FullyShard, FullyShardReduction, mesh_of
-from strategies.sharding.reduction import Reduction
-from strategies.sharding.saved_tensors import kept_as_places
-from strategies.sharding.storage import Storage
+from strategies.paper.sharded import PaperBucket
+from strategies.policies.zero3 import Zero3
+from strategies.sharding import bucket
+from strategies.sharding.fsdp_unit import Unit
 
 
-class Fsdp(Sharded):
-    """Each rank keeps its rows of every weight, also those of a frozen player; FSDP2 gathers a block while it runs.
+class Fsdp(Zero3):
+    """As zero3, but FSDP2 stores and gathers the weights, and what is gathered together is a block of the network.
 
-    The units that are gathered together are the blocks that `Player(blocks=...)` names or that are found, and one more
-    for all weights outside of them.
+    The blocks are those that `Player(blocks=...)` names or that are found. All weights outside of them are one unit
+    more. In a block that has weights of two dtypes, or some that do not learn, these are units of their own.
 
-    Communication, in order: one all-gather of a block before its forward, and another one before its backward, which
-    FSDP2 starts while the block before still computes; one all-gather of the weights outside of blocks, when the first
-    is read; in the phase's last backward one reduce-scatter of each unit, when it has all of its gradients; after it 16
-    bytes to check that all ranks gathered in the same order, and norms and zero gradients as in zero2; nothing in the
-    update. A player that no phase reads moves nothing. `averaged` gathers once.
+    Communication, in order: as zero3. `hybrid` is a mesh of copies and shards, `offload` FSDP2's CPUOffloadPolicy, and
+    `bf16` its MixedPrecisionPolicy.
 
-    Held on each rank between phases: everything / ranks, in whole rows. During a phase that reads the player: the
-    weights outside of blocks, those of the blocks that run or are gathered ahead, and those of blocks that were read
-    outside of a call; and whole gradients of the units that backward is working on.
+    Held on each rank: as zero3. While FSDP2 gathers a unit it has the memory of two.
 
-    Options: `whole` frees nothing before the phase ends, as torch's `reshard_after_forward=False`: one all-gather, more
-    memory. `hybrid` is a mesh of copies and shards, `offload` FSDP2's CPUOffloadPolicy, and `bf16` its
-    MixedPrecisionPolicy. A phase of second order keeps the player whole. See [Note: what FSDP2 does not see] in
-    sharding/fully_shard.py.
+    See [Note: what FSDP2 does not see] in sharding/fsdp_unit.py.
     """
 
     name = "fsdp"
-    keep = False
-    takes = (Sharded.takes | {"bf16", "whole"}) - {"compile"}
+    takes = Zero3.takes - {"compile"}
 
-    @cached_property
-    def paper_units(self) -> list[PaperUnit]:
-        """What is outside of blocks, and the blocks."""
-        weights, others = self.weights_and_others()
-        names = {id(each): name for name, each in {**weights, **others}.items()}
-        own = {id(each): each for each in {**weights, **others}.values()}
-        inside: dict[int, nn.Module | None] = {}
-        for block in self._blocks():
+    def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
+        """What is outside of blocks, and each block. A weight of several blocks belongs to none."""
+        inside: dict[int, int] = {}
+        for number, block in enumerate(self._blocks(), 1):
             for each in block.parameters():
-                if id(each) in own:  # a weight of several blocks belongs to none
-                    inside[id(each)] = block if id(each) not in inside else None
-        found: dict[nn.Module | None, dict[str, nn.Parameter]] = {}
-        for key, each in own.items():
-            found.setdefault(inside.get(key), {})[names[key]] = each
-        modules = [None, *self._blocks()]
-        return [
-            PaperUnit(module, found[module], weights.keys(), self.shards, self.half)
-            for module in modules
-            if module in found
-        ]
+                inside[id(each)] = number if id(each) not in inside else 0
+        found: dict[int, dict[str, nn.Parameter]] = {}
+        for name, each in weights.items():
+            found.setdefault(inside.get(id(each), 0), {})[name] = each
+        for number, part in sorted(found.items()):
+            yield from bucket.parts(part, most=math.inf if number else None)
 
-    def owned_bytes(self) -> float:
-        return sum(unit.shard for unit in self.paper_units)
+    def paper_bucket(self, part: Mapping[str, nn.Parameter]) -> PaperBucket:
+        return PaperBucket(part, self.shards, self.half, twice=True)
 
-    @property
-    def shard_bytes(self) -> float:
-        return sum(unit.owned for unit in self.paper_units)
-
-    def flying_at_most(self) -> float:
-        """What is outside of blocks; and two blocks, of which one is in two places; and gradients of two."""
-        used = sorted((unit.used for unit in self.paper_units if unit.module is not None), reverse=True)
-        outside = sum(unit.used for unit in self.paper_units if unit.module is None)
-        return sum(unit.used for unit in self.paper_units) * 2 if self.always_whole else outside + 5 * sum(used[:1])
-
-    @property
-    def always_whole(self) -> bool:
-        return "whole" in self.options
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        return Units(
-            self.player.name,
-            self.weights,
-            self.owned_step(),
-            world=self.everyone,
-            share=Group(self.shards),
-            copies=self.copies,
-            home="offload" in self.options,
-            root=self.player.module,
-            units=self.paper_units,
-            whole=self.always_whole,
-        )
-
-    def make_storage(self) -> Storage:
-        if not self.begins_sharded:
-            return super().make_storage()
-        weights, others = self.weights_and_others()
-        readers = self.belongings.readers
-        refuse_compiled_by_author(self.player, readers, self.name, f"zero3+compile,*={self.name}")
-        dtypes = {each.dtype for each in (*weights.values(), *others.values())}
-        kinds = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        if len(kinds) > 1:
-            raise UserError(
-                f"player '{self.player.name}': its weights are {' and '.join(kinds)}, and FSDP2 gathers one kind of "
-                f"numbers; type --strategy {self.player.name}=zero3,*={self.name}"
-            )
-        gpu = self.world.device.type != "cpu"
-        half = "bf16" in self.options
-        return FullyShard(
-            weights,
-            others,
-            _root(self.player.module),
-            self._blocks(),
-            readers,
-            self.sharing_group,
-            self.name,
-            mesh=mesh_of(self.group, self.world.device) if self.mesh is None else self.mesh,
-            mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-            if half
-            else MixedPrecisionPolicy(),
-            offload_policy=CPUOffloadPolicy(pin_memory=gpu) if "offload" in self.options else OffloadPolicy(),
-        )
+    def bucket(self, part: Mapping[str, nn.Parameter]) -> Unit:
+        group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
+        return Unit(part, self.sharing, group)
 
     def _blocks(self) -> list[nn.Module]:
         """The modules whose weights are gathered together. A network without blocks is one unit."""
@@ -143,49 +60,3 @@ class Fsdp(Sharded):
             return []
         blocks = [block for _, block in found if not isinstance(block, LayerGroups)]
         return [block for block in blocks if block is not self.player.module]
-
-    def make_reduction(self) -> Reduction:
-        if not isinstance(self.storage, FullyShard) or not self.weights:
-            return super().make_reduction()
-        what = f"player '{self.player.name}' (policy '{self.name}')"
-        return FullyShardReduction(self.storage, self.world.device, self.group, what)
-
-    @contextmanager
-    def hold(self, phase: Phase) -> Iterator[None]:
-        """Inside, FSDP2 gathers and frees; see [Note: what FSDP2 does not see]."""
-        held = super().hold(phase)
-        if isinstance(self.storage, FullyShard):
-            whole = phase.second_order or "whole" in self.options
-            at_start = phase.second_order and self.learning and bool(self.weights)
-            held = self.storage.during(phase.name, whole=whole, second_order=phase.second_order, at_start=at_start)
-        try:
-            with held:
-                yield
-        except RuntimeError as error:
-            if "RegisterPostBackwardFunction" not in str(error):
-                raise
-            raise UserError(
-                f"phase '{phase.name}': a block of a network under fsdp begins by writing in place into its input, as "
-                f"nn.ReLU(inplace=True) does, and FSDP2 forbids that; give it inplace=False, or use zero3, not fsdp"
-            ) from error
-
-    def for_several_phases(self) -> AbstractContextManager[Any]:
-        return kept_as_places() if isinstance(self.storage, FullyShard) else super().for_several_phases()
-
-    def check_code(self) -> int | None:
-        return self.storage.check_code() if isinstance(self.storage, FullyShard) else None
-
-    @contextmanager
-    def gathered(self, exact: bool = True) -> Iterator[None]:
-        resting = self.storage.resting() if isinstance(self.storage, FullyShard) else nullcontext()
-        with resting, super().gathered(exact):
-            yield
-
-
-def _root(network: nn.Module) -> nn.Module:
-    """FSDP2 refuses a ModuleList and a ModuleDict, so they are put into a plain module."""
-    if type(network).forward is not nn.Module.forward:
-        return network
-    around = nn.Module()
-    around.network = network
-    return around

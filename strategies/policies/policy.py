@@ -22,7 +22,9 @@ from strategies.policies.costs import Costs
 from strategies.policies.modes import EvalWeights, Follower
 from strategies.policies.world import World
 from strategies.sharding.reduction import Reduction, whole_gradients
+from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage
+from strategies.sharding.unshard_on_read import UnshardOnRead
 
 
 class Policy(Costs):
@@ -57,6 +59,7 @@ class Policy(Costs):
         self.weights = {} if player.frozen else self.requiring_grad
         self.storage = Storage(self.weights)
         self.reduction = Reduction(self.storage, world.device)
+        self.on_read: UnshardOnRead | None = None  # what gathers weights in a phase, where they are sharded
         self.optimizer: Optimizer | None = None
         self.groups: list[list[str]] = []  # the names of the weights in each of the optimizer's groups
         self.schedule: LRScheduler | None = None
@@ -136,7 +139,7 @@ class Policy(Costs):
 
     def make_recompute(self) -> Recompute:
         """How the player's blocks compute again what they do not keep."""
-        return Recompute(self.player)
+        return Recompute(self.player, begin_again=None if self.on_read is None else self.on_read.begin_again)
 
     def _make_optimizer(self) -> Optimizer:
         """Make the optimizer for the whole weights, as the author's function may group them by shape."""
@@ -168,6 +171,9 @@ class Policy(Costs):
         self.released = True
         self.learn(True)
         self.switch.end_step()
+        if self.on_read is not None:
+            self.on_read.release()
+            self.on_read = None
         self.reduction.drop()
         self.reduction.release()
         self.storage.release()
@@ -219,15 +225,24 @@ class Policy(Costs):
 
     def hold(self, phase: Phase) -> AbstractContextManager[Any]:
         """A context around each phase. Inside, weights are whole when they are read, also without learning."""
-        return nullcontext()
+        if self.on_read is None:
+            return nullcontext()
+        whole = self.always_whole or phase.second_order
+        now = whole and self.learning and bool(self.weights)
+        return self.on_read.during(phase.name, piecewise=not whole, now=now, places=not phase.second_order)
+
+    @property
+    def always_whole(self) -> bool:
+        """Whether the player is whole in every phase that reads it. See [Note: whole for the phase] in zero3.py."""
+        return True
 
     def for_several_phases(self) -> AbstractContextManager[Any]:
         """A context around what makes a graph that later phases use too: `GanModule.shared`."""
-        return nullcontext()
+        return nullcontext() if self.on_read is None else kept_as_places()
 
     def check_code(self) -> int | None:
         """A number that must be the same on all ranks after a phase; None if nothing can differ."""
-        return None
+        return None if self.on_read is None else self.on_read.check_code()
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Prepare for the backward of this loss. `last`: it is the backward of the phase's last micro-batch."""
@@ -292,12 +307,13 @@ class Policy(Costs):
             yield
             return
         before = self.storage.unsharded
-        self.storage.unshard(exact)
-        yield
-        if before:
-            self.storage.unshard()
-        else:
-            self.storage.reshard()
+        with nullcontext() if self.on_read is None else self.on_read.resting():
+            self.storage.unshard(exact)
+            yield
+            if before:
+                self.storage.unshard()
+            else:
+                self.storage.reshard()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What zero1, zero2, zero3 and fsdp have in common: each rank owns a part of a player's elements."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -13,10 +14,10 @@ from gan.files.errors import UserError
 from strategies import private
 from strategies.paper.amounts import Group, Held
 from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import PaperBucket, Reduced, paper_buckets
+from strategies.paper.sharded import PaperBucket, Reduced
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
-from strategies.sharding.bucket import Sharing
+from strategies.sharding.bucket import Bucket, Sharing
 from strategies.sharding.storage import Buckets, Storage
 
 WHOLE_BUCKETS = 7  # how many whole buckets zero2 (of gradients) or zero3 (of weights) holds at the same time
@@ -61,10 +62,17 @@ class Sharded(Policy):
         """The dtype in which weights are gathered, if it is not their own."""
         return torch.bfloat16 if "bf16" in self.options else None
 
+    def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
+        """The weights of each bucket."""
+        return bucket.parts(weights)
+
     @cached_property
     def paper_buckets(self) -> list[PaperBucket]:
         """Those of the weights that learn."""
-        return paper_buckets(self.weights, self.shards, self.half)
+        return [self.paper_bucket(part) for part in self.parts(self.weights)]
+
+    def paper_bucket(self, part: Mapping[str, nn.Parameter]) -> PaperBucket:
+        return PaperBucket(part, self.shards, self.half)
 
     @property
     def divided(self) -> bool:
@@ -96,7 +104,8 @@ class Sharded(Policy):
     def flying_at_most(self) -> float:
         """A few buckets of whole gradients, or of whole weights too."""
         own = size(self.belongings.parameters.values()) if not self.keep else 0
-        return min(WHOLE_BUCKETS * bucket.SIZE, own + size(self.weights.values()))
+        largest = max((each.whole for each in self.paper_buckets), default=0)
+        return min(WHOLE_BUCKETS * max(bucket.SIZE, largest), own + size(self.weights.values()))
 
     def owned_bytes(self) -> float:
         """What this rank owns of the weights that learn."""
@@ -139,7 +148,13 @@ class Sharded(Policy):
     def make_storage(self) -> Storage:
         if self.world.size == 1 or not self.weights:
             return super().make_storage()
-        return Buckets(self.weights, self.sharing)
+        return Buckets(self.weights, self.sharing, self.buckets(self.weights))
+
+    def buckets(self, weights: Mapping[str, nn.Parameter]) -> list[Bucket]:
+        return [self.bucket(part) for part in self.parts(weights)]
+
+    def bucket(self, part: Mapping[str, nn.Parameter]) -> Bucket:
+        return Bucket(part, self.sharing)
 
     def weights_and_others(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
         """All parameters that the player stores: those that learn, and the others.

@@ -27,4 +27,4 @@ class Zero2(Sharded):
         if not self.storage.sharded or not self.weights:
             return super().make_reduction()
         what = f"player '{self.player.name}' (policy '{self.name}')"
-        return ReduceScatter(self.storage, self.world.device, self.group, what)
+        return ReduceScatter(self.storage, self.world.device, self.group, what, self.on_read)

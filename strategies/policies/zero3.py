@@ -1,18 +1,13 @@
 """zero3: everything of the player sharded, and unsharded where a phase reads it."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
 
-from gan.phase import Phase
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import Gathered, PaperBucket, paper_buckets
+from strategies.paper.sharded import Gathered, PaperBucket
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero2 import Zero2
 from strategies.sharding import bucket
-from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Buckets, Storage
 from strategies.sharding.unshard_on_read import UnshardOnRead
 
@@ -30,7 +25,7 @@ class Zero3(Zero2):
     reads moves nothing. `averaged` gathers once.
 
     Held on each rank between phases: everything / ranks. During a phase that reads the player: the weights of the
-    buckets that running forwards have read, and of three more; and whole gradients of the buckets that backward is
+    buckets that running forwards have read, and of two more; and whole gradients of the buckets that backward is
     working on.
 
     [Note: whole for the phase]
@@ -48,14 +43,10 @@ class Zero3(Zero2):
     keep = False
     communicates_only_in_its_turn = False
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.on_read: UnshardOnRead | None = None
-
     @cached_property
     def other_buckets(self) -> list[PaperBucket]:
         """Those of parameters that do not learn."""
-        return paper_buckets(self.weights_and_others()[1], self.shards, self.half)
+        return [self.paper_bucket(part) for part in self.parts(self.weights_and_others()[1])]
 
     @property
     def shard_bytes(self) -> float:
@@ -75,7 +66,6 @@ class Zero3(Zero2):
 
     @property
     def always_whole(self) -> bool:
-        """Whether the player is whole in every phase that reads it. See [Note: whole for the phase]."""
         few = len(self.paper_buckets) + len(self.other_buckets) <= FEW
         return few or bool(self.options.keys() & {"whole", "compile"})
 
@@ -85,32 +75,6 @@ class Zero3(Zero2):
         weights, others = self.weights_and_others()
         readers = self.belongings.readers
         refuse_compiled_by_author(self.player, readers, self.name, f"{self.name}+compile,*={self.name}")
-        storage = Buckets(weights, self.sharing, others)
+        storage = Buckets(weights, self.sharing, self.buckets(weights), self.buckets(others))
         self.on_read = UnshardOnRead([*weights.values(), *others.values()], readers, storage, self.name)
         return storage
-
-    def hold(self, phase: Phase) -> AbstractContextManager[Any]:
-        """See [Note: whole for the phase] and [Note: who reads]."""
-        if self.on_read is None:
-            return super().hold(phase)
-        whole = self.always_whole or phase.second_order
-        now = whole and self.learning and bool(self.weights)
-        return self.on_read.during(phase.name, piecewise=not whole, now=now, places=not phase.second_order)
-
-    def for_several_phases(self) -> AbstractContextManager[Any]:
-        """See [Note: torch.func.grad]."""
-        return super().for_several_phases() if self.on_read is None else kept_as_places()
-
-    def check_code(self) -> int | None:
-        return None if self.on_read is None else self.on_read.check_code()
-
-    @contextmanager
-    def gathered(self, exact: bool = True) -> Iterator[None]:
-        with nullcontext() if self.on_read is None else self.on_read.resting(), super().gathered(exact):
-            yield
-
-    def release(self) -> None:
-        if self.on_read is not None:
-            self.on_read.release()
-            self.on_read = None
-        super().release()

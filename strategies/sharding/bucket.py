@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,25 +12,13 @@ from torch import Tensor, nn
 from gan.files.checkpoint import Share
 from strategies.accelerator import pins
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
-from strategies.sharding.versions import end_graphs, forget_ended, version_of
+from strategies.sharding.versions import forget_ended, version_of
 
 SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
 
 
-class Gathered(Protocol):
-    """Weights that are whole now and will be resharded: what `saved_tensors.py` must know of them."""
-
-    whole: Tensor | None  # flat
-
-    def version_at(self, element: int) -> int:
-        """How often the weight at this element has changed."""
-
-    def fetch(self) -> None:
-        """Make `whole` be there, because autograd needs it."""
-
-
-UNSHARDED: dict[int, Gathered] = {}  # by the address of their memory
+UNSHARDED: dict[int, "Bucket"] = {}  # those that are whole now and will be resharded, by the address of their memory
 
 
 @dataclass(frozen=True)
@@ -78,11 +66,14 @@ class Bucket:
     the shard is on another device, it is copied only if a version has changed.
     """
 
+    multiple = 1  # of how many elements a shard is
+
     def __init__(self, weights: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
         aligned = {name: weight.numel() * weight.element_size() % ALIGNED == 0 for name, weight in weights.items()}
         self.weights = {name: weights[name] for name in sorted(weights, key=lambda name: not aligned[name])}
         self.sharing = sharing
-        self.length = -(-sum(weight.numel() for weight in self.weights.values()) // sharing.size)
+        elements = sum(weight.numel() for weight in self.weights.values())
+        self.length = -(-elements // (sharing.size * self.multiple)) * self.multiple
         self.first = sharing.rank * self.length
         self.starts: dict[str, int] = {}
         start = 0
@@ -93,45 +84,42 @@ class Bucket:
         like = next(iter(self.weights.values()))
         self.device, self.dtype = like.device, like.dtype
         self.compute_dtype = sharing.compute_dtype or self.dtype if self.dtype.is_floating_point else self.dtype
-        self.whole: Tensor | None = None
         # Weights that are made or read shard by shard were never whole. See strategies/first_weights.py.
         self.begun_sharded = any(isinstance(weight, ReshardedParameter) for weight in self.weights.values())
-        if not self.begun_sharded:
-            self.whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
+        self.whole: Tensor | None = None
         self.work: Any = None
         self.fetch: Callable[[], None] = self.unshard  # what autograd calls when it needs the weights
         self.version = 0  # how often the shards have changed
         self.seen: list[int] = []  # versions of the weights when whole weights and shard were equal, to find writes
         self.released = False
-        if self.begun_sharded:
-            self.shard = self._begin_shard()
-            self._hide_all()
-        elif sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
-            self.shard = self.whole[self.first : self.first + self.length]
+        if sharing.keep and sharing.home is None and self.compute_dtype == self.dtype:
+            self.whole = self.joined({name: weight.detach() for name, weight in self.weights.items()})
+            self.take(self.whole[self.first : self.first + self.length])
             self._show()
         else:
-            self.shard = self._at_home(self.whole[self.first : self.first + self.length])
-            self._hide()
+            self.take(self._begin_shard())
+            self._hide_all()
             if sharing.keep:
                 self.unshard()
+
+    def take(self, shard: Tensor) -> None:
+        """Have the shard in this memory."""
+        self.shard = shard
         self.pieces = {
-            name: nn.Parameter(self.shard[low - self.first : high - self.first], requires_grad=weight.requires_grad)
+            name: nn.Parameter(shard[low - self.first : high - self.first], requires_grad=weight.requires_grad)
             for name, weight in self.weights.items()
             for low, high in [self._range(name)]
             if low < high
         }
 
-    def _at_home(self, shard: Tensor) -> Tensor:
-        if self.sharing.home is None:
-            return shard.clone()
-        return self._pinned(shard.to(self.sharing.home, copy=True))
-
-    def _pinned(self, shard: Tensor) -> Tensor:
+    def memory(self) -> Tensor:
+        """Memory for the shard, with zeros."""
+        shard = torch.zeros(self.length, dtype=self.dtype, device=self.sharing.home or self.device)
         return shard.pin_memory() if pins(self.device) and shard.device.type == "cpu" else shard
 
     def _begin_shard(self) -> Tensor:
-        """Memory for the shard, with this rank's part of the weights that have values."""
-        shard = self._pinned(torch.zeros(self.length, dtype=self.dtype, device=self.sharing.home or self.device))
+        """The shard, with this rank's part of the weights that have values."""
+        shard = self.memory()
         for name, weight in self.weights.items():
             low, high = self._range(name)
             if low < high and not isinstance(weight, ReshardedParameter):
@@ -178,7 +166,7 @@ class Bucket:
         """Start an all-gather of the shards as they are now; `unshard` waits for it."""
         dtype = dtype or self.compute_dtype
         if self.whole is not None and self.whole.dtype != dtype:
-            self._drop()
+            self.drop()
         if self.whole is None:
             self.whole = torch.empty(self.length * self.sharing.size, dtype=dtype, device=self.device)
         shard = self.shard.to(self.device, dtype)
@@ -239,10 +227,6 @@ class Bucket:
         number = bisect_right(self._first_elements, element) - 1
         return self.version + version_of(self._in_order[number])
 
-    def end_graphs(self) -> None:
-        """See [Note: ended graphs]."""
-        end_graphs(self._in_order)
-
     def shard_changed(self) -> None:
         """Drop the whole weights, because the shard is newer."""
         self.version += 1
@@ -254,12 +238,9 @@ class Bucket:
         self._hide()
 
     def _hide(self) -> None:
-        if self.whole is None:
-            return
-        if self.work is not None:
-            self.work.wait()
-        self._drop()
-        self._hide_all()
+        if self.whole is not None or self.work is not None:
+            self.drop()
+            self._hide_all()
 
     def _hide_all(self) -> None:
         nothing = torch.full((), torch.nan, dtype=self.compute_dtype, device=self.device)
@@ -275,23 +256,29 @@ class Bucket:
             forget_ended(weight)
             values = weight.data if self.unsharded else torch.full(weight.shape, torch.nan)
             show(weight, values.to(self.device, self.dtype, copy=True, memory_format=torch.contiguous_format))
-        self._drop()
+        self.drop()
         self.released = True
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Forget the whole weights."""
+        if self.work is not None:
+            self.work.wait()
         if self.whole is not None:
             UNSHARDED.pop(self.whole.data_ptr(), None)
         self.whole = self.work = None
 
     # ---- their gradients ----
 
+    def take_gradients(self) -> Tensor:
+        """The weights' gradients, end to end. The weights have none after that."""
+        flat = self.joined({name: weight.grad for name, weight in self.weights.items() if weight.grad is not None})
+        for weight in self.weights.values():
+            weight.grad = None
+        return flat
+
     def reduce_scatter(self) -> "PendingReduction":
         """Start a reduce-scatter that averages the weights' gradients, and drop them."""
-        there = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
-        flat = self.joined(there).div_(dist.get_world_size(self.sharing.group))
-        for name in there:
-            self.weights[name].grad = None
-        return PendingReduction(self, flat)
+        return PendingReduction(self, self.take_gradients().div_(dist.get_world_size(self.sharing.group)))
 
     def give_gradients(self, gradients: Tensor) -> None:
         """Give each piece its part of this rank's shard of the gradients."""
@@ -325,13 +312,9 @@ class PendingReduction:
         self.bucket.give_gradients(shard if scale == 1 else shard.mul_(1 / scale))
 
 
-def buckets(weights: Mapping[str, nn.Parameter], sharing: Sharing) -> list[Bucket]:
-    """Put weights into buckets, in their order. All weights of a bucket have the same dtype."""
-    return [Bucket(part, sharing) for part in parts(weights)]
-
-
-def parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-    """The weights of each bucket."""
+def parts(weights: Mapping[str, nn.Parameter], most: float | None = None) -> Iterator[dict[str, nn.Parameter]]:
+    """The weights of each bucket, in their order: of one dtype, and of `most` bytes (SIZE) or a little more."""
+    most = SIZE if most is None else most
     for dtype in dict.fromkeys(weight.dtype for weight in weights.values()):
         part: dict[str, nn.Parameter] = {}
         size = 0
@@ -340,7 +323,7 @@ def parts(weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Paramete
                 continue
             part[name] = weight
             size += weight.numel() * weight.element_size()
-            if size >= SIZE:
+            if size >= most:
                 yield part
                 part, size = {}, 0
         if part:

@@ -1,61 +1,40 @@
 """The reduction of zero2, zero3 and fsdp: a reduce-scatter of each bucket while backward still runs."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from gan.files.errors import UserError
+from strategies.sharding.bucket import PendingReduction
 from strategies.sharding.reduction import SharedReduction
-from strategies.sharding.storage import Storage
-
-
-class Reduced(Protocol):
-    """A bucket whose reduction is on its way."""
-
-    def wait(self) -> Any:
-        """Wait until it has ended."""
-
-    def give(self, scale: float) -> None:
-        """Give each piece its part of the mean, divided by the scale."""
-
-
-class Reducible(Protocol):
-    """A bucket: weights whose gradients are reduced together."""
-
-    weights: Mapping[str, nn.Parameter]
-
-    def reduce_scatter(self) -> Reduced:
-        """Start to average the gradients over the ranks, and drop them."""
-
-
-class ShardedStorage(Protocol):
-    """A storage of such buckets."""
-
-    learning: Sequence[Reducible]
-    group: Any  # the ranks that together own the weights once
+from strategies.sharding.storage import Buckets, Storage
+from strategies.sharding.unshard_on_read import UnshardOnRead
 
 
 class ReduceScatter(SharedReduction):
     """A bucket is reduced as soon as it has all of its gradients; each rank keeps its shard of them.
 
     As in DDP, a weight is ready when backward has added up its whole gradient. Buckets are reduced in the same order
-    on all ranks, `in_turn`: the last bucket first, if a subclass does not say otherwise. A bucket that is not ready
-    during the backward is reduced after it.
+    on all ranks: that in which backward comes to them, as far as `on_read` knows, or else the last one first. A bucket
+    that is not ready during the backward is reduced after it.
     """
 
-    storage: ShardedStorage
-
-    def __init__(self, storage: Storage, device: torch.device, group: dist.ProcessGroup, what: str) -> None:
+    def __init__(
+        self,
+        storage: Buckets,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        what: str,
+        on_read: UnshardOnRead | None = None,
+    ) -> None:
         """`what` names player and policy in an error; `group` has all ranks."""
         super().__init__(storage, device, group)
-        self.buckets, self.what = storage.learning, what
-        self.in_turn = list(reversed(range(len(self.buckets))))  # the numbers of the buckets, in the order of reduction
+        self.buckets, self.what, self.on_read = storage.learning, what, on_read
+        self.in_turn: list[int] = []  # the numbers of the buckets, in the order of reduction
         self._missing: list[set[str]] = []  # for each bucket, the weights that have no gradient yet
-        self._pending: list[Reduced] = []
+        self._pending: list[PendingReduction] = []
         self._reducing = False
         self.hooks = [
             weight.register_post_accumulate_grad_hook(partial(self._saw_gradient, number, name))
@@ -65,7 +44,8 @@ class ReduceScatter(SharedReduction):
 
     def arm(self, loss: Tensor, last: bool) -> Tensor:
         """Only the last backward communicates."""
-        self._reducing = last
+        self._reducing, count = last, len(self.buckets)
+        self.in_turn = list(reversed(range(count))) if self.on_read is None else self.on_read.in_turn(count)
         with torch._C.DisableTorchFunctionSubclass():
             self._missing = [
                 {name for name, weight in bucket.weights.items() if weight.requires_grad} for bucket in self.buckets

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gan.files.errors import UserError
-from strategies.sharding.bucket import UNSHARDED, Gathered
+from strategies.sharding.bucket import UNSHARDED, Bucket
 from strategies.sharding.versions import version_of
 
 
@@ -29,7 +29,7 @@ def places_in(phase: str, saved: bool) -> Iterator[None]:
             raise
         raise UserError(
             f"phase '{phase}' differentiates by torch.func, for which weights must stay whole; type "
-            f"Phase('{phase}', ..., second_order=True), and zero3 if a player has deepspeed3"
+            f"Phase('{phase}', ..., second_order=True)"
         ) from error
 
 
@@ -37,7 +37,7 @@ def places_in(phase: str, saved: bool) -> Iterator[None]:
 class WeightPlace:
     """Where to find a weight that backward needs, and which version of it the forward used."""
 
-    bucket: Gathered
+    bucket: Bucket
     size: torch.Size
     stride: tuple[int, ...]
     offset: int

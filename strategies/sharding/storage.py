@@ -8,7 +8,7 @@ from torch import Tensor, autograd, nn
 from torch.optim import Optimizer
 
 from gan.files.checkpoint import Share
-from strategies.sharding.bucket import Bucket, Sharing, buckets
+from strategies.sharding.bucket import Bucket, Sharing
 
 SCALARS = {"step", "mu_product"}  # optimizer states that are one number for a whole weight
 
@@ -72,12 +72,9 @@ class Storage:
                 piece.grad = None
 
     def held(self) -> list[Tensor]:
-        """The tensors that hold the learning weights between phases."""
-        return list(self.weights.values()) if self.unsharded else []
-
-    def all_shards(self) -> list[Tensor]:
-        """This rank's shards of all weights, also of those that do not learn."""
-        return [bucket.shard for bucket in self.buckets]
+        """The tensors that hold the weights between phases, and this rank's shards of those that do not learn too."""
+        weights = list(self.weights.values()) if self.unsharded else []
+        return [*weights, *(bucket.shard for bucket in self.buckets)]
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
@@ -106,17 +103,22 @@ class Buckets(Storage):
     """The weights are in buckets, of which this rank owns an equal shard. See [Note: shards of elements].
 
     With `sharing.keep` the weights stay whole on every rank, and only what the optimizer works on is sharded. Without
-    it, weights are whole only between `unshard` and `reshard`, and `others` (parameters that do not learn) are sharded
-    too.
+    it, weights are whole only between `unshard` and `reshard`, and the buckets of `others` (parameters that do not
+    learn) are sharded too.
     """
 
     def __init__(
-        self, weights: Mapping[str, nn.Parameter], sharing: Sharing, others: Mapping[str, nn.Parameter] | None = None
+        self,
+        weights: Mapping[str, nn.Parameter],
+        sharing: Sharing,
+        learning: Sequence[Bucket],
+        others: Sequence[Bucket] = (),
     ) -> None:
+        """`learning` are the buckets of the weights."""
         super().__init__(weights)
         self.sharing = sharing
-        self.learning = buckets(weights, sharing)
-        self.buckets = [*self.learning, *buckets(others or {}, sharing)]
+        self.learning = learning
+        self.buckets = [*learning, *others]
         pieces = {name: piece for bucket in self.learning for name, piece in bucket.pieces.items()}
         self.owned = {name: pieces[name] for name in weights if name in pieces}
         self.stale = False  # whether kept weights are older than the shards
@@ -173,9 +175,6 @@ class Buckets(Storage):
             autograd.graph.increment_version(stepped)
             for bucket in self.buckets:
                 bucket.up_to_date()
-
-    def held(self) -> list[Tensor]:
-        return [*super().held(), *(bucket.shard for bucket in self.learning)]
 
     def shares(self) -> dict[nn.Parameter, Share | None]:
         self.keep_writes()

@@ -1,5 +1,6 @@
 """Unshards weights when any code in a phase reads them, and reshards them after that."""
 
+import copy
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from gan.files.errors import UserError
 from strategies import private
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
+from strategies.sharding.versions import end_graphs
 
 Read = Callable[[list[nn.Parameter]], None]
 
@@ -72,17 +74,6 @@ class Parameters(dict[str, nn.Parameter | None]):
         return dict, (self.plain(),)  # a copy of a module has no callback
 
 
-def agree_on_gather(number: int, group: Any, device: torch.device, phase: str, policy: str) -> None:
-    """Raise on all ranks of the group if another one gathers another bucket than this number.
-
-    It is asked the first time that a phase is played: one small collective for each gather.
-    """
-    both = torch.tensor([number, -number], device=device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    if both[0] != -both[1]:
-        raise UserError(other_order(phase, policy))
-
-
 def other_order(phase: str, *policies: str) -> str:
     """What is said of ranks that read different weights under these policies."""
     choices = " or ".join(f"{policy}+whole" for policy in dict.fromkeys(policies))
@@ -92,7 +83,7 @@ def other_order(phase: str, *policies: str) -> str:
     )
 
 
-KEPT = 2  # how many buckets without a reader stay
+KEPT = 2  # how many buckets stay: one that is gathered, and the newest of those without a reader
 
 
 class UnshardOnRead:
@@ -102,8 +93,8 @@ class UnshardOnRead:
     A bucket is unsharded when a weight in it is read, not when a module is called. The reason: games call the networks'
     own methods, and layers read each other's weights. `Parameters` calls us for each read. The reader of a weight is
     the innermost forward that is running, because its code may use the weight until it ends. If no forward is running,
-    the reader is the phase. When all readers of a bucket have ended, it may be resharded. The newest two of these stay,
-    because they are often read again: backward goes to and fro in a block, whose weights may be in two buckets.
+    the reader is the phase. When all readers of a bucket have ended, it may be resharded, and is so before the next one
+    is gathered. The newest stays, because backward goes to and fro in a block, whose weights may be in two buckets.
 
     For such weights autograd saves a place instead of the weight (see saved_tensors.py). So they can be resharded
     between forward and backward, also if the backward comes in a later phase. If they have changed by then, the error
@@ -124,7 +115,8 @@ class UnshardOnRead:
         """`policy` is a name, for errors."""
         self.modules, self.storage, self.buckets, self.policy = modules, storage, storage.buckets, policy
         self.phase = ""  # the one that is played
-        self.own = set(map(id, parameters))
+        self.parameters = list(parameters)
+        self.own = set(map(id, self.parameters))
         self.number = {id(w): number for number, bucket in enumerate(self.buckets) for w in bucket.weights.values()}
         for number, bucket in enumerate(self.buckets):
             bucket.fetch = partial(self.fetch, number)
@@ -134,6 +126,8 @@ class UnshardOnRead:
         self.readers: list[int] = []  # for each bucket, how many frames have read it
         self.idle: list[int] = []  # buckets without a reader, the oldest first
         self.order: list[int] = []  # the buckets that this phase has gathered, in order
+        self.recomputing = False  # whether a block is computed again in backward
+        self.again: set[int] = set()  # the buckets that the last one of these has read
         self.expected: list[int] = []  # the order when this phase was last played
         self.before: dict[str, list[int]] = {}  # the last order of each phase
         listen(modules, self.read)
@@ -149,8 +143,9 @@ class UnshardOnRead:
         self.piecewise, self.playing, self.phase = piecewise, True, phase
         self.order, self.expected = [], self.before.get(phase, [])
         self.frames, self.idle, self.readers = [set()], [], [0] * len(self.buckets)
+        self.recomputing, self.again = False, set()
         if now:
-            self.storage.unshard()
+            self._unshard_all()
         try:
             with places_in(phase, saved=places):
                 yield
@@ -160,8 +155,7 @@ class UnshardOnRead:
         self.before[phase] = self.order
         self.storage.reshard()
         if not places:
-            for bucket in self.buckets:
-                bucket.end_graphs()
+            end_graphs(self.parameters)
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -172,9 +166,24 @@ class UnshardOnRead:
         finally:
             self.playing = before
 
+    def in_turn(self, number: int) -> list[int]:
+        """The first so many buckets, in the order in which backward comes to them: the reverse of the gathers' order.
+
+        Those that the phase has not read come last, so that they hold nobody up. Where all are gathered at once, ranks
+        may read in different orders, so there the order is the reverse of the network's.
+        """
+        places = {each: place for place, each in enumerate(dict.fromkeys(self.order))} if self.piecewise else {}
+        return sorted(reversed(range(number)), key=lambda each: -places.get(each, -1))
+
     def check_code(self) -> int | None:
         """A number made from the order of this phase's gathers, to compare between ranks; None if all came at once."""
         return zlib.crc32(repr(self.order).encode()) if self.piecewise else None
+
+    def __deepcopy__(self, memo: Any) -> "UnshardOnRead":
+        """What the hooks of a copied network call: it does nothing, because a copy has whole weights of its own."""
+        made = copy.copy(self)
+        made.playing, made.frames = False, []
+        return made
 
     def release(self) -> None:
         for hook in self.hooks:
@@ -208,42 +217,54 @@ class UnshardOnRead:
         """Weights are read, of this player or of others."""
         if not self.playing or torch.compiler.is_compiling():
             return
+        self.recomputing = self.recomputing and private.in_backward()
         if not self.piecewise:
-            if not self.storage.unsharded and any(id(weight) in self.own for weight in weights):
-                with private.outside_transforms():
-                    self.storage.unshard()
+            if any(id(weight) in self.own for weight in weights):
+                self._unshard_all()
             return
         for number in dict.fromkeys(self.number[id(weight)] for weight in weights if id(weight) in self.number):
             if number not in self.frames[-1]:
                 self.frames[-1].add(number)
                 self.readers[number] += 1
+            if self.recomputing:
+                self.again.add(number)
             self.fetch(number)
+
+    def begin_again(self) -> None:
+        """Backward computes a block again. torch's checkpoint keeps what that reads until backward has passed it."""
+        self.recomputing, self.again = True, set()
 
     def fetch(self, number: int) -> None:
         """Unshard a bucket, and reshard those that have no reader any more. Backward calls it too."""
         bucket = self.buckets[number]
+        if not self.piecewise:
+            self._unshard_all()
+            return
         if number in self.idle:
             self.idle.remove(number)
         if not bucket.unsharded:
             with private.outside_transforms():
-                if not self.piecewise:
-                    self.storage.unshard()
-                    return
+                spare = [each for each in self.idle if each not in self.again]
+                for old in spare[: max(0, len(spare) + 1 - KEPT)]:
+                    self.idle.remove(old)
+                    self.buckets[old].reshard()
                 self._start(number)
                 bucket.unshard()
                 self._look_ahead()
-        if not self.piecewise:
-            return
         if not self.readers[number]:
             self.idle.append(number)
-        while len(self.idle) > KEPT:
+
+    def _unshard_all(self) -> None:
+        if not self.storage.unsharded:
             with private.outside_transforms():
-                self.buckets[self.idle.pop(0)].reshard()
+                for bucket in self.buckets:
+                    if not bucket.unsharded:
+                        bucket.unshard()
 
     def _start(self, number: int) -> None:
         if self.buckets[number].work is None:
             if self.phase not in self.before:
-                agree_on_gather(number, self.storage.group, self.buckets[number].device, self.phase, self.policy)
+                self._agree(number)
             self.order.append(number)
             self.buckets[number].start_unshard()
 
@@ -254,3 +275,13 @@ class UnshardOnRead:
             following = self.expected[done]
             if not self.buckets[following].unsharded:
                 self._start(following)
+
+    def _agree(self, number: int) -> None:
+        """Raise on all ranks of the group if another one gathers another bucket, by one small collective.
+
+        The ranks do so the first time that a phase is played.
+        """
+        both = torch.tensor([number, -number], device=self.buckets[number].device)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.storage.group)
+        if both[0] != -both[1]:
+            raise UserError(other_order(self.phase, self.policy))

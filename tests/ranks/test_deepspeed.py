@@ -110,7 +110,9 @@ class Stale(DeepSpeed3):
 
     def make_storage(self):
         storage = super().make_storage()
-        storage._hide = lambda: None
+        storage.reshard = lambda: None
+        for bucket in storage.buckets:
+            bucket.reshard = bucket.shard_changed = lambda: None
         return storage
 
 
@@ -126,15 +128,15 @@ def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, ranks):
     """A collective's bytes here are those of what it reads and what it fills: a whole, and a share of it."""
     for _, phase, collectives in ranks(2).run(moved, Plain, policy, 2, 3, single, precision="32-true")[0][-2:]:
         other = "discriminator" if phase == "generator" else "generator"
-        own = [weight.numel() for weight in getattr(Plain(), phase).parameters()]
-        exact, norms = ("allreduce_", 4 * sum(own)), ("allreduce_", 8 * len(own))
-        if policy == "deepspeed3":  # aligns each weight by itself, and always takes the norm again
-            shares = [4 * -(-number // 2) for number in own]
-            others = [4 * -(-weight.numel() // 2) for weight in getattr(Plain(), other).parameters()]
-            gathered = [("_allgather_base_", 3 * share) for share in (*shares, *others)]
-            assert collectives == [*gathered, ("_reduce_scatter_base_", 3 * sum(shares)), norms, ("allreduce_", 8)]
+        own, read = (sum(p.numel() for p in getattr(Plain(), name).parameters()) for name in (phase, other))
+        whole, whole_read = (4 * (number + -number % 4) for number in (own, read))  # a shard has an even number
+        norms = ("allreduce_", 8 * len(list(getattr(Plain(), phase).parameters())))
+        gather, reduce = "_allgather_base_", "_reduce_scatter_base_"
+        if policy == "deepspeed3":  # always takes the norm again
+            gathered = [(gather, each * 3 // 2) for each in (whole, whole_read)]
+            assert collectives == [*gathered, (reduce, whole * 3 // 2), norms, ("allreduce_", 8)]
         else:
-            assert collectives == [exact, norms, ("_allgather_base_", 4 * (sum(own) + -sum(own) % 4) * 3 // 2)]
+            assert collectives == [("allreduce_", whole), norms, (gather, whole * 3 // 2)]
 
 
 # ---- shared graphs, and what is left behind ----

@@ -11,7 +11,6 @@ from torch.func import grad
 from gan import Phase
 from gan.files.errors import UserError
 from strategies.policies import POLICIES
-from strategies.sharding.bucket import Bucket
 from tests.support.duel import fit, played
 from tests.support.forward_games import GAMES, Derived, Slopes, joined
 from tests.support.parity import BROKEN, EXACT, Deaf, distance, often
@@ -122,7 +121,7 @@ def test_another_graph_of_it_is_an_error_and_never_wrong(policy, ranks):
 
 
 def unended():
-    with mock.patch.object(Bucket, "end_graphs"):
+    with mock.patch("strategies.sharding.unshard_on_read.end_graphs"):
         return failure(ByHand, "zero3")
 
 
@@ -131,7 +130,7 @@ def test_the_control_that_lets_graphs_live_does_not_notice(ranks):
 
 
 def unended_under_fsdp():
-    with mock.patch("strategies.sharding.fully_shard.end_graphs"):
+    with mock.patch("strategies.sharding.unshard_on_read.end_graphs"):
         return failure(ByHand, "fsdp")
 
 

@@ -351,8 +351,9 @@ def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
     """Forward gathers each bucket, and backward those that it has let go; whole, each once."""
     layer = 8 * (362 * 362 + 362)
     *_, before, lean = deep_on_two("zero3")[0][2]
-    # All layers forward; backward all but the first, whose input needs no gradient, and two that are still there.
-    assert lean == before == [layer + layer // 2] * (6 + 24 + 24 - 3)
+    # All layers forward, the last one twice, for it is read by the network and by the loss; backward all but the first,
+    # whose input needs no gradient, and two that are still there.
+    assert lean == before == [layer + layer // 2] * (6 + 24 + 1 + 24 - 3)
     whole = deep_on_two("zero3+whole")[0][2][-1]
     assert whole == [layer + layer // 2] * (6 + 24)
     assert ranks(2).run(deep, "zero3", Penalised, 2)[0][2][-1] == whole

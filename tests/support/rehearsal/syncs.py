@@ -27,6 +27,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,6 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from strategies import PhaseStrategy
 from strategies.policies.policy import Policy
+from strategies.sharding.fsdp_unit import Unit
 from strategies.steps import Steps
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
@@ -127,12 +129,15 @@ def _told(syncs: Syncs, name: str, function: Any) -> Any:
 
 def _put(policy: Policy, host: set[int]) -> None:
     """Say where is what was made before the first step; FSDP2 has its device from a mesh, which knows no numbers."""
-    of_fsdp2 = [each for unit in getattr(policy.storage, "units", ()) for each in (unit.group, *unit.group.fsdp_params)]
+    units = [bucket for bucket in policy.storage.buckets if isinstance(bucket, Unit)]
+    groups = [fully_shard.state(unit.twin)._fsdp_param_group for unit in units]
+    of_fsdp2 = [each for group in groups for each in (group, *group.fsdp_params)]
     for each in (*policy.storage.buckets, *of_fsdp2):
         each.device = DEVICE
     if "offload" in policy.options:
         averages = policy.ema.average if policy.ema is not None else []
-        host |= {memory for tensor in (*policy.storage.all_shards(), *averages) if (memory := _memory(tensor))}
+        shards = [bucket.shard for bucket in policy.storage.buckets]
+        host |= {memory for tensor in (*shards, *averages) if (memory := _memory(tensor))}
 
 
 def _grouped(*args: Any, **kwargs: Any) -> Any:

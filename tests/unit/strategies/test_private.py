@@ -44,18 +44,6 @@ NAMES = {
         "_restart_workers",
         "_start_workers",
     ],
-    "torch.distributed._composable.contract": ["REGISTRY_KEY", "STATE_KEY"],
-    "torch.distributed._composable_state": ["_module_state_mapping"],
-    "torch.distributed.fsdp._fully_shard._fsdp_common:TrainingState": ["FORWARD", "IDLE", "PRE_BACKWARD"],
-    "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam": ["_setattr_on_modules", "reset_sharded_param"],
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup": [
-        "finalize_backward",
-        "post_backward",
-        "reshard",
-        "unshard",
-        "wait_for_unshard",
-    ],
-    "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState": ["_lazy_init", "_post_forward", "_pre_forward"],
     "torch.nn.modules.batchnorm": ["_BatchNorm"],
     "torch.utils.data._utils.signal_handling": ["_SIGCHLD_handler_set", "_set_SIGCHLD_handler"],
     "torch.utils._pytree": ["tree_flatten", "tree_unflatten", "tree_leaves", "tree_map"],
@@ -104,38 +92,3 @@ def test_private_imports_stand_in_the_list():
         for imported in pattern.findall(path.read_text()):
             private = {word for word in re.findall(r"\b_[a-z]\w*", imported.split(" as ")[0])}
             assert private <= listed, f"{path.name} imports {private - listed}; add it to NAMES"
-
-
-def test_fsdp2_keeps_what_a_unit_uses_where_it_did():
-    """What is made when a network is wrapped, so no class has it."""
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed._composable_state import _module_state_mapping
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        network = nn.Linear(2, 2)
-        fully_shard(network, mesh=DeviceMesh.from_group(dist.group.WORLD, "cpu"))
-        state = fully_shard.state(network)
-        assert network in _module_state_mapping
-        assert hasattr(state, "_pre_forward_hook_handle") and hasattr(state, "_post_forward_hook_handle")
-        (group,) = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        for name in ("_training_state", "comm_ctx", "mesh_info", "post_forward_mesh_info", "reduce_grads"):
-            assert hasattr(group, name), name
-        for name in ("reshard_after_backward", "_module_to_pre_load_state_dict_hook_handle"):
-            assert hasattr(group, name), name
-        assert hasattr(group, "_module_to_pre_save_state_dict_hook_handle")
-        state._lazy_init()
-        assert hasattr(group.comm_ctx, "post_forward_order")
-        assert hasattr(group.comm_ctx, "reduce_scatter_states") or hasattr(group.comm_ctx, "reduce_scatter_state")
-        part = group.fsdp_params[0]
-        for name in ("_module_info", "_post_load_hook_handle", "_sharded_param_data", "padded_sharded_param_size"):
-            assert hasattr(part, name), name
-        for name in ("all_gather_outputs", "device", "offload_to_cpu", "orig_dtype", "param_dtype", "sharded_param"):
-            assert hasattr(part, name), name
-        assert part._module_info.module is network and part._module_info.param_name == "weight"
-        assert hasattr(part.mesh_info, "shard_mesh_rank") and hasattr(part.mesh_info, "shard_process_group")
-    finally:
-        dist.destroy_process_group()
