@@ -17,8 +17,7 @@ from gan.files.system import check_ranks as check_system
 from strategies import private
 from strategies.assignment import check_ranks, is_dp
 from strategies.choice import Choice
-from strategies.placing.elsewhere import refuse_a_group
-from strategies.placing.placement import Placement, placement_of
+from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_meeting, own_name
 from strategies.processes.launched import connect, place_of
 from strategies.processes.launched import store as store_of

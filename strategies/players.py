@@ -15,8 +15,7 @@ from strategies.checkpoint.left_out import LeftOut
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.loss_scale import LossScale
-from strategies.placing.elsewhere import Elsewhere
-from strategies.placing.servers import Servers
+from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
 from strategies.policies.world import Groups, World
 from strategies.ranks import Ranks
@@ -155,7 +154,7 @@ class Players:
         free = self.ranks.smallest(free).item() * USABLE
         small = []
         for policy in self.policies.values():
-            if isinstance(policy, Elsewhere):
+            if isinstance(policy, RemotePlayer):
                 continue
             if self.first.bytes_of(policy) > max(free, 0):
                 rank_zero_warn(
