@@ -1,8 +1,8 @@
 """The forward and the backward of a call, chunk by chunk."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from strategies.pipelining.pipe import Pipe
-from strategies.pipelining.program import Action, Call, Meta, Plan, Step, Transfer, merged, messages
-from strategies.pipelining.request import Request
+from strategies.pipelining.pipe import Pipe, Request
+from strategies.pipelining.program import Call, Meta, Plan, Transfer
+from strategies.pipelining.schedule import Action, Step, merged, messages
 
 PLAIN = (bool, int, float, str)
 
@@ -29,70 +29,42 @@ class Buffers:
     chunk, and in the end each attribute is as after one forward.
     """
 
-    def __init__(self, network: nn.Module, names: Iterable[str]) -> None:
-        names = set(names)
-        self.slots = [
-            (f"{path}.{name}".lstrip("."), module, name, buffer)
+    def __init__(self, network: nn.Module, names: Collection[str]) -> None:
+        self.slots = {
+            found: (module, name, buffer)
             for path, module in network.named_modules()
             for name, buffer in module._buffers.items()
-            if f"{path}.{name}".lstrip(".") in names and buffer is not None
-        ]
-        self.last: dict[str, Tensor] = {}
-        self.modules = list(network.modules())
-        self.attributes = [_plain(module) for module in self.modules]
-
-    def begin(self) -> None:
-        """Before a chunk."""
-        self._note()
-        self._restore_attributes()
-        for _, module, name, buffer in self.slots:
-            module._buffers[name] = buffer.clone()
-
-    def _restore_attributes(self) -> None:
-        for module, before in zip(self.modules, self.attributes, strict=True):
-            now = _plain(module)
-            if now != before:
-                for name in now.keys() - before.keys():
-                    del vars(module)[name]
-                vars(module).update(before)
-
-    def _note(self) -> None:
-        for key, module, name, buffer in self.slots:
-            now = module._buffers[name]
-            if now is not buffer and not torch.equal(now, buffer):
-                self.last[key] = now
-
-    def written(self) -> dict[str, Tensor]:
-        """The buffers that differ from before."""
-        self._note()
-        return self.last
+            if (found := f"{path}.{name}".lstrip(".")) in names and buffer is not None
+        }
+        self.written: dict[str, Tensor] = {}  # the buffers that differ from before
+        self.attributes = {module: _plain(module) for module in network.modules()}
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """After the `with`, the buffers are as before it."""
+    def chunk(self) -> Iterator[None]:
+        """Around the forward of a chunk."""
+        self.restore_attributes()
+        for module, name, buffer in self.slots.values():
+            module._buffers[name] = buffer.clone()
         try:
             yield
         finally:
-            for _, module, name, buffer in self.slots:
-                module._buffers[name] = buffer
+            for key, (module, name, buffer) in self.slots.items():
+                now, module._buffers[name] = module._buffers[name], buffer
+                if now is not buffer and not torch.equal(now, buffer):
+                    self.written[key] = now
 
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """After the `with`, buffers and attributes are as before it."""
-        with self.aside():
-            yield
-        self._restore_attributes()
+    def restore_attributes(self) -> None:
+        """Make attributes what they were before the call."""
+        for module, before in self.attributes.items():
+            for name in _plain(module).keys() - before.keys():
+                del vars(module)[name]
+            vars(module).update(before)
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """After the `with`, the buffers have what the chunks have written."""
-        with self.aside():
-            yield
-            self._note()
-        with torch.no_grad():
-            for key, _, _, buffer in self.slots:
-                if key in self.last:
-                    buffer.copy_(self.last[key])
+    @torch.no_grad()
+    def keep(self) -> None:
+        """After the last chunk: let the buffers have what the chunks have written."""
+        for key, now in self.written.items():
+            self.slots[key][2].copy_(now)
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -224,9 +196,9 @@ class ForwardPass:
         """One chunk in one stage."""
         piece = Piece()
         carrier = InTurn(self.pipe.player, self.plan, wires, action, piece)
-        program = self.pipe.start(range(action.stage, action.stage + 1), carrier)
-        self.buffers.begin()
-        leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
+        program = self.pipe.start([action.stage], carrier)
+        with self.buffers.chunk():
+            leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
         if form != self.plan.form or program.number != len(self.plan.transfers):
             raise another_way(self.pipe.player)
         for number, (where, leaf) in enumerate(zip(self.plan.outputs, leaves, strict=True)):
@@ -238,7 +210,8 @@ class ForwardPass:
             self.pieces[action] = piece
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """The tensors that the network returns for this rank's samples."""
+        """After all chunks: the tensors that the network returns for this rank's samples."""
+        self.buffers.keep()
         self._send_buffers()
         outputs = enumerate(self.plan.outputs)
         return tuple(self._scattered(*where, self.held.get(number)) for number, where in outputs if where is not None)
@@ -353,6 +326,6 @@ def run(pipe: Pipe, ahead: ForwardPass | None, waiting: BackwardPass | None) -> 
         orders = [[(False, action) for action in reversed(order)] for order in pipe.orders(chunks[1])]
     passes = {True: ahead, False: waiting}
     transfers = {forward: each.plan.transfers for forward, each in passes.items() if each is not None}
-    with nullcontext() if ahead is None else ahead.buffers.kept(), Wires(pipe, orders, transfers) as wires:
+    with Wires(pipe, orders, transfers) as wires:
         for forward, action in orders[pipe.rank]:
             passes[forward].step(action, wires)

@@ -6,7 +6,7 @@ import torch
 from gan import noise
 from gan.files.errors import UserError
 from gan.noise import Place
-from strategies.pipelining.request import ChunkPlace, Rows
+from strategies.pipelining.pipe import ChunkPlace, Rows
 
 KEY = (1, 2, "phase")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from strategies.paper.amounts import bubble
-from strategies.pipelining.program import Action, Meta, Transfer, forwards, merged, messages
+from strategies.pipelining.program import Meta, Transfer
+from strategies.pipelining.schedule import Action, forwards, merged, messages
 
 
 def play(orders, needs):
