@@ -1,7 +1,6 @@
 """A call of a network in stages: first what goes where is found out, once; then it is a step of this rank's graph."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ from gan.files.errors import UserError
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, Pieces, run
 from strategies.pipelining.pipe import PLAIN, Pipe, Request
 from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
-
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -31,8 +27,9 @@ def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
         found, _ = _forward(request, plan)
     if request.place is not None:
         request.place.calls += plan.draws
-    tensors = iter(found)
-    leaves = [leaf if where is None else next(tensors) for where, leaf in zip(plan.outputs, plan.leaves, strict=True)]
+    leaves = list(plan.leaves)
+    for number, tensor in zip(plan.outputs, found, strict=True):
+        leaves[number] = tensor
     return pytree.tree_unflatten(leaves, plan.form)
 
 
@@ -53,9 +50,8 @@ class _Piped(torch.autograd.Function):
     def forward(ctx, request: Request, plan: Plan, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
         ctx.request, ctx.plan = request, plan
         found, ctx.pieces = _forward(request, plan)
-        outputs = [where for where in plan.outputs if where is not None]
-        without = [each for each, (_, meta) in zip(found, outputs, strict=True) if not meta.learns]
-        ctx.mark_non_differentiable(*without)
+        outputs = zip(found, plan.outputs.values(), strict=True)
+        ctx.mark_non_differentiable(*(each for each, output in outputs if not output.learns))
         ctx.set_materialize_grads(False)
         return found
 
@@ -111,7 +107,7 @@ class Discovery:
         pipe, plan = self.pipe, self.made
         leaves, program, written = self._tried(0)
         plan.draws = self.request.draws
-        for leaf in leaves:
+        for number, leaf in enumerate(leaves):
             tensor = isinstance(leaf, Tensor)
             if not isinstance(leaf, PLAIN):
                 raise UserError(
@@ -123,13 +119,11 @@ class Discovery:
                     f"player '{pipe.player}': under policy 'pipeline' its network returns a tensor of shape "
                     f"{tuple(leaf.shape)}, which has no row for each sample; type --strategy {pipe.player}=zero3"
                 )
-            plan.outputs.append((program.stage(leaf) or 0, replace(Meta.of(leaf), learns=False)) if tensor else None)
             plan.leaves.append(None if tensor else leaf)
-        mine = {
-            number: leaf.requires_grad
-            for number, (leaf, output) in enumerate(zip(leaves, plan.outputs, strict=True))
-            if output is not None and pipe.rank_of(output[0]) == pipe.rank
-        }
+            if tensor:
+                plan.outputs[number] = Transfer(program.stage(leaf) or 0, None, Meta.of(leaf))
+        own = [number for number, output in plan.outputs.items() if pipe.rank_of(output.source) == pipe.rank]
+        mine = {number: leaves[number].requires_grad for number in own}
         self._agree(mine, list(written), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
@@ -159,11 +153,9 @@ class Discovery:
         plan = self.made
         for rank, (of_transfers, of_outputs, written, whole_batch) in enumerate(everyone):
             for number, learns in of_transfers.items():
-                transfer = plan.transfers[number]
-                plan.transfers[number] = replace(transfer, meta=replace(transfer.meta, learns=learns))
+                plan.transfers[number].learns = learns
             for number, learns in of_outputs.items():
-                stage, meta = plan.outputs[number]
-                plan.outputs[number] = stage, replace(meta, learns=learns)
+                plan.outputs[number].learns = learns
             if written:
                 plan.written[rank] = written
             plan.whole_batch = plan.whole_batch or whole_batch
@@ -172,7 +164,7 @@ class Discovery:
 
     def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
         pipe = self.pipe
-        self.made.transfers.append(Transfer(source, target, replace(Meta.of(tensor), learns=False)))
+        self.made.transfers.append(Transfer(source, target, Meta.of(tensor)))
         sender, receiver = pipe.rank_of(source), pipe.rank_of(target)
         if pipe.rank == sender:
             self.learning[number] = tensor.requires_grad
@@ -180,19 +172,17 @@ class Discovery:
             return None
         if sender == receiver:
             return tensor
-        kind = DTYPES.index(tensor.dtype)
         if pipe.rank == sender:
-            told = torch.tensor([tensor.requires_grad, kind], device=pipe.device).byte()
-            for each in (told, tensor.detach().contiguous()):
-                dist.send(each, group=pipe.group, group_dst=receiver)
+            dist.send_object_list([tensor.requires_grad, tensor.dtype], group=pipe.group, group_dst=receiver)
+            dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
             return None
-        told = torch.zeros(2, device=pipe.device).byte()
-        dist.recv(told, group=pipe.group, group_src=sender)
-        learns, its_kind = told.tolist()
-        if its_kind != kind:
+        told: list[Any] = [None, None]
+        dist.recv_object_list(told, group=pipe.group, group_src=sender)
+        learns, dtype = told
+        if dtype != tensor.dtype:
             raise UserError(
-                f"player '{pipe.player}': a tensor between its blocks is {DTYPES[its_kind]} on its stage, and would be "
-                f"{DTYPES[kind]} without autocast; compute it inside a block"
+                f"player '{pipe.player}': a tensor between its blocks is {dtype} on its stage, and would be "
+                f"{tensor.dtype} without autocast; compute it inside a block"
             )
         received = Meta.of(tensor).empty(pipe.device)
         dist.recv(received, group=pipe.group, group_src=sender)

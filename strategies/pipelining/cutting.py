@@ -1,6 +1,7 @@
 """Where a pipeline cuts a network: into units, which are whole, and the units into stages."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -142,11 +143,7 @@ def share_out(sizes: Sequence[float], stages: int) -> list[int]:
 def _smallest_limit(sizes: Sequence[float], stages: int) -> float:
     """The smallest size such that no stage is larger: the sum of some neighbours."""
     sums = sorted({total for first in range(len(sizes)) for total in accumulate(sizes[first:])})
-    low, high = 0, len(sums) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _stages_within(sizes, sums[middle]) <= stages else (middle + 1, high)
-    return sums[low]
+    return sums[bisect_left(sums, True, key=lambda limit: _stages_within(sizes, limit) <= stages)]
 
 
 def _stages_within(sizes: Sequence[float], limit: float) -> float:

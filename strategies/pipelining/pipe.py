@@ -17,7 +17,6 @@ from nets.norm import rows_together
 from strategies import private
 from strategies.pipelining.cutting import Balance, Unit
 from strategies.pipelining.program import Carrier, Plan, Program
-from strategies.pipelining.schedule import Action, forwards
 
 PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
 
@@ -86,10 +85,6 @@ class Pipe:
         """Those of this rank's stages."""
         return [each for each in self.network.parameters() if self.rank_of(self.stage_of[id(each)]) == self.rank]
 
-    def orders(self, chunks: int) -> list[list[Action]]:
-        """The forwards of each rank. The backwards are these in reverse."""
-        return [forwards(rank, self.size, self.stages, chunks) for rank in range(self.size)]
-
     def start(self, mine: Collection[int], carrier: Carrier) -> Program:
         """A run of the network's forward for these stages."""
 
@@ -115,44 +110,46 @@ class Pipe:
         self.waiting = None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Some neighbouring rows of a call of one rank: from `start` to `stop`, of `total`. Its first has a place."""
-
-    first: int
-    total: int
-    start: int
-    stop: int
-
-
 @dataclass
 class ChunkPlace(Place):
-    """Draws for each row what its own rank would have drawn for it, in a call of the whole network."""
+    """Draws for each row what its own rank would have drawn for it, in a call of the whole network.
 
-    parts: Sequence[Rows] = field(default_factory=tuple)
+    Each rank calls the network with `each` rows, and the first one's place is in `firsts`. The chunk has those from
+    `start` to `stop` of all ranks' rows.
+    """
+
+    firsts: Sequence[int] = ()
+    each: int = 0
+    start: int = 0
+    stop: int = 0
 
     @property
     def samples(self) -> int:
-        return sum(part.stop - part.start for part in self.parts)
+        return self.stop - self.start
 
     def whole(self, n: int) -> int:
-        return self.total // self.rows * self.parts[0].total * (n // self.samples)
+        return self.total // self.rows * self.each * (n // self.samples)
 
     def numbers_of(self, n: int) -> list[range]:
-        if n % self.samples:
+        times, left = divmod(n, self.samples)
+        if left:
             raise UserError(
                 f"noise of {n} rows inside a network of policy 'pipeline', which computes {self.samples} samples at a "
                 f"time; draw a row for each sample"
             )
-        times = n // self.samples
-        return [row for time in range(times) for part in self.parts for row in self._of_part(part, time, times)]
+        owners = range(self.start // self.each, -(-self.stop // self.each))
+        return [rows for time in range(times) for owner in owners for rows in self._of_rank(owner, time, times)]
 
-    def _of_part(self, part: Rows, time: int, times: int) -> list[range]:
-        shift = part.first - self.first
-        others = {rows: first + shift for rows, first in self.others.items()}
-        of_rank = Place(self.key, part.first, self.rows, self.total, self.stride, others)
-        calls = of_rank.numbers_of(part.total * times) or [range(part.total * times)]
-        start, stop, size = part.total * time + part.start, part.total * time + part.stop, len(calls[0])
+    def _of_rank(self, owner: int, time: int, times: int) -> list[range]:
+        """The rows of one rank, of one of so many copies of its samples."""
+        first = self.firsts[owner]
+        others = {rows: number + first - self.first for rows, number in self.others.items()}
+        of_rank = Place(self.key, first, self.rows, self.total, self.stride, others)
+        calls = of_rank.numbers_of(self.each * times) or [range(self.each * times)]
+        start, stop = (
+            self.each * time + min(max(edge - owner * self.each, 0), self.each) for edge in (self.start, self.stop)
+        )
+        size = len(calls[0])
         return [each[max(start - copy * size, 0) : max(stop - copy * size, 0)] for copy, each in enumerate(calls)]
 
 
@@ -274,19 +271,6 @@ class Request:
             dist.all_gather_into_tensor(found[n], own, group=self.pipe.group)
         return found
 
-    def _noise(self, chunk: int) -> noise.Place | None:
-        """Where the samples of a chunk are in the global batch: some rows of each rank that has samples in it."""
-        own = self.place
-        if own is None:
-            return None
-        start, stop = self.bounds(chunk)
-        parts = [
-            Rows(first, self.rows, max(start - owner * self.rows, 0), min(stop - owner * self.rows, self.rows))
-            for owner, first in enumerate(self.firsts)
-            if start < (owner + 1) * self.rows and stop > owner * self.rows
-        ]
-        return ChunkPlace(**{each.name: getattr(own, each.name) for each in fields(noise.Place)}, parts=parts)
-
     def run(self, program: Program, inputs: Mapping[int, Tensor], chunk: int) -> tuple[list[Any], Any, list[Tensor]]:
         """Run the network's forward for a chunk.
 
@@ -298,7 +282,10 @@ class Request:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         learning = [leaves[n].requires_grad_() for n in self.wanted]
         args, kwargs = pytree.tree_unflatten(leaves, self.form)
-        place = self._noise(chunk)
+        place = self.place
+        if place is not None:
+            own = {each.name: getattr(place, each.name) for each in fields(Place)}
+            place = ChunkPlace(**own, firsts=self.firsts, each=self.rows, start=start, stop=stop)
         outer, self.pipe.program = self.pipe.program, program
         try:
             with torch.set_grad_enabled(self.graph), noise.at(place), program.run():

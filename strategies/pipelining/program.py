@@ -27,11 +27,10 @@ class Meta:
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
-    learns: bool = False  # whether a gradient comes back
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Meta":
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+        return cls(tensor.shape, tensor.stride(), tensor.dtype)
 
     def stand_in(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -50,13 +49,14 @@ class Call:
     draws: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Transfer:
-    """A tensor that goes from one stage to a later one in each chunk."""
+    """A tensor that leaves a stage in each chunk: to a later one, or without a target as an output of the network."""
 
     source: int
-    target: int
+    target: int | None
     meta: Meta
+    learns: bool = False  # whether a gradient comes back
 
 
 @dataclass
@@ -66,8 +66,8 @@ class Plan:
     calls: list[Call] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     form: Any = None  # of what the network returns
-    outputs: list[tuple[int, Meta] | None] = field(default_factory=list)  # the stage that has a leaf; None: no tensor
-    leaves: list[Any] = field(default_factory=list)  # those that are no tensors
+    leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
+    outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
     draws: int = 0
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
@@ -126,7 +126,7 @@ class Program(TorchFunctionMode):
         self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
         self.copies = copies
         self.number = 0  # of the next transfer
-        self.of_parameters: dict[int, dict[int, Tensor | None]] = {}  # as `_carried` of other tensors
+        self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}  # by id and target: what is there
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
 
@@ -147,11 +147,9 @@ class Program(TorchFunctionMode):
         source = self.stage(leaf)
         real = leaf if source is None else None
         if source is not None and source != target:
-            known = self.of_parameters if isinstance(leaf, nn.Parameter) else vars(leaf)
-            there = known.setdefault(id(leaf) if known is self.of_parameters else "_carried", {})
-            if target not in there:
-                there[target] = self._carry(leaf, source, target)
-            real = there[target]
+            if (id(leaf), target) not in self.carried:
+                self.carried[id(leaf), target] = leaf, self._carry(leaf, source, target)
+            _, real = self.carried[id(leaf), target]
         elif source is not None and target in self.mine:
             real = leaf
         if target in self.mine:
@@ -197,7 +195,7 @@ class Program(TorchFunctionMode):
     def _check_in_place(self, leaves: list[Any], stage: int) -> None:
         """What is written must be a tensor of the stage that writes, and be on no other one."""
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        if self.stage(first) != stage or getattr(first, "_carried", None):
+        if self.stage(first) != stage or any(number == id(first) for number, _ in self.carried):
             raise UserError(
                 f"player '{self.player}': its forward changes a tensor in place between its blocks, which another "
                 f"stage of the pipeline has; write x = x + y in place of x += y"

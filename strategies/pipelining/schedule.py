@@ -54,6 +54,14 @@ def merged(rank: int, ranks: int, chunks: int, backward_chunks: int) -> list[Ste
     return [(forward, action) for _, forward, action in sorted(found, key=lambda each: each[:2])]
 
 
+def orders(ranks: int, stages: int, chunks: int, backward_chunks: int) -> list[list[Step]]:
+    """The steps of each rank: a forward, the backward of an earlier one, or both. Without forwards these in reverse."""
+    if chunks and backward_chunks:
+        return [merged(rank, ranks, chunks, backward_chunks) for rank in range(ranks)]
+    found = [forwards(rank, ranks, stages, chunks or backward_chunks) for rank in range(ranks)]
+    return [[(bool(chunks), action) for action in (each if chunks else reversed(each))] for each in found]
+
+
 class Message(NamedTuple):
     """A tensor of one chunk on its way from rank to rank: transfer `number`, or in a backward its gradient."""
 
@@ -80,7 +88,7 @@ def messages(orders: Sequence[Sequence[Step]], transfers: Mapping[bool, Sequence
     for forward, each in transfers.items():
         for number, transfer in enumerate(each):
             source, target = (transfer.source, transfer.target)[:: 1 if forward else -1]
-            if forward or transfer.meta.learns:
+            if forward or transfer.learns:
                 message = Message(forward, number, 0, source % len(orders), target % len(orders))
                 sends.setdefault((forward, source), []).append(message)
                 needs.setdefault((forward, target), []).append(message)
