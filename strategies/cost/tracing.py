@@ -22,7 +22,8 @@ from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
 from strategies.paper import trace as kinds
 from strategies.paper.trace import Count, Living, Trace
-from strategies.placing.remote_player import RemotePlayer, ServersOnPaper
+from strategies.placing.remote_player import RemotePlayer
+from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.policies.world import World

@@ -26,7 +26,7 @@ def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     else:
         found, _ = _forward(request, plan)
     if request.place is not None:
-        request.place.calls += plan.draws
+        request.place.calls += request.draws
     leaves = list(plan.leaves)
     for number, tensor in zip(plan.outputs, found, strict=True):
         leaves[number] = tensor
@@ -106,7 +106,6 @@ class Discovery:
     def plan(self) -> Plan:
         pipe, plan = self.pipe, self.made
         leaves, program, written = self._tried(0)
-        plan.draws = self.request.draws
         for number, leaf in enumerate(leaves):
             tensor = isinstance(leaf, Tensor)
             if not isinstance(leaf, PLAIN):

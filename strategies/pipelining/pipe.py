@@ -114,12 +114,12 @@ class Pipe:
 class ChunkPlace(Place):
     """Draws for each row what its own rank would have drawn for it, in a call of the whole network.
 
-    Each rank calls the network with `each` rows, and the first one's place is in `firsts`. The chunk has those from
+    Each rank calls the network with `per_rank` rows, and the first one's place is in `firsts`. The chunk has those from
     `start` to `stop` of all ranks' rows.
     """
 
     firsts: Sequence[int] = ()
-    each: int = 0
+    per_rank: int = 0
     start: int = 0
     stop: int = 0
 
@@ -128,7 +128,7 @@ class ChunkPlace(Place):
         return self.stop - self.start
 
     def whole(self, n: int) -> int:
-        return self.total // self.rows * self.each * (n // self.samples)
+        return self.total // self.rows * self.per_rank * (n // self.samples)
 
     def numbers_of(self, n: int) -> list[range]:
         times, left = divmod(n, self.samples)
@@ -137,18 +137,16 @@ class ChunkPlace(Place):
                 f"noise of {n} rows inside a network of policy 'pipeline', which computes {self.samples} samples at a "
                 f"time; draw a row for each sample"
             )
-        owners = range(self.start // self.each, -(-self.stop // self.each))
+        owners = range(self.start // self.per_rank, -(-self.stop // self.per_rank))
         return [rows for time in range(times) for owner in owners for rows in self._of_rank(owner, time, times)]
 
     def _of_rank(self, owner: int, time: int, times: int) -> list[range]:
         """The rows of one rank, of one of so many copies of its samples."""
-        first = self.firsts[owner]
-        others = {rows: number + first - self.first for rows, number in self.others.items()}
+        first, rows = self.firsts[owner], self.per_rank
+        others = {count: number + first - self.first for count, number in self.others.items()}
         of_rank = Place(self.key, first, self.rows, self.total, self.stride, others)
-        calls = of_rank.numbers_of(self.each * times) or [range(self.each * times)]
-        start, stop = (
-            self.each * time + min(max(edge - owner * self.each, 0), self.each) for edge in (self.start, self.stop)
-        )
+        calls = of_rank.numbers_of(rows * times) or [range(rows * times)]
+        start, stop = (rows * time + min(max(edge - owner * rows, 0), rows) for edge in (self.start, self.stop))
         size = len(calls[0])
         return [each[max(start - copy * size, 0) : max(stop - copy * size, 0)] for copy, each in enumerate(calls)]
 
@@ -285,7 +283,7 @@ class Request:
         place = self.place
         if place is not None:
             own = {each.name: getattr(place, each.name) for each in fields(Place)}
-            place = ChunkPlace(**own, firsts=self.firsts, each=self.rows, start=start, stop=stop)
+            place = ChunkPlace(**own, firsts=self.firsts, per_rank=self.rows, start=start, stop=stop)
         outer, self.pipe.program = self.pipe.program, program
         try:
             with torch.set_grad_enabled(self.graph), noise.at(place), program.run():

@@ -68,7 +68,6 @@ class Plan:
     form: Any = None  # of what the network returns
     leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
     outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
-    draws: int = 0
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
 

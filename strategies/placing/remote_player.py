@@ -24,9 +24,8 @@ its own around every backward, and it has no rounds.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import FunctionType
 from typing import Any
@@ -43,7 +42,7 @@ from strategies.choice import ranks_as_typed
 from strategies.paper.amounts import Held
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
-from strategies.placing.server import Answers, Attributes
+from strategies.placing.server import Attributes, ServersOnPaper
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded
 from strategies.sharding.storage import Storage
@@ -112,54 +111,6 @@ class Servers:
         """Tell them that no more calls will come. One that is lost is not waited for."""
         with contextlib.suppress(RuntimeError):
             self.bridge.send(self.all, End(), FAREWELL)
-
-
-class ServersOnPaper:
-    """Stands for the `Servers` of one player, in a trace. `away` is entered for all that happens on a serving rank.
-
-    `asked` gets the player's name, and how many bytes a call or its backward sends there and gets back.
-    """
-
-    together = False  # in a trace, calls between phases are no mistake
-
-    def __init__(
-        self,
-        policy: Policy,
-        where: str,
-        away: Callable[[], AbstractContextManager[None]],
-        asked: Callable[[str, int, int], None],
-    ) -> None:
-        self.where, self.away, self.asked = where, away, asked
-        self.answers = Answers({policy.player.name: policy}, policy.world.device, where)
-        self.device, self.answering = policy.world.device, False
-
-    def inside(self, context: Enter) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def ask(self, message: Call | Slopes) -> Returned | list[Tensor | None]:
-        self.answering = True
-        try:
-            with self.away(), torch.enable_grad():
-                if isinstance(message, Call):
-                    sent = message.tensors
-                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
-                else:
-                    sent = message.slopes
-                    found = self.answers.back(0, replace(message, slopes=_copies(sent)))
-        finally:
-            self.answering = False
-        returned = found.tensors if isinstance(found, Returned) else found
-        self.asked(message.player, _bytes(sent), _bytes(returned))
-        return replace(found, tensors=_copies(returned)) if isinstance(found, Returned) else _copies(returned)
-
-
-def _copies(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """What arrives on the other side."""
-    return [None if each is None else each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]
-
-
-def _bytes(tensors: Iterable[Tensor | None]) -> int:
-    return sum(each.nbytes for each in tensors if each is not None)
 
 
 class RemoteCall:

@@ -3,8 +3,9 @@
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NoReturn
@@ -269,3 +270,54 @@ class Server:
 
 def _never(batch: Any) -> NoReturn:
     raise AssertionError("a serving rank plays no phase")
+
+
+# ---- without other ranks ----
+
+
+class ServersOnPaper:
+    """Stands for the `Servers` of one player, in a trace. `away` is entered for all that happens on a serving rank.
+
+    `asked` gets the player's name, and how many bytes a call or its backward sends there and gets back.
+    """
+
+    together = False  # in a trace, calls between phases are no mistake
+
+    def __init__(
+        self,
+        policy: Policy,
+        where: str,
+        away: Callable[[], AbstractContextManager[None]],
+        asked: Callable[[str, int, int], None],
+    ) -> None:
+        self.where, self.away, self.asked = where, away, asked
+        self.answers = Answers({policy.player.name: policy}, policy.world.device, where)
+        self.device, self.answering = policy.world.device, False
+
+    def inside(self, context: Enter) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def ask(self, message: Call | Slopes) -> Returned | list[Tensor | None]:
+        self.answering = True
+        try:
+            with self.away(), torch.enable_grad():
+                if isinstance(message, Call):
+                    sent = message.tensors
+                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
+                else:
+                    sent = message.slopes
+                    found = self.answers.back(0, replace(message, slopes=_copies(sent)))
+        finally:
+            self.answering = False
+        returned = found.tensors if isinstance(found, Returned) else found
+        self.asked(message.player, _bytes(sent), _bytes(returned))
+        return replace(found, tensors=_copies(returned)) if isinstance(found, Returned) else _copies(returned)
+
+
+def _copies(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """What arrives on the other side."""
+    return [None if each is None else each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]
+
+
+def _bytes(tensors: Iterable[Tensor | None]) -> int:
+    return sum(each.nbytes for each in tensors if each is not None)

@@ -16,9 +16,9 @@ def place(rank: int) -> Place:
     return Place(KEY, rank * 6, 3, 12, stride=2)
 
 
-def chunk(start: int, stop: int, firsts: tuple[int, ...] = (0, 6), each: int = 3) -> ChunkPlace:
+def chunk(start: int, stop: int) -> ChunkPlace:
     """These rows, of the six of both ranks."""
-    return ChunkPlace(KEY, 0, 3, 12, 2, firsts=firsts, each=each, start=start, stop=stop)
+    return ChunkPlace(KEY, 0, 3, 12, 2, firsts=(0, 6), per_rank=3, start=start, stop=stop)
 
 
 def drawn(at: Place, draw) -> torch.Tensor:
