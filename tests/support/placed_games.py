@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class Teacher(nn.Module):
-    """Draws noise, and has a method of its own."""
+    """Draws noise, has a method of its own, and asks for the mode of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,8 @@ class Teacher(nn.Module):
             levels.append(block(levels[-1]))
         last = self.norm(levels[-1]) + strengths["noise"] * noise.randn(levels[-1].shape, like=x)
         last = nn.functional.dropout(last, strengths["noise"])
-        return Seen(self.end(last) * (1 + self.strength * strengths["step"]), levels[1:], len(levels))
+        strength = self.strength if self.end.training else 2 * self.strength
+        return Seen(self.end(last) * (1 + strength * strengths["step"]), levels[1:], len(levels))
 
     def features(self, x: Tensor, level: int = 1) -> Tensor:
         for block in self.blocks[:level]:
@@ -92,6 +93,7 @@ class Distil(GanModule):
         return self.generator(batch["x"] + noise.randn(batch["x"].shape, like=batch["x"]))
 
     def seen(self, x: Tensor, strength: float) -> Seen:
+        self.teacher.end.train(self.step % 2 == 1)
         found = self.teacher(x, strengths={"noise": strength, "step": 0.04 * self.step})
         return found if isinstance(found, Seen) else Seen(*found)
 
@@ -104,7 +106,7 @@ class Distil(GanModule):
         return softplus(-real).mean() + softplus(made).mean() + (real - wanted).square().mean()
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Two backwards through one call, a method, a part of the network, and a number of every step."""
+        """Two backwards through one call, a method, a part of the network, a number and a mode of every step."""
         fake = self.shared("fake", self.fake, batch)
         found = self.seen(fake, 0.2)
         seen = found.score.square().mean() + sum(level.mean() for level in found.levels) / found.count
