@@ -101,34 +101,30 @@ class Discovery:
     def __init__(self, request: Request) -> None:
         self.request, self.pipe = request, request.pipe
         self.made = Plan()
-        self.learning: dict[int, bool] = {}  # of the transfers that this rank sends
 
     def plan(self) -> Plan:
-        pipe, plan = self.pipe, self.made
-        leaves, program, written = self._tried(0)
+        plan, rows = self.made, self.request.bounds(0)[1]
+        leaves, program, written = self.tried(0)
         for number, leaf in enumerate(leaves):
-            tensor = isinstance(leaf, Tensor)
             if not isinstance(leaf, PLAIN):
-                raise UserError(
-                    f"player '{pipe.player}': under policy 'pipeline' its network returns a {type(leaf).__name__}; "
-                    f"return tensors, or lists or dicts of them, or type --strategy {pipe.player}=zero3"
-                )
-            if tensor and (not leaf.dim() or len(leaf) != self.request.bounds(0)[1]):
-                raise UserError(
-                    f"player '{pipe.player}': under policy 'pipeline' its network returns a tensor of shape "
-                    f"{tuple(leaf.shape)}, which has no row for each sample; type --strategy {pipe.player}=zero3"
-                )
-            plan.leaves.append(None if tensor else leaf)
-            if tensor:
-                plan.outputs[number] = Transfer(program.stage(leaf) or 0, None, Meta.of(leaf))
-        own = [number for number, output in plan.outputs.items() if pipe.rank_of(output.source) == pipe.rank]
-        mine = {number: leaves[number].requires_grad for number in own}
-        self._agree(mine, list(written), program.whole_batch)
+                raise self._refusal(f"a {type(leaf).__name__}; return tensors, or lists or dicts of them")
+            plan.leaves.append(None if isinstance(leaf, Tensor) else leaf)
+            if isinstance(leaf, Tensor):
+                if not leaf.dim() or len(leaf) != rows:
+                    raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, which has no row for each sample")
+                plan.outputs[number] = Transfer(program.stage(leaf) or 0, None, Meta.of(leaf), leaf.requires_grad)
+        self._agree(list(written), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
         return plan
 
-    def _tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:
+    def _refusal(self, what: str) -> UserError:
+        return UserError(
+            f"player '{self.pipe.player}': under policy 'pipeline' its network returns {what}; otherwise type "
+            f"--strategy {self.pipe.player}=zero3"
+        )
+
+    def tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:
         """What the forward of a chunk returns, its program, and what it has written into buffers."""
         program = self.pipe.start(self.pipe.mine(), self)
         buffers = Buffers(self.pipe.network, dict(self.pipe.network.named_buffers()))
@@ -139,34 +135,31 @@ class Discovery:
 
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
         """A buffer in which each chunk writes something else depends on samples: then all must come at once."""
-        _, _, again = Discovery(self.request)._tried(1)
+        _, _, again = Discovery(self.request).tried(1)
         unlike = [name for name in written | again if not _equal(written.get(name), again.get(name))]
-        everyone: list[Any] = [None] * self.pipe.size
-        dist.all_gather_object(everyone, unlike, group=self.pipe.group)
+        everyone = self._of_all(unlike)
         self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
 
-    def _agree(self, outputs: dict[int, bool], written: list[str], whole_batch: str) -> None:
-        """Tell all ranks what only the rank of a stage knows: of outputs and transfers, whether gradients come back."""
+    def _agree(self, written: list[str], whole_batch: str) -> None:
+        """Tell all ranks what only the rank of a stage knows. A stand-in says that no gradient comes back."""
+        plan, moved = self.made, [*self.made.transfers, *self.made.outputs.values()]
+        everyone = self._of_all(([each.learns for each in moved], written, whole_batch))
+        for number, each in enumerate(moved):
+            each.learns = any(learns[number] for learns, _, _ in everyone)
+        plan.written = {rank: names for rank, (_, names, _) in enumerate(everyone) if names}
+        plan.whole_batch = next((unit for _, _, unit in everyone if unit), "")
+
+    def _of_all(self, own: Any) -> list[Any]:
         everyone: list[Any] = [None] * self.pipe.size
-        dist.all_gather_object(everyone, (self.learning, outputs, written, whole_batch), group=self.pipe.group)
-        plan = self.made
-        for rank, (of_transfers, of_outputs, written, whole_batch) in enumerate(everyone):
-            for number, learns in of_transfers.items():
-                plan.transfers[number].learns = learns
-            for number, learns in of_outputs.items():
-                plan.outputs[number].learns = learns
-            if written:
-                plan.written[rank] = written
-            plan.whole_batch = plan.whole_batch or whole_batch
+        dist.all_gather_object(everyone, own, group=self.pipe.group)
+        return everyone
 
     # ---- as carrier ----
 
     def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
         pipe = self.pipe
-        self.made.transfers.append(Transfer(source, target, Meta.of(tensor)))
+        self.made.transfers.append(Transfer(source, target, Meta.of(tensor), tensor.requires_grad))
         sender, receiver = pipe.rank_of(source), pipe.rank_of(target)
-        if pipe.rank == sender:
-            self.learning[number] = tensor.requires_grad
         if pipe.rank not in (sender, receiver):
             return None
         if sender == receiver:
