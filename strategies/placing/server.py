@@ -38,7 +38,8 @@ class Attributes:
 
     def __init__(self, network: nn.Module) -> None:
         self.network, self.before = network, _attributes(network)
-        self.sums = {name: _sum(found[0]) for name, found in self.before.items() if isinstance(found[0], Tensor)}
+        sums = {name: _sum(found[0]) for name, found in self.before.items()}
+        self.sums = {name: each for name, each in sums.items() if each is not None}
 
     def changed(self) -> str | None:
         """The name of one that was set, removed or written since then; None if there is none."""
@@ -64,8 +65,9 @@ def _attributes(network: nn.Module) -> dict[str, list[Any]]:
 
 
 def _sum(value: Any) -> Any:
-    """What tells whether a tensor has other values."""
-    return (value.shape, checksum(value)) if isinstance(value, Tensor) and not value.is_meta else None
+    """What tells whether a tensor has other values; None where that cannot be told."""
+    known = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return (value.shape, checksum(value)) if known else None
 
 
 def _inside(value: Any) -> list[Any]:
