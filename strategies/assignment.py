@@ -12,9 +12,8 @@ from gan.phase import Player
 from strategies import auto
 from strategies.choice import Choice
 from strategies.paper.amounts import Held
-from strategies.placing.elsewhere import Elsewhere
 from strategies.placing.placement import Placement
-from strategies.placing.servers import Servers
+from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.policy import Policy
@@ -65,17 +64,17 @@ def assign(
     game: GanModule,
     world: World,
     precision: Precision,
-    elsewhere: Mapping[str, Servers] | None = None,
+    served: Mapping[str, Servers] | None = None,
 ) -> dict[str, Policy]:
-    """A policy for each player, the same on all ranks. `elsewhere` are the players that other ranks serve."""
-    players, elsewhere = game.players, elsewhere or {}
+    """A policy for each player, the same on all ranks. `served` are the players that other ranks serve."""
+    players, served = game.players, served or {}
     belongings = belongings_of(players, game)
-    chosen = {name: each for name, each in choose(choice, players).items() if name not in elsewhere}
+    chosen = {name: each for name, each in choose(choice, players).items() if name not in served}
     chosen = _decide(chosen, players, belongings, world)
     chosen |= {name: chosen[player.follows] for name, player in players.items() if player.follows is not None}
     policies = {
-        name: Elsewhere(player, world, {}, belongings[name], servers=elsewhere[name])
-        if name in elsewhere
+        name: RemotePlayer(player, world, {}, belongings[name], servers=served[name])
+        if name in served
         else POLICIES[chosen[name].policy](player, world, chosen[name].options, belongings[name])
         for name, player in players.items()
     }

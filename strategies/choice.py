@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gan.files.errors import UserError
-from strategies.pipelining import program
+from strategies.pipelining import schedule
 from strategies.policies import deepspeed_config
 from strategies.policies.policy import Policy
 
@@ -41,7 +41,7 @@ OPTIONS: dict[str, Option] = {
     "chunks": Option(
         "in how many parts the samples go through the stages; by default two for each rank", _number, NEEDED
     ),
-    "schedule": Option("gpipe, 1f1b or interleaved: see strategies/README.md", program.read, NEEDED),
+    "schedule": Option("gpipe, 1f1b or interleaved: see strategies/README.md", schedule.read, NEEDED),
     "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
 
@@ -114,7 +114,7 @@ def _option(text: str, policy: str, policies: Mapping[str, type[Policy]]) -> tup
     option = OPTIONS[name]
     if not colon:
         if option.default is NEEDED:
-            example = 2 if option.read is _number else program.SCHEDULES[0]
+            example = 2 if option.read is _number else schedule.SCHEDULES[0]
             raise UserError(f"option '{name}' of strategy '{policy}' needs a value, e.g. {policy}+{name}:{example}")
         return name, option.default
     if option.read is None:

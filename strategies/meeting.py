@@ -18,8 +18,7 @@ from strategies.assignment import check_ranks, is_dp
 from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice
 from strategies.lockstep import Lockstep
-from strategies.placing.elsewhere import refuse_a_group
-from strategies.placing.placement import Placement, placement_of
+from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.policies.world import Groups, World
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.launched import connect, environment, place_of

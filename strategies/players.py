@@ -15,8 +15,7 @@ from strategies.check.replicas import Writes
 from strategies.choice import Choice
 from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
-from strategies.placing.elsewhere import Elsewhere
-from strategies.placing.servers import Servers
+from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
 
@@ -129,7 +128,7 @@ class Players:
         free = self.world.smallest(free).item() * USABLE
         small = []
         for policy in self.policies.values():
-            if isinstance(policy, Elsewhere):
+            if isinstance(policy, RemotePlayer):
                 continue
             if self.first.bytes_of(policy) > max(free, 0):
                 rank_zero_warn(

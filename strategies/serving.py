@@ -14,11 +14,10 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.assignment import choose
 from strategies.choice import Choice, ranks_as_typed
-from strategies.placing.elsewhere import check, connect, leave
-from strategies.placing.messages import Bridge
-from strategies.placing.placement import Part, Placement
+from strategies.placing.messages import Bridge, connect
+from strategies.placing.placement import Part, Placement, check
+from strategies.placing.remote_player import Servers, leave
 from strategies.placing.server import Server
-from strategies.placing.servers import Servers
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import SIGNALS, Signals
 

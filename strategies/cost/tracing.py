@@ -21,7 +21,8 @@ from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
 from strategies.paper import trace as kinds
 from strategies.paper.trace import Count, Living, Trace
-from strategies.placing.elsewhere import Elsewhere, ServersOnPaper
+from strategies.placing.remote_player import RemotePlayer
+from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
@@ -46,13 +47,13 @@ def traces(
     belongings = belongings_of(game.players, game)
     recorder = Recorder(game, tensors(batch))
     policies = {name: Recorded(player, world, {}, belongings[name], recorder) for name, player in game.players.items()}
-    undo: list[Again | Elsewhere] = [Again(game.players[name], recorder) for name in sorted(recompute)]
+    undo: list[Again | RemotePlayer] = [Again(game.players[name], recorder) for name in sorted(recompute)]
     before, game._trainer = game._trainer, PaperTrainer(policies)
     try:
         for policy in policies.values():
             policy.quiet()
         for name, where in served.items():
-            policies[name] = elsewhere(policies[name], where, recorder)
+            policies[name] = remote(policies[name], where, recorder)
             undo.append(policies[name])
         with recorder.listening(), without_values(device):
             found = {}
@@ -70,12 +71,12 @@ def traces(
             policy.learn(True)
 
 
-def elsewhere(policy: "Recorded", where: str, recorder: "Recorder") -> Elsewhere:
+def remote(policy: "Recorded", where: str, recorder: "Recorder") -> RemotePlayer:
     """In place of this policy, that of a player on other ranks, which are in this process too."""
     servers = ServersOnPaper(policy, where, partial(recorder.living.away, where), recorder.asked)
-    away = Elsewhere(policy.player, policy.world, {}, policy.belongings, servers=servers)
-    servers.serve(away)
-    return away
+    player = RemotePlayer(policy.player, policy.world, {}, policy.belongings, servers=servers)
+    player.take_calls()
+    return player
 
 
 def steps(phases: Sequence[Phase]) -> dict[int, list[Phase]]:

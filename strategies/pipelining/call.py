@@ -1,85 +1,191 @@
-"""A call of a network in stages, as one step of this rank's graph."""
+"""A call of a network in stages: first what goes where is found out, once; then it is a step of this rank's graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
-from strategies.pipelining.discovery import planned
-from strategies.pipelining.passes import BackwardPass, ForwardPass, Pieces, run
-from strategies.pipelining.pipe import Pipe
-from strategies.pipelining.program import Plan
-from strategies.pipelining.request import Request
+from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, Pieces, run
+from strategies.pipelining.pipe import PLAIN, Pipe, Request
+from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What `forward` returns for this rank's samples. See [Note: a call through a pipeline]."""
     request = Request(pipe, forward, args, kwargs)
     plan = planned(request)
-    made = Made(request, plan)
     if request.graph:
         # The anchor requires a gradient also on a rank whose own weights do not.
         anchor = torch.zeros((), requires_grad=True)
-        found = _Piped.apply(made, anchor, *(request.leaves[n] for n in request.wanted), *request.weights)
+        found = _Piped.apply(request, plan, anchor, *(request.leaves[n] for n in request.wanted), *request.weights)
     else:
-        found = made.forward()
+        found, _ = _forward(request, plan)
     if request.place is not None:
-        request.place.calls += plan.draws
-    tensors = iter(found)
-    leaves = [leaf if where is None else next(tensors) for where, leaf in zip(plan.outputs, plan.leaves, strict=True)]
+        request.place.calls += request.draws
+    leaves = list(plan.leaves)
+    for number, tensor in zip(plan.outputs, found, strict=True):
+        leaves[number] = tensor
     return pytree.tree_unflatten(leaves, plan.form)
 
 
-class Made:
-    """A call and what its backward needs."""
-
-    def __init__(self, request: Request, plan: Plan) -> None:
-        self.request, self.plan, self.pipe = request, plan, request.pipe
-        self.pieces: Pieces = {}
-        self.learns = [where[1].learns for where in plan.outputs if where is not None]
-
-    def forward(self) -> tuple[Tensor, ...]:
-        ahead = ForwardPass(self.request, self.plan)
-        waiting, self.pipe.waiting = self.pipe.waiting, None
-        run(self.pipe, ahead, waiting)
-        if waiting is not None:
-            waiting.give()
-        self.pieces = ahead.pieces
-        if not self.request.alone:
-            self.pipe.balance.called()
-        return ahead.outputs()
-
-    def backward(self, slopes: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        pipe, request = self.pipe, self.request
-        if not self.pieces:
-            raise UserError(
-                f"player '{pipe.player}': backward goes a second time through one call of its network, and under "
-                f"policy 'pipeline' what it needs is kept for one; type --strategy {pipe.player}=zero3"
-            )
-        pipe.finish()
-        pieces, self.pieces = self.pieces, {}
-        waiting = BackwardPass(request, self.plan, pieces, slopes)
-        if pipe.overlaps and not pipe.last and not request.wanted:
-            pipe.waiting = waiting  # it will give the weights their gradients
-            return [None] * len(request.weights)
-        waiting.run()
-        return waiting.slopes()
+def _forward(request: Request, plan: Plan) -> tuple[tuple[Tensor, ...], Pieces]:
+    """What the network returns for this rank's samples, and what its backward needs."""
+    pipe, ahead = request.pipe, ForwardPass(request, plan)
+    waiting, pipe.waiting = pipe.waiting, None
+    run(pipe, ahead, waiting)
+    if waiting is not None:
+        waiting.give()
+    if not request.alone:
+        pipe.balance.called()
+    return ahead.outputs(), ahead.pieces
 
 
 class _Piped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, made: Made, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
-        ctx.made = made
-        found = made.forward()
-        ctx.mark_non_differentiable(*(each for each, learns in zip(found, made.learns, strict=True) if not learns))
+    def forward(ctx, request: Request, plan: Plan, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
+        ctx.request, ctx.plan = request, plan
+        found, ctx.pieces = _forward(request, plan)
+        outputs = zip(found, plan.outputs.values(), strict=True)
+        ctx.mark_non_differentiable(*(each for each, output in outputs if not output.learns))
         ctx.set_materialize_grads(False)
         return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
-        return None, None, *ctx.made.backward(slopes)
+        request, pipe = ctx.request, ctx.request.pipe
+        if not ctx.pieces:
+            raise UserError(
+                f"player '{pipe.player}': backward goes a second time through one call of its network, and under "
+                f"policy 'pipeline' what it needs is kept for one; type --strategy {pipe.player}=zero3"
+            )
+        pipe.finish()
+        pieces, ctx.pieces = ctx.pieces, {}
+        waiting = BackwardPass(request, ctx.plan, pieces, slopes)
+        if pipe.overlaps and not pipe.last and not request.wanted:
+            pipe.waiting = waiting  # it will give the weights their gradients
+            return (None,) * (3 + len(request.weights))
+        waiting.run()
+        return None, None, None, *waiting.slopes()
+
+
+# ---- what goes from stage to stage ----
+
+
+def planned(request: Request) -> Plan:
+    """The plan of a call. If some unit looks at the whole batch, the call gets one chunk."""
+    pipe = request.pipe
+    if request.key not in pipe.plans:
+        plan = Discovery(request).plan()
+        if plan.whole_batch and request.chunks > 1:
+            if pipe.chunks is not None:
+                raise UserError(
+                    f"player '{pipe.player}': {plan.whole_batch} looks at the whole batch, so a pipeline cannot cut it "
+                    f"into {pipe.chunks} chunks; type {pipe.player}=pipeline+chunks:1, and Phase(micro_batches=...) if "
+                    f"memory is short"
+                )
+            pipe.whole_batch, request.chunks = True, 1
+            return planned(request)
+        pipe.plans[request.key] = plan
+    return pipe.plans[request.key]
+
+
+class Discovery:
+    """A run of one chunk, by all ranks at once, that makes the plan. What it writes into buffers is undone."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.pipe = request, request.pipe
+        self.made = Plan()
+
+    def plan(self) -> Plan:
+        plan, rows = self.made, self.request.bounds(0)[1]
+        leaves, program, written = self.tried(0)
+        for number, leaf in enumerate(leaves):
+            if not isinstance(leaf, PLAIN):
+                raise self._refusal(f"a {type(leaf).__name__}; return tensors, or lists or dicts of them")
+            plan.leaves.append(None if isinstance(leaf, Tensor) else leaf)
+            if isinstance(leaf, Tensor):
+                if not leaf.dim() or len(leaf) != rows:
+                    raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, which has no row for each sample")
+                plan.outputs[number] = Transfer(program.stage(leaf) or 0, None, Meta.of(leaf), leaf.requires_grad)
+        self._agree(list(written), program.whole_batch)
+        if plan.written and self.request.chunks > 1 and not plan.whole_batch:
+            self._compare_chunks(written)
+        return plan
+
+    def _refusal(self, what: str) -> UserError:
+        return UserError(
+            f"player '{self.pipe.player}': under policy 'pipeline' its network returns {what}; otherwise type "
+            f"--strategy {self.pipe.player}=zero3"
+        )
+
+    def tried(self, chunk: int) -> tuple[list[Any], Program, dict[str, Tensor]]:
+        """What the forward of a chunk returns, its program, and what it has written into buffers."""
+        program = self.pipe.start(self.pipe.mine(), self)
+        buffers = Buffers(self.pipe.network, dict(self.pipe.network.named_buffers()))
+        with buffers.chunk():
+            leaves, self.made.form, _ = self.request.run(program, self.request.inputs(), chunk)
+        buffers.restore_attributes()
+        return leaves, program, buffers.written
+
+    def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
+        """A buffer in which each chunk writes something else depends on samples: then all must come at once."""
+        _, _, again = Discovery(self.request).tried(1)
+        unlike = [name for name in written | again if not _equal(written.get(name), again.get(name))]
+        everyone = self._of_all(unlike)
+        self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
+
+    def _agree(self, written: list[str], whole_batch: str) -> None:
+        """Tell all ranks what only the rank of a stage knows. A stand-in says that no gradient comes back."""
+        plan, moved = self.made, [*self.made.transfers, *self.made.outputs.values()]
+        everyone = self._of_all(([each.learns for each in moved], written, whole_batch))
+        for number, each in enumerate(moved):
+            each.learns = any(learns[number] for learns, _, _ in everyone)
+        plan.written = {rank: names for rank, (_, names, _) in enumerate(everyone) if names}
+        plan.whole_batch = next((unit for _, _, unit in everyone if unit), "")
+
+    def _of_all(self, own: Any) -> list[Any]:
+        everyone: list[Any] = [None] * self.pipe.size
+        dist.all_gather_object(everyone, own, group=self.pipe.group)
+        return everyone
+
+    # ---- as carrier ----
+
+    def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
+        pipe = self.pipe
+        self.made.transfers.append(Transfer(source, target, Meta.of(tensor), tensor.requires_grad))
+        sender, receiver = pipe.rank_of(source), pipe.rank_of(target)
+        if pipe.rank not in (sender, receiver):
+            return None
+        if sender == receiver:
+            return tensor
+        if pipe.rank == sender:
+            dist.send_object_list([tensor.requires_grad, tensor.dtype], group=pipe.group, group_dst=receiver)
+            dist.send(tensor.detach().contiguous(), group=pipe.group, group_dst=receiver)
+            return None
+        told: list[Any] = [None, None]
+        dist.recv_object_list(told, group=pipe.group, group_src=sender)
+        learns, dtype = told
+        if dtype != tensor.dtype:
+            raise UserError(
+                f"player '{pipe.player}': a tensor between its blocks is {dtype} on its stage, and would be "
+                f"{tensor.dtype} without autocast; compute it inside a block"
+            )
+        received = Meta.of(tensor).empty(pipe.device)
+        dist.recv(received, group=pipe.group, group_src=sender)
+        return received.requires_grad_() if learns else received
+
+    def told(self, stage: int, call: Call | None) -> Call:
+        box = [call]
+        dist.broadcast_object_list(box, group=self.pipe.group, group_src=self.pipe.rank_of(stage))
+        self.made.calls.append(box[0])
+        return box[0]
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)

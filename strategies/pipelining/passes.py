@@ -1,9 +1,8 @@
 """The forward and the backward of a call, chunk by chunk."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -11,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from strategies.pipelining.pipe import Pipe
-from strategies.pipelining.program import Action, Call, Meta, Plan, Step, Transfer, merged, messages
-from strategies.pipelining.request import Request
+from strategies.pipelining.pipe import Pipe, Request
+from strategies.pipelining.program import Call, Plan, Transfer
+from strategies.pipelining.schedule import Action, Step, messages, orders
 
 PLAIN = (bool, int, float, str)
 
@@ -29,70 +28,42 @@ class Buffers:
     chunk, and in the end each attribute is as after one forward.
     """
 
-    def __init__(self, network: nn.Module, names: Iterable[str]) -> None:
-        names = set(names)
-        self.slots = [
-            (f"{path}.{name}".lstrip("."), module, name, buffer)
+    def __init__(self, network: nn.Module, names: Collection[str]) -> None:
+        self.slots = {
+            found: (module, name, buffer)
             for path, module in network.named_modules()
             for name, buffer in module._buffers.items()
-            if f"{path}.{name}".lstrip(".") in names and buffer is not None
-        ]
-        self.last: dict[str, Tensor] = {}
-        self.modules = list(network.modules())
-        self.attributes = [_plain(module) for module in self.modules]
-
-    def begin(self) -> None:
-        """Before a chunk."""
-        self._note()
-        self._restore_attributes()
-        for _, module, name, buffer in self.slots:
-            module._buffers[name] = buffer.clone()
-
-    def _restore_attributes(self) -> None:
-        for module, before in zip(self.modules, self.attributes, strict=True):
-            now = _plain(module)
-            if now != before:
-                for name in now.keys() - before.keys():
-                    del vars(module)[name]
-                vars(module).update(before)
-
-    def _note(self) -> None:
-        for key, module, name, buffer in self.slots:
-            now = module._buffers[name]
-            if now is not buffer and not torch.equal(now, buffer):
-                self.last[key] = now
-
-    def written(self) -> dict[str, Tensor]:
-        """The buffers that differ from before."""
-        self._note()
-        return self.last
+            if (found := f"{path}.{name}".lstrip(".")) in names and buffer is not None
+        }
+        self.written: dict[str, Tensor] = {}  # the buffers that differ from before
+        self.attributes = {module: _plain(module) for module in network.modules()}
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """After the `with`, the buffers are as before it."""
+    def chunk(self) -> Iterator[None]:
+        """Around the forward of a chunk."""
+        self.restore_attributes()
+        for module, name, buffer in self.slots.values():
+            module._buffers[name] = buffer.clone()
         try:
             yield
         finally:
-            for _, module, name, buffer in self.slots:
-                module._buffers[name] = buffer
+            for key, (module, name, buffer) in self.slots.items():
+                now, module._buffers[name] = module._buffers[name], buffer
+                if now is not buffer and not torch.equal(now, buffer):
+                    self.written[key] = now
 
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """After the `with`, buffers and attributes are as before it."""
-        with self.aside():
-            yield
-        self._restore_attributes()
+    def restore_attributes(self) -> None:
+        """Make attributes what they were before the call."""
+        for module, before in self.attributes.items():
+            for name in _plain(module).keys() - before.keys():
+                del vars(module)[name]
+            vars(module).update(before)
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """After the `with`, the buffers have what the chunks have written."""
-        with self.aside():
-            yield
-            self._note()
-        with torch.no_grad():
-            for key, _, _, buffer in self.slots:
-                if key in self.last:
-                    buffer.copy_(self.last[key])
+    @torch.no_grad()
+    def keep(self) -> None:
+        """After the last chunk: let the buffers have what the chunks have written."""
+        for key, now in self.written.items():
+            self.slots[key][2].copy_(now)
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -126,6 +97,7 @@ class Wires:
         if kind is None:
             for work, _ in self.sending:
                 work.wait()
+        self.sending = []
 
     def _begin_to_receive(self) -> None:
         message = self.next.popleft()
@@ -159,47 +131,39 @@ class Wires:
         return room
 
 
-@dataclass
 class Piece:
-    """What one chunk in one stage keeps for its backward."""
+    """One chunk in one stage: it carries tensors over the wires in the forward, and keeps them for the backward."""
 
-    inputs: list[Tensor] = field(default_factory=list)  # leaves of the network's inputs
-    received: dict[int, Tensor] = field(default_factory=dict)  # leaves, by transfer
-    sent: dict[int, Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tensor] = field(default_factory=dict)  # by the number of the output
-
-
-Pieces = dict[Action, Piece]
-
-
-class InTurn:
-    """The carrier of one chunk in one stage: tensors go over the wires, and are kept for the backward."""
-
-    def __init__(self, player: str, plan: Plan, wires: Wires, action: Action, piece: Piece) -> None:
-        self.player, self.plan, self.wires, self.action, self.piece = player, plan, wires, action, piece
-        self.called = 0
+    def __init__(self, player: str, plan: Plan, wires: Wires, action: Action) -> None:
+        self.player, self.plan, self.wires, self.action = player, plan, wires, action
+        self.calls = iter(plan.calls)
+        self.inputs: list[Tensor] = []  # leaves of the network's inputs
+        self.received: dict[int, Tensor] = {}  # leaves, by transfer
+        self.sent: dict[int, Tensor] = {}
+        self.outputs: dict[int, Tensor] = {}  # by the number of the output
 
     def carry(self, number: int, tensor: Tensor, source: int, target: int) -> Tensor | None:
-        transfers = self.plan.transfers
-        if number >= len(transfers) or (transfers[number].source, transfers[number].target) != (source, target):
+        known = self.plan.transfers[number] if number < len(self.plan.transfers) else None
+        if known is None or (known.source, known.target) != (source, target):
             raise another_way(self.player)
-        learns = transfers[number].meta.learns
         if source == self.action.stage:
-            if learns:
-                self.piece.sent[number] = tensor
+            if known.learns:
+                self.sent[number] = tensor
             self.wires.send(True, number, self.action.chunk, tensor)
         if target != self.action.stage:
             return None
         received = self.wires.receive(True, number, self.action.chunk)
-        if learns:
-            self.piece.received[number] = received.requires_grad_()
+        if known.learns:
+            self.received[number] = received.requires_grad_()
         return received
 
     def told(self, stage: int, call: Call | None) -> Call:
-        if self.called >= len(self.plan.calls):
+        if (known := next(self.calls, None)) is None:
             raise another_way(self.player)
-        self.called += 1
-        return self.plan.calls[self.called - 1]
+        return known
+
+
+Pieces = dict[Action, Piece]
 
 
 def another_way(player: str) -> UserError:
@@ -222,30 +186,29 @@ class ForwardPass:
 
     def step(self, action: Action, wires: Wires) -> None:
         """One chunk in one stage."""
-        piece = Piece()
-        carrier = InTurn(self.pipe.player, self.plan, wires, action, piece)
-        program = self.pipe.start(range(action.stage, action.stage + 1), carrier)
-        self.buffers.begin()
-        leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
+        piece = Piece(self.pipe.player, self.plan, wires, action)
+        program = self.pipe.start([action.stage], piece)
+        with self.buffers.chunk():
+            leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
         if form != self.plan.form or program.number != len(self.plan.transfers):
             raise another_way(self.pipe.player)
-        for number, (where, leaf) in enumerate(zip(self.plan.outputs, leaves, strict=True)):
-            if where is not None and where[0] == action.stage:
-                self.held.setdefault(number, []).append(leaf.detach())
-                if leaf.requires_grad:
-                    piece.outputs[number] = leaf
+        for number, output in self.plan.outputs.items():
+            if output.source == action.stage:
+                self.held.setdefault(number, []).append(leaves[number].detach())
+                if leaves[number].requires_grad:
+                    piece.outputs[number] = leaves[number]
         if self.request.graph:
             self.pieces[action] = piece
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """The tensors that the network returns for this rank's samples."""
+        """After all chunks: the tensors that the network returns for this rank's samples."""
+        self.buffers.keep()
         self._send_buffers()
-        outputs = enumerate(self.plan.outputs)
-        return tuple(self._scattered(*where, self.held.get(number)) for number, where in outputs if where is not None)
+        return tuple(self._scattered(output, self.held.get(number)) for number, output in self.plan.outputs.items())
 
-    def _scattered(self, stage: int, meta: Meta, held: list[Tensor] | None) -> Tensor:
+    def _scattered(self, output: Transfer, held: list[Tensor] | None) -> Tensor:
         """This rank's rows of an output, from the rank of the stage that has it."""
-        source, group = self.pipe.rank_of(stage), self.pipe.group
+        source, group, meta = self.pipe.rank_of(output.source), self.pipe.group, output.meta
         own = torch.empty((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)
         whole = None if held is None else torch.cat(held).contiguous()
         if self.request.alone:
@@ -315,12 +278,10 @@ class BackwardPass:
     def _gathered(self, slopes: Sequence[Tensor | None]) -> dict[int, Tensor]:
         """For each output that this rank's stages have: the gradients of all ranks' rows."""
         found: dict[int, Tensor] = {}
-        numbers = [number for number, where in enumerate(self.plan.outputs) if where is not None]
-        for number, slope in zip(numbers, slopes, strict=True):
-            stage, meta = self.plan.outputs[number]
-            if not meta.learns:
+        for (number, output), slope in zip(self.plan.outputs.items(), slopes, strict=True):
+            if not output.learns:
                 continue
-            target, group = self.pipe.rank_of(stage), self.pipe.group
+            target, group, meta = self.pipe.rank_of(output.source), self.pipe.group, output.meta
             if slope is None:
                 slope = torch.zeros((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)
             if self.request.alone:
@@ -345,14 +306,9 @@ class BackwardPass:
 def run(pipe: Pipe, ahead: ForwardPass | None, waiting: BackwardPass | None) -> None:
     """A forward, or a backward, or both beside each other: that of an earlier micro-batch. See [Note: 1f1b]."""
     chunks = [0 if each is None else each.request.chunks for each in (ahead, waiting)]
-    if ahead is not None and waiting is not None:
-        orders = [merged(rank, pipe.size, *chunks) for rank in range(pipe.size)]
-    elif ahead is not None:
-        orders = [[(True, action) for action in order] for order in pipe.orders(chunks[0])]
-    else:
-        orders = [[(False, action) for action in reversed(order)] for order in pipe.orders(chunks[1])]
+    every = orders(pipe.size, pipe.stages, *chunks)
     passes = {True: ahead, False: waiting}
     transfers = {forward: each.plan.transfers for forward, each in passes.items() if each is not None}
-    with nullcontext() if ahead is None else ahead.buffers.kept(), Wires(pipe, orders, transfers) as wires:
-        for forward, action in orders[pipe.rank]:
+    with Wires(pipe, every, transfers) as wires:
+        for forward, action in every[pipe.rank]:
             passes[forward].step(action, wires)

@@ -1,93 +1,24 @@
-"""A network in stages on the ranks of a group."""
+"""A network in stages on the ranks of a group, and what one rank calls it with."""
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from gan import noise, ranks
+from gan.files.errors import UserError
+from gan.noise import Place
 from nets.norm import rows_together
 from strategies import private
-from strategies.pipelining.cutting import share_out
-from strategies.pipelining.program import Action, Carrier, Plan, Program, forwards
+from strategies.pipelining.cutting import Balance, Unit
+from strategies.pipelining.program import Carrier, Plan, Program
 
-# Before the first call nobody knows how long a layer takes: that depends on the samples. So the first cut is by
-# weights. The first calls are measured, and if another cut were clearly more even, a line says what to type. Weights do
-# not move in the midst of a training.
-
-MEASURED = range(3, 9)  # the calls that are measured
-WORTH_IT = 0.8  # what an even cut must leave of the slowest stage's time
-
-
-class Balance:
-    """Measures the units of one network. `unit_stage` has them in the order of the network."""
-
-    def __init__(
-        self, player: str, unit_stage: Mapping[str, int], group: dist.ProcessGroup, device: torch.device
-    ) -> None:
-        self.player, self.unit_stage, self.group, self.device = player, unit_stage, group, device
-        self.calls = 0
-        self.seconds: dict[str, float] = {}  # the shortest time of each unit of this rank
-
-    def timed(self, unit: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of a unit, which is measured for each chunk."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.calls not in MEASURED:
-                return forward(*args, **kwargs)
-            self._wait()
-            began = time.perf_counter()
-            found = forward(*args, **kwargs)
-            self._wait()
-            took = time.perf_counter() - began
-            self.seconds[unit] = min(took, self.seconds.get(unit, took))
-            return found
-
-        return call
-
-    def _wait(self) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-
-    def called(self) -> None:
-        """A call is over. All ranks say so together."""
-        self.calls += 1
-        if self.calls == MEASURED.stop:
-            everyone: list[Any] = [None] * dist.get_world_size(self.group)
-            dist.all_gather_object(everyone, self.seconds, group=self.group)
-            advice = advise(self.player, self.unit_stage, {n: s for each in everyone for n, s in each.items()})
-            if advice:
-                private.say(advice)
-
-
-def advise(player: str, unit_stage: Mapping[str, int], seconds: Mapping[str, float]) -> str | None:
-    """What to type if other stages would take less time; None if these are even enough."""
-    units = [name for name in unit_stage if name in seconds]
-    stages = len({unit_stage[name] for name in units})
-    better = dict(zip(units, share_out([seconds[name] for name in units], stages), strict=True))
-    now, then = _times(unit_stage, seconds, units), _times(better, seconds, units)
-    if max(then) > WORTH_IT * max(now):
-        return None
-    first = {stage: name for name, stage in reversed(better.items())}
-    return (
-        f"player '{player}': the forward of its stages takes {_milliseconds(now)} a chunk, and all wait for the "
-        f"slowest; with {_milliseconds(then)} the stages would be more even: type "
-        f"Player('{player}', ..., blocks={[first[stage] for stage in sorted(first)]})"
-    )
-
-
-def _times(stage_of: Mapping[str, int], seconds: Mapping[str, float], units: list[str]) -> list[float]:
-    total: dict[int, float] = {}
-    for name in units:
-        total[stage_of[name]] = total.get(stage_of[name], 0.0) + seconds[name]
-    return [total[stage] for stage in sorted(total)]
-
-
-def _milliseconds(times: list[float]) -> str:
-    return ", ".join(f"{1000 * each:.3g}" for each in times) + " ms"
+PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
 
 
 @dataclass
@@ -114,14 +45,13 @@ class Pipe:
 
     A chunk is a part of all ranks' samples together. What looks at a whole batch, as batch norm does, needs one chunk.
 
-    `unit_stage` has the stage of each unit, `stage_of` that of each parameter, by its id. `copies` is the group of the
-    ranks that have the same stages of other pipelines, if there are any. `chunks` is what the user typed.
+    `units` have their stages. A parameter outside of them is in the first stage. `copies` is the group of the ranks
+    that have the same stages of other pipelines, if there are any. `chunks` is what the user typed.
     """
 
     player: str
     network: nn.Module
-    unit_stage: Mapping[str, int]
-    stage_of: Mapping[int, int]
+    units: Sequence[Unit]
     group: dist.ProcessGroup
     copies: dist.ProcessGroup | None
     device: torch.device
@@ -137,12 +67,12 @@ class Pipe:
 
     def __post_init__(self) -> None:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.stages = max(self.unit_stage.values()) + 1
-        self.balance = Balance(self.player, self.unit_stage, self.group, self.device)
+        self.stages = max(unit.stage for unit in self.units) + 1
+        self.stage_of = dict.fromkeys(map(id, self.network.parameters()), 0)  # by the ids of parameters
+        self.stage_of |= {id(each): unit.stage for unit in self.units for each in unit.parameters.values()}
+        names = {unit.name: unit.stage for unit in self.units}
+        self.balance = Balance(self.player, names, self.group, self.device)
         self.together = rows_together(self.network)
-        self.copy = (0, 1)
-        if self.copies is not None:
-            self.copy = dist.get_rank(self.copies), dist.get_world_size(self.copies)
 
     def rank_of(self, stage: int) -> int:
         return stage % self.size
@@ -155,20 +85,18 @@ class Pipe:
         """Those of this rank's stages."""
         return [each for each in self.network.parameters() if self.rank_of(self.stage_of[id(each)]) == self.rank]
 
-    def orders(self, chunks: int) -> list[list[Action]]:
-        """The forwards of each rank. The backwards are these in reverse."""
-        return [forwards(rank, self.size, self.stages, chunks) for rank in range(self.size)]
-
-    def add(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over the pipelines."""
-        total = values.clone(memory_format=torch.contiguous_format)
-        if self.copies is not None:
-            dist.all_reduce(total, group=self.copies)
-        return total
-
-    def start(self, mine: range, carrier: Carrier) -> Program:
+    def start(self, mine: Collection[int], carrier: Carrier) -> Program:
         """A run of the network's forward for these stages."""
-        return Program(self.player, frozenset(mine), self.stage_of, carrier, self.device, self.add, self.copy)
+
+        def add(values: Tensor) -> Tensor:
+            total = values.clone(memory_format=torch.contiguous_format)
+            if self.copies is not None:
+                dist.all_reduce(total, group=self.copies)
+            return total
+
+        number, size = (0, 1) if self.copies is None else (dist.get_rank(self.copies), dist.get_world_size(self.copies))
+        copies = ranks.World(number, size, add)
+        return Program(self.player, frozenset(mine), self.stage_of, carrier, self.device, copies)
 
     def finish(self) -> None:
         """Run the backward that waits. All ranks call it together."""
@@ -180,3 +108,191 @@ class Pipe:
     def drop(self) -> None:
         """Forget the backward that waits, after a phase that has failed or was a trial."""
         self.waiting = None
+
+
+@dataclass
+class ChunkPlace(Place):
+    """Draws for each row what its own rank would have drawn for it, in a call of the whole network.
+
+    Each rank calls the network with `per_rank` rows, and the first one's place is in `firsts`. The chunk has those from
+    `start` to `stop` of all ranks' rows.
+    """
+
+    firsts: Sequence[int] = ()
+    per_rank: int = 0
+    start: int = 0
+    stop: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+    def whole(self, n: int) -> int:
+        return self.total // self.rows * self.per_rank * (n // self.samples)
+
+    def numbers_of(self, n: int) -> list[range]:
+        times, left = divmod(n, self.samples)
+        if left:
+            raise UserError(
+                f"noise of {n} rows inside a network of policy 'pipeline', which computes {self.samples} samples at a "
+                f"time; draw a row for each sample"
+            )
+        owners = range(self.start // self.per_rank, -(-self.stop // self.per_rank))
+        return [rows for time in range(times) for owner in owners for rows in self._of_rank(owner, time, times)]
+
+    def _of_rank(self, owner: int, time: int, times: int) -> list[range]:
+        """The rows of one rank, of one of so many copies of its samples."""
+        first, rows = self.firsts[owner], self.per_rank
+        others = {count: number + first - self.first for count, number in self.others.items()}
+        of_rank = Place(self.key, first, self.rows, self.total, self.stride, others)
+        calls = of_rank.numbers_of(rows * times) or [range(rows * times)]
+        start, stop = (rows * time + min(max(edge - owner * rows, 0), rows) for edge in (self.start, self.stop))
+        size = len(calls[0])
+        return [each[max(start - copy * size, 0) : max(stop - copy * size, 0)] for copy, each in enumerate(calls)]
+
+
+class Request:
+    """One call of a network, with this rank's arguments. It cuts all ranks' samples into chunks."""
+
+    def __init__(self, pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.pipe, self.forward, self.place = pipe, forward, noise.here()
+        self.leaves, self.form = pytree.tree_flatten((args, kwargs))
+        self.draws = 0  # of noise, in the last run
+
+        # Whose samples go through the stages. In a trial as one device all ranks have the same, and one has them all.
+        self.alone = not ranks.more_than_one()
+        self.owners = 1 if self.alone else pipe.size
+
+        # What gets a gradient: weights of this rank's stages, and arguments with a row for each sample.
+        with torch._C.DisableTorchFunctionSubclass():
+            self.learning = [each.requires_grad for each in pipe.network.parameters()]
+            self.graph = torch.is_grad_enabled() and (any(self.learning) or any(map(_learns, self.leaves)))
+            self.weights = [each for each in pipe.parameters() if self.graph and each.requires_grad]
+        self.batched = self._batched()
+        self.wanted = [n for n in self.batched if self.graph and self.leaves[n].requires_grad]
+        self.rows = len(self.leaves[self.batched[0]])
+
+        # What the ranks of the pipeline must have alike, and what each has of its own: where its first sample is.
+        self.signature = self._signature()
+        self.firsts = self._compared()
+        self.chunks = self._chunks()
+
+    @property
+    def key(self) -> str:
+        """What a plan depends on."""
+        return f"{self.signature} in {self.chunks}"
+
+    def _batched(self) -> list[int]:
+        """The numbers of the leaves that have a row for each sample: as many rows as the first one."""
+        tensors = {n: leaf for n, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)}
+        rows = next((len(leaf) for leaf in tensors.values() if leaf.dim()), 0)
+        found = [n for n, leaf in tensors.items() if leaf.dim() and len(leaf) == rows]
+        # What had other rows than the samples in an earlier call, such as the trial, is a table in this one too.
+        self.pipe.tables |= {(self.form, n) for n in tensors if n not in found}
+        found = [n for n in found if (self.form, n) not in self.pipe.tables]
+        unlike = [leaf for leaf in self.leaves if not isinstance(leaf, PLAIN)]
+        whole = [leaf for n, leaf in tensors.items() if n not in found and self.graph and leaf.requires_grad]
+        if unlike:
+            raise self._refusal(f"gets a {type(unlike[0]).__name__}; call it with tensors, numbers or lists of them")
+        if not rows:
+            raise self._refusal("gets no tensor that has a row for each sample")
+        if whole:
+            raise self._refusal(f"gets a tensor of shape {tuple(whole[0].shape)} that learns and has no row a sample")
+        if any(private.is_transformed(leaf) for leaf in tensors.values()):
+            raise self._refusal("is differentiated by torch.func or in forward mode")
+        return found
+
+    def _refusal(self, what: str) -> UserError:
+        name = self.pipe.player
+        return UserError(
+            f"player '{name}': under policy 'pipeline' its network {what}; otherwise type --strategy {name}=zero3"
+        )
+
+    def _signature(self) -> str:
+        """What must be the same on all ranks."""
+        known = [(leaf.shape, leaf.dtype, _learns(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        modes = [module.training for module in self.pipe.network.modules()]
+        kind = self.pipe.device.type
+        cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        return repr((known, self.form, self.learning, modes, cast, self.graph, self.alone, torch.get_default_dtype()))
+
+    def _compared(self) -> list[int]:
+        """The place of each rank's first sample. Raises if the ranks of the pipeline do not make the same call."""
+        digest = hashlib.blake2b(self.signature.encode(), digest_size=6)
+        for n, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor) and n not in self.batched:  # all ranks must have the same
+                digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        first = -1 if self.place is None else self.place.first
+        numbers = torch.tensor([int.from_bytes(digest.digest(), "little"), first])
+        own = numbers.to(self.pipe.device, non_blocking=True)
+        everyone = own.new_empty(self.pipe.size * len(own))
+        dist.all_gather_into_tensor(everyone, own, group=self.pipe.group)
+        codes, firsts = everyone.view(self.pipe.size, len(own)).T.tolist()
+        if len(set(codes)) > 1:
+            shapes = [tuple(leaf.shape) for leaf in self.leaves if isinstance(leaf, Tensor)]
+            raise self._refusal(
+                f"is called by the ranks of its pipeline with other shapes, modes or numbers, or with another tensor "
+                f"that has no row a sample, and all must call it alike. This rank's tensors have the shapes {shapes}, "
+                f"and the rows of the first are the samples"
+            )
+        return firsts[: self.owners]
+
+    def _chunks(self) -> int:
+        rows, typed = self.rows * self.owners, self.pipe.chunks
+        if self.pipe.whole_batch or self.alone:  # one device has the whole batch at once
+            return 1
+        if typed is not None and rows % typed and not self.pipe.trying:
+            fitting = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0)
+            raise UserError(
+                f"player '{self.pipe.player}': the {rows} samples of a pipeline's ranks do not divide into {typed} "
+                f"chunks; type {self.pipe.player}=pipeline+chunks:N with an N of {fitting}, or choose another batch "
+                f"size"
+            )
+        most = min(typed or 2 * self.pipe.size, rows)
+        return next((n for n in range(most, 0, -1) if rows % (n * self.pipe.together) == 0), 1)
+
+    # ---- chunks ----
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """The first and the last of a chunk's rows, of those of all ranks."""
+        size = self.rows * self.owners // self.chunks
+        return chunk * size, (chunk + 1) * size
+
+    def inputs(self) -> dict[int, Tensor]:
+        """For each leaf with rows: those of all ranks."""
+        if self.alone:
+            return {n: self.leaves[n].detach() for n in self.batched}
+        found = {}
+        for n in self.batched:
+            own = self.leaves[n].detach().contiguous()
+            found[n] = own.new_empty(self.pipe.size * len(own), *own.shape[1:])
+            dist.all_gather_into_tensor(found[n], own, group=self.pipe.group)
+        return found
+
+    def run(self, program: Program, inputs: Mapping[int, Tensor], chunk: int) -> tuple[list[Any], Any, list[Tensor]]:
+        """Run the network's forward for a chunk.
+
+        Returns the leaves of what it returns, with stand-ins for those elsewhere, and their form; and the leaves of the
+        inputs that will get a gradient.
+        """
+        start, stop = self.bounds(chunk)
+        leaves = [inputs[n][start:stop] if n in inputs else leaf for n, leaf in enumerate(self.leaves)]
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        learning = [leaves[n].requires_grad_() for n in self.wanted]
+        args, kwargs = pytree.tree_unflatten(leaves, self.form)
+        place = self.place
+        if place is not None:
+            own = {each.name: getattr(place, each.name) for each in fields(Place)}
+            place = ChunkPlace(**own, firsts=self.firsts, per_rank=self.rows, start=start, stop=stop)
+        outer, self.pipe.program = self.pipe.program, program
+        try:
+            with torch.set_grad_enabled(self.graph), noise.at(place), program.run():
+                found = self.forward(*args, **kwargs)
+        finally:
+            self.pipe.program = outer
+        self.draws = 0 if place is None else place.calls - self.place.calls
+        return *pytree.tree_flatten(found), learning
+
+
+def _learns(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad

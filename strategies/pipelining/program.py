@@ -1,10 +1,9 @@
 """A network's own forward, run for the stages of one rank."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,63 +13,7 @@ from torch.utils import _pytree as pytree
 
 from gan import noise, ranks
 from gan.files.errors import UserError
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-
-
-class Action(NamedTuple):
-    """The forward, or the backward, of one chunk in one stage."""
-
-    stage: int
-    chunk: int
-
-
-def read(text: str) -> str:
-    """The schedule that a user typed."""
-    if text not in SCHEDULES:
-        raise ValueError(f"expected one of {', '.join(SCHEDULES)}")
-    return text
-
-
-def forwards(rank: int, ranks: int, stages: int, chunks: int) -> list[Action]:
-    """The forwards of a rank, in order. Its stages are `rank`, `rank + ranks`, and so on.
-
-    With several stages a rank takes `ranks` chunks through the first of them, then the same through the next: it works
-    on the first stage while the others are not reached yet, so that less time is lost at the start and at the end.
-    """
-    return [
-        Action(stage, chunk)
-        for first in range(0, chunks, ranks)
-        for stage in range(rank, stages, ranks)
-        for chunk in range(first, min(first + ranks, chunks))
-    ]
-
-
-Step = tuple[bool, Action]  # True is a forward
-
-
-def merged(rank: int, ranks: int, chunks: int, backward_chunks: int) -> list[Step]:
-    """The forwards of one call and the backwards of an earlier one, with one stage a rank.
-
-    [Note: 1f1b]
-    The first stage can begin with forwards at once, the last one with backwards. So each fills the time in which the
-    others would wait for it. The key is the moment at which an action can run at the earliest, if all take equally
-    long. Along each tensor's way keys grow, and each rank goes by them, so no two ranks wait for each other.
-    """
-    found = [(rank + 2 * chunk, True, Action(rank, chunk)) for chunk in range(chunks)]
-    for place, chunk in enumerate(reversed(range(backward_chunks))):
-        found.append((ranks - 1 - rank + 2 * place, False, Action(rank, chunk)))
-    return [(forward, action) for _, forward, action in sorted(found, key=lambda each: each[:2])]
-
-
-def refuse_chunks(player: str, chunks: int, rows: int) -> UserError:
-    """The error for a number of chunks that does not divide the samples of a pipeline."""
-    fitting = [str(n) for n in range(1, rows + 1) if rows % n == 0]
-    return UserError(
-        f"player '{player}': the {rows} samples of a pipeline's ranks do not divide into {chunks} chunks; type "
-        f"{player}=pipeline+chunks:N with an N of {', '.join(fitting)}, or choose another batch size"
-    )
-
+from strategies.pipelining.cutting import Unit
 
 WITH_A_VALUE = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
@@ -84,11 +27,10 @@ class Meta:
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
-    learns: bool = False  # whether a gradient comes back
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Meta":
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+        return cls(tensor.shape, tensor.stride(), tensor.dtype)
 
     def stand_in(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -107,13 +49,14 @@ class Call:
     draws: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Transfer:
-    """A tensor that goes from one stage to a later one in each chunk."""
+    """A tensor that leaves a stage in each chunk: to a later one, or without a target as an output of the network."""
 
     source: int
-    target: int
+    target: int | None
     meta: Meta
+    learns: bool = False  # whether a gradient comes back
 
 
 @dataclass
@@ -123,54 +66,10 @@ class Plan:
     calls: list[Call] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     form: Any = None  # of what the network returns
-    outputs: list[tuple[int, Meta] | None] = field(default_factory=list)  # the stage that has a leaf; None: no tensor
-    leaves: list[Any] = field(default_factory=list)  # those that are no tensors
-    draws: int = 0
+    leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
+    outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
-
-
-class Message(NamedTuple):
-    """A tensor of one chunk on its way from rank to rank: transfer `number`, or in a backward its gradient."""
-
-    forward: bool
-    number: int
-    chunk: int
-    source: int
-    target: int
-
-
-def messages(orders: Sequence[Sequence[Step]], transfers: Mapping[bool, Sequence[Transfer]]) -> list[Message]:
-    """All messages of all ranks, in one order. `orders` are the steps of each rank, `transfers` those of their plans.
-
-    [Note: one order of all messages]
-    NCCL carries the messages of a group one after the other, as a rank has asked for them, and a send ends when it is
-    received. Two ranks that both ask for a receive first would wait for ever. But all know the plan and each other's
-    steps. So each rank plays all of them on paper, in rounds: in a round each rank takes its next step, if the messages
-    for it have come in earlier rounds. What is sent, round by round, is the one order, and each rank asks for its own
-    messages in that order. So no ranks can wait for each other: of the messages that have not come, the first has
-    nothing before it on either of its ranks, and the step that sends it needs only messages from before.
-    """
-    sends: dict[tuple[bool, int], list[Message]] = {}  # by stage, of chunk 0
-    needs: dict[tuple[bool, int], list[Message]] = {}
-    for forward, each in transfers.items():
-        for number, transfer in enumerate(each):
-            source, target = (transfer.source, transfer.target)[:: 1 if forward else -1]
-            if forward or transfer.meta.learns:
-                message = Message(forward, number, 0, source % len(orders), target % len(orders))
-                sends.setdefault((forward, source), []).append(message)
-                needs.setdefault((forward, target), []).append(message)
-
-    def of(step: Step, found: Mapping[tuple[bool, int], list[Message]]) -> list[Message]:
-        forward, action = step
-        return [each._replace(chunk=action.chunk) for each in found.get((forward, action.stage), ())]
-
-    left, sent = [deque(order) for order in orders], dict[Message, None]()
-    while any(left):
-        ready = [order for order in left if order and all(each in sent for each in of(order[0], needs))]
-        assert ready, "the ranks of a pipeline wait for each other"
-        sent |= dict.fromkeys([each for order in ready for each in of(order.popleft(), sends)])
-    return list(sent)
 
 
 class Carrier(Protocol):
@@ -216,19 +115,17 @@ class Program(TorchFunctionMode):
         stage_of: Mapping[int, int],
         carrier: Carrier,
         device: torch.device,
-        add: Callable[[Tensor], Tensor],
-        copy: tuple[int, int],
+        copies: ranks.World,
     ) -> None:
         """`stage_of` has the stages of the network's parameters, by their ids.
 
-        `add` sums a tensor over the ranks that have the same stages in other pipelines, and `copy` is the number of
-        this one among so many.
+        `copies` are the ranks that have the same stages in other pipelines.
         """
         super().__init__()
         self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
-        self.add, self.copy = add, copy
+        self.copies = copies
         self.number = 0  # of the next transfer
-        self.of_parameters: dict[int, dict[int, Tensor | None]] = {}  # as `_carried` of other tensors
+        self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}  # by id and target: what is there
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
 
@@ -249,11 +146,9 @@ class Program(TorchFunctionMode):
         source = self.stage(leaf)
         real = leaf if source is None else None
         if source is not None and source != target:
-            known = self.of_parameters if isinstance(leaf, nn.Parameter) else vars(leaf)
-            there = known.setdefault(id(leaf) if known is self.of_parameters else "_carried", {})
-            if target not in there:
-                there[target] = self._carry(leaf, source, target)
-            real = there[target]
+            if (id(leaf), target) not in self.carried:
+                self.carried[id(leaf), target] = leaf, self._carry(leaf, source, target)
+            _, real = self.carried[id(leaf), target]
         elif source is not None and target in self.mine:
             real = leaf
         if target in self.mine:
@@ -299,7 +194,7 @@ class Program(TorchFunctionMode):
     def _check_in_place(self, leaves: list[Any], stage: int) -> None:
         """What is written must be a tensor of the stage that writes, and be on no other one."""
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        if self.stage(first) != stage or getattr(first, "_carried", None):
+        if self.stage(first) != stage or any(number == id(first) for number, _ in self.carried):
             raise UserError(
                 f"player '{self.player}': its forward changes a tensor in place between its blocks, which another "
                 f"stage of the pipeline has; write x = x + y in place of x += y"
@@ -322,39 +217,39 @@ class Program(TorchFunctionMode):
 
     # ---- units ----
 
-    def call(
-        self, unit: str, module: nn.Module, stage: int, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """What a unit returns, computed by its own stage."""
+    def call(self, unit: Unit, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a unit returns, computed by its own stage. `forward` is that of its module."""
+        stage = unit.stage
         leaves, form = pytree.tree_flatten((args, kwargs))
         latest = self.latest(leaves)
         if latest is not None and latest > stage:
             raise UserError(
-                f"player '{self.player}': its forward calls '{unit}' of stage {stage} after a block of stage {latest}; "
-                f"a pipeline goes through its stages once, in the order in which the network has its modules. Name "
-                f"blocks in the order of their calls, Player(..., blocks=[...]), or type --strategy {self.player}=zero3"
+                f"player '{self.player}': its forward calls '{unit.name}' of stage {stage} after a block of stage "
+                f"{latest}; a pipeline goes through its stages once, in the order in which the network has its "
+                f"modules. Name blocks in the order of their calls, Player(..., blocks=[...]), or type --strategy "
+                f"{self.player}=zero3"
             )
         carried = [self._carried(leaf, stage) for leaf in leaves]
         if stage not in self.mine:
-            call = self._known(unit, self.carrier.told(stage, None))
+            call = self._known(unit.name, self.carrier.told(stage, None))
             if (place := noise.here()) is not None:
                 place.calls += call.draws
             found = pytree.tree_unflatten([_stand_in(leaf) for leaf in call.leaves], call.form)
             return self._marked(found, stage)
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in carried):
             raise UserError(
-                f"player '{self.player}': '{unit}' gets a tensor that was made by a function that torch does not see, "
-                f"such as an autograd.Function of your own; call that inside a block, or type --strategy "
+                f"player '{self.player}': '{unit.name}' gets a tensor that was made by a function that torch does not "
+                f"see, such as an autograd.Function of your own; call that inside a block, or type --strategy "
                 f"{self.player}=zero3"
             )
         args, kwargs = pytree.tree_unflatten(carried, form)
         before = 0 if noise.here() is None else noise.here().calls
-        with self._natively(unit, module):
+        with self._natively(unit):
             found = forward(*args, **kwargs)
         drawn = 0 if noise.here() is None else noise.here().calls - before
         leaves, form = pytree.tree_flatten(found)
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._known(unit, self.carrier.told(stage, Call(unit, form, told, drawn)))
+        self._known(unit.name, self.carrier.told(stage, Call(unit.name, form, told, drawn)))
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return self._marked(pytree.tree_unflatten(found, form), stage)
@@ -368,19 +263,19 @@ class Program(TorchFunctionMode):
         return call
 
     @contextmanager
-    def _natively(self, unit: str, module: nn.Module) -> Iterator[None]:
+    def _natively(self, unit: Unit) -> Iterator[None]:
         """Around a unit of this rank: torch works as usual, and the batch is that of the pipeline."""
 
         def add(values: Tensor) -> Tensor:
-            self.whole_batch = f"'{unit}'"
-            return self.add(values)
+            self.whole_batch = f"'{unit.name}'"
+            return self.copies.add(values)
 
-        if any(isinstance(each, _BatchNorm) and _uses_batch(each) for each in module.modules()):
-            self.whole_batch = f"'{unit}'"
+        if any(isinstance(each, _BatchNorm) and _uses_batch(each) for each in unit.module.modules()):
+            self.whole_batch = f"'{unit.name}'"
         self.running = True
         try:
-            gradients = ranks.World(*self.copy, self.add)
-            with ranks.summed_by(add, *self.copy, gradients) if self.several else nullcontext():
+            world = replace(self.copies, add=add, of_gradients=self.copies)
+            with ranks.at(world) if self.several else nullcontext():
                 yield
         finally:
             self.running = False

@@ -34,7 +34,7 @@ class StageStorage(OneOwner):
             for rank in range(dist.get_world_size(group))
         ]
         super().__init__(weights, parts, group)
-        self.elsewhere = [each for part in parts if part is not self.own for each in part.values()]
+        self.of_others = [each for part in parts if part is not self.own for each in part.values()]
         _give_memory(each for each in self.own.values() if isinstance(each, ReshardedParameter))  # made on meta
         self.whole = True  # whether the author's parameters of other stages have memory
         self.released = False
@@ -52,14 +52,14 @@ class StageStorage(OneOwner):
         if self.unsharded or self.released:
             return
         if not self.whole:
-            _give_memory(self.elsewhere)
-        self._send([*self.own.values(), *self.elsewhere])
+            _give_memory(self.of_others)
+        self._send([*self.own.values(), *self.of_others])
         self.whole = True
 
     def reshard(self) -> None:
         if not self.whole or self.released:
             return
-        for weight in self.elsewhere:
+        for weight in self.of_others:
             if isinstance(weight, ReshardedParameter):
                 continue
             nothing = torch.nan if weight.is_floating_point() else 0
@@ -79,7 +79,7 @@ class StageStorage(OneOwner):
     def release(self) -> None:
         """Communicates nothing, so a weight of another stage becomes NaN."""
         if not self.whole:
-            for weight in self.elsewhere:
+            for weight in self.of_others:
                 show(weight, torch.full((weight.numel(),), torch.nan, dtype=weight.dtype, device=weight.device))
         self.whole, self.released = True, True
         super().release()
@@ -105,20 +105,20 @@ class StageReduction(SharedReduction):
         self.copies = copies
 
     def finish(self, scale: float) -> Tensor:
-        """One all-reduce of the gradients over the copies, and one for the norms."""
+        """An all-reduce of each bucket of gradients over the copies, and one for the norms."""
         own = self.storage.owned
         self.reached = {name for name, weight in own.items() if weight.grad is not None}
         for weight in own.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        gradients = [weight.grad for weight in own.values()]
-        for part in _of_one_bucket(gradients) if self.copies is not None else ():
-            flat = torch.cat([gradient.flatten() for gradient in part])
+        gradients = {name: weight.grad for name, weight in own.items()}
+        for part in bucket.parts(gradients) if self.copies is not None else ():
+            flat = torch.cat([gradient.flatten() for gradient in part.values()])
             dist.all_reduce(flat, group=self.copies)
-            for gradient, values in zip(part, flat.split([each.numel() for each in part]), strict=True):
+            for gradient, values in zip(part.values(), flat.split([g.numel() for g in part.values()]), strict=True):
                 gradient.copy_(values.view_as(gradient))
         if gradients:
-            torch._foreach_mul_(gradients, 1 / (scale * dist.get_world_size(self.group)))
+            torch._foreach_mul_(list(gradients.values()), 1 / (scale * dist.get_world_size(self.group)))
         return self.norms()
 
     def norms(self) -> Tensor:
@@ -127,17 +127,3 @@ class StageReduction(SharedReduction):
     def release(self) -> None:
         super().release()
         self.copies = None
-
-
-def _of_one_bucket(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parts of one dtype and at most a bucket's size, so that little memory is needed to send them."""
-    parts: list[list[Tensor]] = []
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-        filled = bucket.SIZE
-        for gradient in (each for each in gradients if each.dtype == dtype):
-            if filled >= bucket.SIZE:
-                parts.append([])
-                filled = 0
-            parts[-1].append(gradient)
-            filled += gradient.nbytes
-    return parts

@@ -3,7 +3,7 @@
 import io
 import pickle
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gan.files.errors import UserError
 from gan.noise import Place
+from strategies.placing.placement import Part
 
 FOREVER = timedelta(days=1000)  # a serving rank waits for calls; the lifeline ends it if a rank is lost
 HERE = "the device of this rank"
@@ -36,17 +37,21 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class End:
+    """No more calls will come."""
+
+
+@dataclass(frozen=True)
 class Call:
-    """A call of a module of a player, or of a method of it.
+    """A call of a player's network, or of a part or a method of it, by its `name`.
 
     `arguments` are packed, without their `tensors`. `key` names the call for its backward. `shared`: its graph will be
-    used in several phases. `ranks` is the number of ranks that play. `changed` are attributes that the game has set,
-    and `dropped` are calls through which no backward can go any more.
+    used in several phases. `ranks` is the number of ranks that play. `training` are the modules in training mode.
+    `dropped` are the keys of calls through which no backward can go any more.
     """
 
     player: str
-    module: str
-    method: str | None
+    name: str
     arguments: bytes
     tensors: list[Tensor]
     key: int
@@ -55,38 +60,28 @@ class Call:
     autocast: torch.dtype | None
     place: Place | None
     ranks: int
-    changed: dict[tuple[str, str], Any]
+    training: frozenset[str]
     dropped: list[int]
 
     @property
     def called(self) -> str:
-        return f"'{'.'.join(filter(None, (self.module, self.method)))}'" if self.module or self.method else "a call"
+        return f"'{self.name}'" if self.name else "a call"
 
     def __str__(self) -> str:
         return f"{self.called} of player '{self.player}'{' with gradients' if self.learns else ''}"
 
 
 @dataclass(frozen=True)
-class Changed:
-    """Attributes that the game has set, for a rank that does not get the call that says so."""
-
-    player: str
-    values: dict[tuple[str, str], Any]
-
-
-@dataclass(frozen=True)
-class Found:
+class Returned:
     """What a call has returned, packed, without its `tensors`.
 
-    `draws` counts the noise that it drew. `changed` are the attributes that it has set. `signal` has asked the serving
-    rank to end.
+    `draws` counts the noise that it drew. `signal` has asked the serving rank to end.
     """
 
     value: bytes
     tensors: list[Tensor]
-    draws: int = 0
-    changed: list[tuple[str, str]] = field(default_factory=list)
-    signal: int = 0
+    draws: int
+    signal: int
 
 
 @dataclass(frozen=True)
@@ -102,24 +97,11 @@ class Slopes:
         return f"backward through player '{self.player}'"
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A serving rank is set up. `together`: it shares weights with others, so calls are answered in rounds."""
-
-    together: bool
-
-
-@dataclass(frozen=True)
-class End:
-    """No more calls will come."""
-
-
 class Packed:
     """An object as bytes, and the tensors that were in it, wherever they were."""
 
     def __init__(self, value: Any, device: torch.device, what: str = "a message") -> None:
         self.tensors: list[Tensor] = []
-        self.device = device
         numbers: dict[int, int] = {}
 
         def outside(each: Any) -> Any:
@@ -160,27 +142,26 @@ class Bridge:
     def send(self, targets: Collection[int], message: Any, patience: timedelta | None = None) -> None:
         """Send a message to these ranks. Returns when all have received it, or raises after some time."""
         packed = Packed(message, self.device)
-        kinds = [(each.dtype, each.shape, each.device.type == self.device.type) for each in packed.tensors]
-        kinds = [(*kind, each.requires_grad) for kind, each in zip(kinds, packed.tensors, strict=True)]
-        header = pickle.dumps(kinds)
-        head = torch.tensor([len(header), len(packed.content)])
-        parts = [head, _bytes(header), _bytes(packed.content), *map(_flat, packed.tensors)]
-        works = [self.group.send([part], rank, 0) for rank in targets for part in parts if part.numel()]
+        kinds = [(t.dtype, t.shape, t.device.type == self.device.type, t.requires_grad) for t in packed.tensors]
+        content = pickle.dumps((kinds, packed.content))
+        parts = [torch.tensor([len(content)]), torch.frombuffer(bytearray(content), dtype=torch.uint8)]
+        parts += [_flat(tensor) for tensor in packed.tensors if tensor.numel()]
+        works = [self.group.send([part], rank, 0) for rank in targets for part in parts]
         for work in works:
             work.wait() if patience is None else work.wait(patience)
 
     def receive(self, source: int | None = None) -> tuple[int, Any]:
         """The next message of a rank, or of any rank: who has sent it, and the message."""
-        head = torch.empty(2, dtype=torch.long)
+        size = torch.empty(1, dtype=torch.long)
         if source is None:
-            work = self.group.recv_anysource([head], 0)
+            work = self.group.recv_anysource([size], 0)
             work.wait()
             source = work._source_rank()
         else:
-            self.group.recv([head], source, 0).wait()
-        header, content = (self._part(int(size), source).numpy().tobytes() for size in head)
+            self.group.recv([size], source, 0).wait()
+        kinds, content = pickle.loads(self._part(size.item(), source).numpy().tobytes())
         tensors = []
-        for dtype, shape, here, learns in pickle.loads(header):
+        for dtype, shape, here, learns in kinds:
             flat = self._part(shape.numel() * dtype.itemsize, source)
             tensor = flat.view(dtype).view(shape).to(self.device if here else "cpu")
             tensors.append(tensor.requires_grad_(learns))
@@ -193,11 +174,14 @@ class Bridge:
         return part
 
 
-def _bytes(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
 def _flat(tensor: Tensor) -> Tensor:
     """Its bytes, on the CPU."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.view(-1).view(torch.uint8)
+
+
+def connect(part: Part, store: dist.Store, size: int, device: torch.device, backend: str, **options: Any) -> Bridge:
+    """Make the process group of this rank's part, and the bridge to all ranks of the run."""
+    own = dist.PrefixStore(part.name, store)
+    dist.init_process_group(backend, store=own, rank=part.rank, world_size=part.size, **options)
+    return Bridge(store, part.ranks[part.rank], size, device)

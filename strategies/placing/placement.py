@@ -1,9 +1,12 @@
-"""Which ranks train, and which serve players to them."""
+"""Which ranks train, which serve players to them, and which players can be served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch.distributed as dist
+
 from gan.files.errors import UserError
+from gan.phase import Player
 from strategies.choice import Choice, ranks_as_typed
 
 
@@ -99,3 +102,49 @@ def _check(choice: Mapping[str, Choice], typed: Mapping[str, range], ranks: int)
 
 def _whose(player: str) -> str:
     return "what stands for all other players (*)" if player == "*" else f"player '{player}'"
+
+
+def rounds(training: range, serving: range, number: int) -> list[tuple[int, bool]]:
+    """Whose calls the serving rank of this number answers, in order; False where it only runs them with the others."""
+    slots = range(number, number + len(serving) * -(-len(training) // len(serving)), len(serving))
+    return [(training[slot % len(training)], slot < len(training)) for slot in slots]
+
+
+def refuse_a_group() -> None:
+    """Refuse a process group that is there before: torch's default group must be that of the part."""
+    if dist.is_initialized():
+        raise UserError(
+            "players on ranks of their own need process groups of their own, and this process has one already; train "
+            "with '@' in a program of its own, and without init_process_group"
+        )
+
+
+def check(player: Player, others: Mapping[str, Player], typed: str) -> None:
+    """Refuse a player that other ranks cannot serve. `typed` is its policy with its ranks."""
+    policy, _, where = typed.partition("@")
+    what = f"player '{player.name}' is on ranks of its own ({where})"
+    if not player.frozen or player.follows is not None:
+        raise UserError(
+            f"{what}, and only frozen players can be, for a learner's gradients, averages and checkpoints would "
+            f"have to travel with every call; type {player.name}={policy}, without ranks"
+        )
+    if player.weights is None:
+        raise UserError(
+            f"{what}, so its weights must come from a file that those ranks read: Player('{player.name}', ..., "
+            f"weights='{player.name}.safetensors'); write one with "
+            f"safetensors.torch.save_file(network.state_dict(), '{player.name}.safetensors')"
+        )
+    own = set(player.module.parameters())
+    for other in others.values():
+        if other is not player and not own.isdisjoint(other.module.parameters()):
+            raise UserError(
+                f"{what}, and player '{other.name}' has some of its weights too; leave @{where} out, or give both "
+                f"networks of their own"
+            )
+    for name, module in player.module.named_modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+        if any(not type(hook).__module__.startswith("torch.") for hook in hooks):
+            raise UserError(
+                f"{what}, and '{name or type(module).__name__}' has a forward hook, which would run there and not "
+                f"here; return from forward what the hook collects, or leave @{where} out"
+            )

@@ -1,28 +1,163 @@
-"""A serving rank: it runs the calls that training ranks send. See [Note: serving]."""
+"""A serving rank: it runs the calls that training ranks send. See [Note: serving] in remote_player.py."""
 
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from operator import attrgetter
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from gan import noise, ranks
+from gan.files.checkpoint import checksum
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies.choice import ranks_as_typed
-from strategies.placing.attributes import Attributes
-from strategies.placing.messages import Bridge, Call, Changed, End, Enter, Found, Leave, Packed, Ready, Slopes, unpacked
-from strategies.placing.servers import rounds
+from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
+from strategies.placing.placement import rounds
 from strategies.policies.policy import Policy
 from strategies.turn import check_that_ranks_agree
 
 PATIENCE = 30.0  # seconds, after which a rank says that it waits for others
+TORCHS = vars(nn.Module()).keys() | {"_flat_weights", "_compiled_call_impl"}  # attributes that policies change too
+PLAIN = (int, float, complex, str, bytes, bool)
 Graph = tuple[list[Tensor], list[Tensor]]  # what a call has returned, and its arguments
+
+
+class Attributes:
+    """The modules, buffers and an author's attributes of a network, as they are when this is made.
+
+    A checkpoint that is loaded writes the same values into buffers, which is no change.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network, self.before = network, _attributes(network)
+        sums = {name: _sum(found[0]) for name, found in self.before.items()}
+        self.sums = {name: each for name, each in sums.items() if each is not None}
+
+    def changed(self) -> str | None:
+        """The name of one that was set, removed or written since then; None if there is none."""
+        now = _attributes(self.network)
+        for name in self.before | now:  # an outer module comes before what is in it
+            one, other = self.before.get(name, []), now.get(name, [])
+            if len(one) == len(other) and all(map(_same, one, other)):
+                continue
+            if name not in self.sums or name not in now or _sum(other[0]) != self.sums[name]:
+                return name
+            self.before[name] = other
+        return None
+
+
+def _attributes(network: nn.Module) -> dict[str, list[Any]]:
+    """Each by its name, with what is in it."""
+    found = {}
+    for path, module in network.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in TORCHS}
+        for name, value in (own | module._buffers | module._modules).items():
+            found[f"{path}.{name}".lstrip(".")] = [value, *_inside(value)]
+    return found
+
+
+def _sum(value: Any) -> Any:
+    """What tells whether a tensor has other values; None where that cannot be told."""
+    known = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return (value.shape, checksum(value)) if known else None
+
+
+def _inside(value: Any) -> list[Any]:
+    """The members of a list, dict or object; of a tensor the number of times that it was written."""
+    if isinstance(value, Tensor):
+        return [None if value.is_inference() else value._version]
+    if isinstance(value, list | tuple | set):
+        return list(value)
+    if hasattr(value, "__dict__") and not isinstance(value, nn.Module | ModuleType | type):
+        value = vars(value)
+    return [each for pair in value.items() for each in pair] if isinstance(value, dict) else []
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, PLAIN) and one == other)
+
+
+class Answers:
+    """What calls return, and the gradients of their arguments. `where` are the ranks of these policies' players."""
+
+    def __init__(self, policies: Mapping[str, Policy], device: torch.device, where: str) -> None:
+        self.policies, self.device, self.where = policies, device, where
+        self.graphs: dict[tuple[int, str, int], Graph] = {}  # by training rank, player and key
+        self.attributes: dict[str, Attributes] = {}  # by player, as they were before the first call
+
+    def called(self, rank: int, call: Call, signal: int = 0) -> Returned:
+        """Run a call, and keep its graph."""
+        for key in call.dropped:
+            self.graphs.pop((rank, call.player, key), None)
+        policy = self.policies[call.player]
+        network = policy.player.module
+        if call.player not in self.attributes:
+            self.attributes[call.player] = Attributes(network)
+        for path, module in network.named_modules():
+            module.training = path in call.training
+        # A copy of what learns may be written to, as any tensor inside a graph, and then there is a clear error.
+        inside = [each.clone() if each.requires_grad else each for each in call.tensors]
+        args, kwargs = unpacked(call.arguments, inside, self.device)
+        versions = [each._version for each in inside]
+        given = Packed((args, kwargs), self.device).content
+        place = call.place
+        draws = 0 if place is None else place.calls
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(call.learns))
+            stack.enter_context(self._autocast(call))
+            stack.enter_context(noise.at(place))
+            stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(self._refused(call), 0, 2))
+            if call.shared:
+                stack.enter_context(policy.for_several_phases())
+            value = (attrgetter(call.name)(network) if call.name else network)(*args, **kwargs)
+        if [each._version for each in inside] != versions:
+            raise self._refusal(call, "writes into a tensor that it is called with")
+        if Packed((args, kwargs), self.device).content != given:
+            raise self._refusal(call, "changes a list, dict or object that it is called with")
+        if (name := self.attributes[call.player].changed()) is not None:
+            raise self._refusal(call, f"changes '{name}' of its network", "return it, or make it in the constructor")
+        packed = Packed(value, self.device, f"what {call} returns")
+        if call.learns:
+            self.graphs[rank, call.player, call.key] = packed.tensors, call.tensors
+        return Returned(packed.content, packed.tensors, 0 if place is None else place.calls - draws, signal)
+
+    def back(self, rank: int, message: Slopes) -> list[Tensor | None]:
+        """The gradients of a call's arguments."""
+        key = rank, message.player, message.key
+        if key not in self.graphs:
+            raise UserError(
+                f"player '{message.player}': backward goes a second time through a call of it, whose graph is freed; "
+                f"type backward(retain_graph=True) the first time"
+            )
+        returned, arguments = self.graphs[key] if message.keep else self.graphs.pop(key)
+        pairs = [(each, slope) for each, slope in zip(returned, message.slopes, strict=True) if slope is not None]
+        learning = [each for each in arguments if each.requires_grad]
+        outputs, slopes = [each for each, _ in pairs], [slope for _, slope in pairs]
+        found = iter(torch.autograd.grad(outputs, learning, slopes, allow_unused=True, retain_graph=message.keep))
+        return [next(found) if each.requires_grad else None for each in arguments]
+
+    def _autocast(self, call: Call) -> AbstractContextManager[Any]:
+        return nullcontext() if call.autocast is None else torch.autocast(self.device.type, call.autocast)
+
+    def _refused(self, call: Call) -> Callable[[Tensor], NoReturn]:
+        def add(values: Tensor) -> NoReturn:
+            raise self._refusal(call, "uses gan.ranks")
+
+        return add
+
+    def _refusal(self, call: Call, what: str, instead: str = "return what it makes") -> UserError:
+        return UserError(
+            f"{call.called} of player '{call.player}' {what}, which is on another rank; {instead}, or leave "
+            f"@{self.where} out"
+        )
 
 
 class Server:
@@ -39,15 +174,14 @@ class Server:
         self.bridge, self.serving, self.policies, self.signal = bridge, serving, policies, signal
         self.rounds = rounds(training, serving, bridge.rank - serving.start)
         self.together = len(serving) > 1 and not all(policy.storage.unsharded for policy in policies.values())
-        self.attributes = {name: Attributes(policy.player.module) for name, policy in policies.items()}
-        self.graphs: dict[tuple[int, str, int], Graph] = {}  # by training rank, player and key
+        self.answers = Answers(policies, bridge.device, ranks_as_typed(serving))
         self.stack = ExitStack()  # the phase that is played, or gathered()
 
     def run(self) -> None:
         """Answer calls until the training ends."""
         for rank, own in self.rounds:
             if own:
-                self.bridge.send([rank], Ready(self.together))
+                self.bridge.send([rank], self.together)
         with self.stack:
             if self.together:
                 while self._round():
@@ -67,7 +201,7 @@ class Server:
         if isinstance(first, Enter):
             self._enter(first)
         elif isinstance(first, Leave):
-            self._leave()
+            self.stack.close()
         return not isinstance(first, End)
 
     def _one_by_one(self, last: type) -> None:
@@ -77,8 +211,6 @@ class Server:
             rank, message = self.bridge.receive()
             if isinstance(message, last):
                 ended += 1
-            elif isinstance(message, Changed):
-                self.attributes[message.player].set(message.values)
             elif isinstance(message, Call | Slopes):
                 self._answer(rank, message, own=True)
 
@@ -96,15 +228,15 @@ class Server:
         if codes[0] != -codes[1] or str(first) != str(message):
             name, policy = next(iter(self.policies.items()))
             raise UserError(
-                f"the ranks that train call players on ranks {ranks_as_typed(self.serving)} differently (one: "
+                f"the ranks that train call players on ranks {self.answers.where} differently (one: "
                 f"{message}), and under policy '{policy.name}' all must make the same calls in the same order; type "
-                f"{name}=ddp@{ranks_as_typed(self.serving)}"
+                f"{name}=ddp@{self.answers.where}"
             )
 
     def _say_who_waits(self, message: Any) -> None:
         """One rank that trains has called, and others have not for a while. Perhaps they never will."""
         name, policy = next(iter(self.policies.items()))
-        where, ranks = ranks_as_typed(self.serving), [rank for rank, own in self.rounds if own]
+        where, ranks = self.answers.where, [rank for rank, own in self.rounds if own]
         print(
             f"\nrank {', '.join(map(str, ranks))} waits for {PATIENCE:g} s, because other ranks that train have not "
             f"made the same call ({message}). Under policy '{policy.name}' all must, in the same order; if each shall "
@@ -121,7 +253,7 @@ class Server:
             for policy in policies:
                 self.stack.enter_context(policy.gathered())
             self._one_by_one(Leave)
-            self._leave()
+            self.stack.close()
             return
         phase = Phase(context.phase, _never, context.learners, second_order=context.second_order)
         for policy in policies:
@@ -129,78 +261,65 @@ class Server:
             self.stack.enter_context(policy.hold(phase))
         self.stack.callback(check_that_ranks_agree, phase, self.policies)
 
-    def _leave(self) -> None:
-        self.stack.close()
-
-    # ---- calls ----
-
     def _answer(self, rank: int, message: Call | Slopes, own: bool) -> None:
-        answer = self._called(rank, message) if isinstance(message, Call) else self._back(rank, message)
+        if isinstance(message, Call):
+            answer = self.answers.called(rank, message, self.signal())
+        else:
+            answer = self.answers.back(rank, message)
         if own:
             self.bridge.send([rank], answer)
-
-    def _called(self, rank: int, call: Call) -> Found:
-        for key in call.dropped:
-            self.graphs.pop((rank, call.player, key), None)
-        policy, attributes = self.policies[call.player], self.attributes[call.player]
-        attributes.set(call.changed)
-        module = attributes.modules[call.module]
-        # A copy of what learns may be written to, as any tensor inside a graph, and then there is a clear error.
-        inside = [each.clone() if each.requires_grad else each for each in call.tensors]
-        args, kwargs = unpacked(call.arguments, inside, self.bridge.device)
-        versions = [each._version for each in inside]
-        given = Packed((args, kwargs), self.bridge.device).content
-        place = call.place
-        before = 0 if place is None else place.calls
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(call.learns))
-            stack.enter_context(self._autocast(call))
-            stack.enter_context(noise.at(place))
-            stack.enter_context(ranks.alone() if call.ranks == 1 else ranks.summed_by(self._refused(call), 0, 2))
-            if call.shared:
-                stack.enter_context(policy.for_several_phases())
-            value = module(*args, **kwargs) if call.method is None else getattr(module, call.method)(*args, **kwargs)
-        if [each._version for each in inside] != versions:
-            raise self._refusal(call, "writes into a tensor that it is called with")
-        if Packed((args, kwargs), self.bridge.device).content != given:
-            raise self._refusal(call, "changes a list, dict or object that it is called with")
-        packed = Packed(value, self.bridge.device, f"what {call} returns")
-        if call.learns:
-            self.graphs[rank, call.player, call.key] = packed.tensors, call.tensors
-        changed = list(attributes.changed())
-        draws = 0 if place is None else place.calls - before
-        return Found(packed.content, packed.tensors, draws, changed, self.signal())
-
-    def _autocast(self, call: Call) -> AbstractContextManager[Any]:
-        return nullcontext() if call.autocast is None else torch.autocast(self.bridge.device.type, call.autocast)
-
-    def _refused(self, call: Call) -> Callable[[Tensor], NoReturn]:
-        def add(values: Tensor) -> NoReturn:
-            raise self._refusal(call, "uses gan.ranks")
-
-        return add
-
-    def _refusal(self, call: Call, what: str) -> UserError:
-        return UserError(
-            f"{call.called} of player '{call.player}' {what}, which is on another rank; return what it makes, or "
-            f"leave @{ranks_as_typed(self.serving)} out"
-        )
-
-    def _back(self, rank: int, message: Slopes) -> list[Tensor | None]:
-        """The gradients of a call's arguments."""
-        key = rank, message.player, message.key
-        if key not in self.graphs:
-            raise UserError(
-                f"player '{message.player}': backward goes a second time through a call of it, whose graph is freed; "
-                f"type backward(retain_graph=True) the first time"
-            )
-        returned, arguments = self.graphs[key] if message.keep else self.graphs.pop(key)
-        pairs = [(each, slope) for each, slope in zip(returned, message.slopes, strict=True) if slope is not None]
-        learning = [each for each in arguments if each.requires_grad]
-        outputs, slopes = [each for each, _ in pairs], [slope for _, slope in pairs]
-        found = iter(torch.autograd.grad(outputs, learning, slopes, allow_unused=True, retain_graph=message.keep))
-        return [next(found) if each.requires_grad else None for each in arguments]
 
 
 def _never(batch: Any) -> NoReturn:
     raise AssertionError("a serving rank plays no phase")
+
+
+# ---- without other ranks ----
+
+
+class ServersOnPaper:
+    """Stands for the `Servers` of one player, in a trace. `away` is entered for all that happens on a serving rank.
+
+    `asked` gets the player's name, and how many bytes a call or its backward sends there and gets back.
+    """
+
+    together = False  # in a trace, calls between phases are no mistake
+
+    def __init__(
+        self,
+        policy: Policy,
+        where: str,
+        away: Callable[[], AbstractContextManager[None]],
+        asked: Callable[[str, int, int], None],
+    ) -> None:
+        self.where, self.away, self.asked = where, away, asked
+        self.answers = Answers({policy.player.name: policy}, policy.world.device, where)
+        self.device, self.answering = policy.world.device, False
+
+    def inside(self, context: Enter) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def ask(self, message: Call | Slopes) -> Returned | list[Tensor | None]:
+        self.answering = True
+        try:
+            with self.away(), torch.enable_grad():
+                if isinstance(message, Call):
+                    sent = message.tensors
+                    found = self.answers.called(0, replace(message, tensors=_copies(sent)))
+                else:
+                    sent = message.slopes
+                    found = self.answers.back(0, replace(message, slopes=_copies(sent)))
+        finally:
+            self.answering = False
+        returned = found.tensors if isinstance(found, Returned) else found
+        self.asked(message.player, _bytes(sent), _bytes(returned))
+        return replace(found, tensors=_copies(returned)) if isinstance(found, Returned) else _copies(returned)
+
+
+def _copies(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """What arrives on the other side."""
+    return [None if each is None else each.detach().clone().requires_grad_(each.requires_grad) for each in tensors]
+
+
+def _bytes(tensors: Iterable[Tensor | None]) -> int:
+    return sum(each.nbytes for each in tensors if each is not None)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from types import MethodType
 from typing import Any
 
@@ -64,7 +65,7 @@ class Pipeline(Policy):
 
     @cached_property
     def networks(self) -> list[tuple[nn.Module, list[Unit]]]:
-        """The player's networks, each with its units."""
+        """The player's networks, each with its units, which do not know their stages yet."""
         found = cutting.networks_of(self.player)
         return [(network, cutting.units_of(self.player, path, network)) for path, network in found.items()]
 
@@ -95,6 +96,11 @@ class Pipeline(Policy):
             )
         size = max(fitting)
         return size, typed or size * each
+
+    @cached_property
+    def staged(self) -> list[tuple[nn.Module, list[Unit]]]:
+        """The networks with their units, which know their stages."""
+        return [(network, cutting.cut(units, self.shape[1])) for network, units in self.networks]
 
     @cached_property
     def mesh(self) -> DeviceMesh | None:
@@ -132,10 +138,7 @@ class Pipeline(Policy):
     def stages_of(self) -> dict[str, int]:
         """The stage of each parameter. One outside of units is in the first."""
         found = dict.fromkeys(self.belongings.parameters, 0)
-        for _, units in self.networks:
-            of_units = cutting.cut(units, self.shape[1])
-            found |= {name: s for unit, s in zip(units, of_units, strict=True) for name in unit.parameters}
-        return found
+        return found | {name: unit.stage for _, units in self.staged for unit in units for name in unit.parameters}
 
     def of_largest(self) -> list[str]:
         """The names of the parameters on the rank that has most."""
@@ -160,12 +163,9 @@ class Pipeline(Policy):
     def paper(self) -> Paper:
         if not self.divided:
             return super().paper()
-        ranks, stages = self.shape
+        ranks, _ = self.shape
         mine = {name: self.weights[name] for name in self.of_largest() if name in self.weights}
-        ends = {}
-        for network, units in self.networks:
-            last = dict(zip(cutting.cut(units, stages), units, strict=True))  # the last unit of each stage
-            ends[network] = [last[stage].module for stage in range(stages)]
+        ends = {network: list({unit.stage: unit.module for unit in units}.values()) for network, units in self.staged}
         step = self.step_bytes(size(mine.values()))
         return Staged(self.player.name, mine, step, ends, Group(ranks), Group(self.world.size // ranks, ranks))
 
@@ -184,23 +184,12 @@ class Pipeline(Policy):
         self._refuse()
         ranks, _ = self.shape
         group = self.group if self.mesh is None else self.mesh.get_group("stages")
-        for network, units in self.networks:
-            of_units = [self.stages_of[next(iter(unit.parameters))] for unit in units]
-            stage_of = {id(each): self.stages_of[name] for name, each in self.player.module.named_parameters()}
-            self.pipes.append(
-                Pipe(
-                    self.player.name,
-                    network,
-                    dict(zip((unit.name for unit in units), of_units, strict=True)),
-                    stage_of,
-                    group,
-                    self.copies,
-                    self.world.device,
-                    self.options.get("chunks"),
-                    overlaps=self.options.get("schedule") == "1f1b",
-                )
-            )
-            self._tell(units, of_units)
+        overlaps, chunks = self.options.get("schedule") == "1f1b", self.options.get("chunks")
+        for network, units in self.staged:
+            device = self.world.device
+            pipe = Pipe(self.player.name, network, units, group, self.copies, device, chunks, overlaps=overlaps)
+            self.pipes.append(pipe)
+            self._tell(units)
         others = {name: each for name, each in parameters.items() if name not in self.weights}
         return StageStorage(
             self.weights, others, {name: stage % ranks for name, stage in self.stages_of.items()}, group
@@ -223,11 +212,11 @@ class Pipeline(Policy):
                 f"only; type --strategy {name}=zero3,*={self.name}"
             )
 
-    def _tell(self, units: Sequence[Unit], of_units: Sequence[int]) -> None:
+    def _tell(self, units: Sequence[Unit]) -> None:
         total = max(1, sum(unit.elements for unit in units))
         parts = []
-        for stage in range(max(of_units) + 1):
-            own = [unit for unit, its in zip(units, of_units, strict=True) if its == stage]
+        for _, its in groupby(units, lambda unit: unit.stage):
+            own = list(its)
             names = own[0].name if len(own) == 1 else f"{own[0].name} to {own[-1].name}"
             parts.append(f"{names} ({100 * sum(unit.elements for unit in own) / total:.0f} % of the weights)")
         private.say(f"player '{self.player.name}' in stages: {'; '.join(parts)}")
@@ -282,16 +271,16 @@ class Pipeline(Policy):
 
         network.forward = MethodType(call, network)
         self.undo.append(lambda: (vars(network).pop("forward"), vars(network).update(own)))
-        for unit in next(units for other, units in self.networks if other is network):
+        for unit in pipe.units:
             self._take_unit(pipe, unit)
 
     def _take_unit(self, pipe: Pipe, unit: Unit) -> None:
-        storage, stage, plain = self.storage, pipe.unit_stage[unit.name], unit.module._call_impl
+        storage, plain = self.storage, unit.module._call_impl
         timed = pipe.balance.timed(unit.name, plain)
 
         def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if pipe.program is not None and not pipe.program.running:
-                return pipe.program.call(unit.name, unit.module, stage, timed, args, kwargs)
+                return pipe.program.call(unit, timed, args, kwargs)
             if pipe.program is None and not storage.unsharded:
                 raise UserError(
                     f"player '{self.player.name}': '{unit.name}' is called by itself, not by the forward of its "

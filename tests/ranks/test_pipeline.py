@@ -19,7 +19,7 @@ from gan import ranks as every_rank
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining import passes
-from strategies.pipelining.request import Request
+from strategies.pipelining.pipe import Request
 from strategies.pipelining.stage_storage import StageReduction
 from strategies.policies.pipeline import Pipeline
 from tests.support.composite import WIDTH, SizedEvenly

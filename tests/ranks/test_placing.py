@@ -17,7 +17,7 @@ from gan import Phase, ranks
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.placing import server
-from strategies.placing.server import Server
+from strategies.placing.server import Answers, Server
 from strategies.processes import world
 from strategies.processes.stopping import Stopped
 from tests.support.parity import BROKEN, EXACT, Whole, equals, snapshot, trainer
@@ -109,8 +109,8 @@ def test_it_is_what_one_device_does(folder, game, policy, training, total):
 
 def without_gradients(*_: Any) -> None:
     """The control: a serving rank sends zeros back."""
-    plain = Server._back
-    Server._back = lambda self, *args: [None if g is None else g * 0 for g in plain(self, *args)]
+    plain = Answers.back
+    Answers.back = lambda self, *args: [None if g is None else g * 0 for g in plain(self, *args)]
 
 
 def test_the_control_differs(folder):
@@ -150,7 +150,7 @@ def drops_graphs(made: Any, module: Distil) -> None:
 
     def watched(self: Server, *args: Any, **kwargs: Any) -> None:
         answer(self, *args, **kwargs)
-        assert len(self.graphs) <= most, f"{len(self.graphs)} graphs are kept"
+        assert len(self.answers.graphs) <= most, f"{len(self.answers.graphs)} graphs are kept"
 
     Server._answer = watched
 
@@ -202,6 +202,16 @@ class Changed(Distil):
         if self.what == "patch":
             self.teacher.forward = self.teacher.features
             return {**losses, "patch": self.teacher(x).mean()}
+        if self.what == "set":
+            self.teacher.strength = 0.7
+            return {**losses, "set": self.seen(x, 0.1).score.mean()}
+        if self.what == "written":
+            self.teacher.shift.mul_(2)
+            return {**losses, "written": self.seen(x, 0.1).score.mean()}
+        if self.what == "keeps":
+            return {**losses, "keeps": self.teacher.keeping(x).mean()}
+        if self.what == "counts":
+            return {**losses, "counts": self.teacher.counting(x).mean()}
         if self.what == "in place":
             return {**losses, "in place": self.teacher.in_place(x * 2).mean()}
         if self.what == "lambda":
@@ -221,6 +231,14 @@ class Odd(Teacher):
 
     def collect(self, x: Tensor, found: list[Tensor]) -> None:
         found.append(self.start(x))
+
+    def keeping(self, x: Tensor) -> Tensor:
+        self.last = self.start(x)
+        return self.last
+
+    def counting(self, x: Tensor) -> Tensor:
+        self.shift += 1
+        return self.start(x)
 
     def applied(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return function(x)
@@ -243,8 +261,12 @@ Changed.teacher_of = Odd
         pytest.param("sums", "uses gan.ranks", marks=pytest.mark.slow),
         pytest.param("in place", "writes into a tensor that it is called with", marks=pytest.mark.slow),
         ("list", "changes a list, dict or object that it is called with"),
-        pytest.param("swap", "'blocks.0' was replaced", marks=pytest.mark.slow),
-        pytest.param("patch", "'forward' was replaced", marks=pytest.mark.slow),
+        ("set", "'strength' of its network was changed after the set-up, and ranks 1, which serve the player, have"),
+        pytest.param("written", "'shift' of its network was changed after the set-up", marks=pytest.mark.slow),
+        pytest.param("swap", "'blocks.0' of its network was changed after the set-up", marks=pytest.mark.slow),
+        pytest.param("patch", "'forward' of its network was changed after the set-up", marks=pytest.mark.slow),
+        ("keeps", "'keeping' of player 'teacher' changes 'last' of its network, which is on another rank; return it"),
+        pytest.param("counts", "changes 'shift' of its network", marks=pytest.mark.slow),
         pytest.param("lambda", "cannot be sent to another rank", marks=pytest.mark.slow),
     ],
 )

@@ -35,14 +35,8 @@ class Block(nn.Module):
         return x + 0.5 * self.outer(torch.tanh(self.inner(x)))
 
 
-class Dial:
-    """An object that the game and its teacher have."""
-
-    turn = 0.0
-
-
 class Teacher(nn.Module):
-    """Draws noise, keeps a cache, has a method of its own, and attributes that the game changes."""
+    """Draws noise, has a method of its own, and asks for the mode of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,18 +44,16 @@ class Teacher(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.norm, self.end = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)
         self.register_buffer("shift", torch.linspace(-0.5, 0.5, WIDTH))
-        self.strength, self.dial = 0.0, Dial()
-        self.cache: Tensor | None = None
+        self.strength = 0.5
 
     def forward(self, x: Tensor, *, strengths: dict[str, float]) -> Seen:
-        if self.cache is None:
-            self.cache = torch.arange(WIDTH, dtype=x.dtype) / WIDTH
         levels = [self.start(x) + self.shift]
         for block in self.blocks:
-            levels.append(block(levels[-1]) + self.cache)
+            levels.append(block(levels[-1]))
         last = self.norm(levels[-1]) + strengths["noise"] * noise.randn(levels[-1].shape, like=x)
         last = nn.functional.dropout(last, strengths["noise"])
-        return Seen(self.end(last) * (1 + self.strength + self.dial.turn), levels[1:], len(levels))
+        strength = self.strength if self.end.training else 2 * self.strength
+        return Seen(self.end(last) * (1 + strength * strengths["step"]), levels[1:], len(levels))
 
     def features(self, x: Tensor, level: int = 1) -> Tensor:
         for block in self.blocks[:level]:
@@ -84,7 +76,7 @@ class Distil(GanModule):
         torch.manual_seed(4)
         self.generator, self.judge = mlp(6, 6), mlp(6, 1)
         self.teacher, self.eye = self.teacher_of(), mlp(6, 4)
-        self.folder, self.dial = folder, self.teacher.dial
+        self.folder = folder
 
     def configure_players(self) -> Iterator[Player]:
         files = {name: f"{self.folder}/{name}.safetensors" if self.folder else None for name in ("teacher", "eye")}
@@ -101,8 +93,8 @@ class Distil(GanModule):
         return self.generator(batch["x"] + noise.randn(batch["x"].shape, like=batch["x"]))
 
     def seen(self, x: Tensor, strength: float) -> Seen:
-        self.teacher.strength = self.dial.turn = 0.01 * self.step
-        found = self.teacher(x, strengths={"noise": strength})
+        self.teacher.end.train(self.step % 2 == 1)
+        found = self.teacher(x, strengths={"noise": strength, "step": 0.04 * self.step})
         return found if isinstance(found, Seen) else Seen(*found)
 
     def tell(self, batch: dict[str, Tensor]) -> Tensor:
@@ -114,7 +106,7 @@ class Distil(GanModule):
         return softplus(-real).mean() + softplus(made).mean() + (real - wanted).square().mean()
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Two backwards through one call, a method, a part of the network, and an attribute of every step."""
+        """Two backwards through one call, a method, a part of the network, a number and a mode of every step."""
         fake = self.shared("fake", self.fake, batch)
         found = self.seen(fake, 0.2)
         seen = found.score.square().mean() + sum(level.mean() for level in found.levels) / found.count

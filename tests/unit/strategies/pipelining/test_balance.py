@@ -4,8 +4,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from strategies.pipelining.cutting import share_out
-from strategies.pipelining.pipe import advise
+from strategies.pipelining.cutting import advise, share_out
 
 
 def test_the_slowest_stage_is_as_fast_as_can_be():

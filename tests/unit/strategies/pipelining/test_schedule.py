@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from strategies.paper.amounts import bubble
-from strategies.pipelining.program import Action, Meta, Transfer, forwards, merged, messages
+from strategies.pipelining.program import Meta, Transfer
+from strategies.pipelining.schedule import Action, forwards, merged, messages
 
 
 def play(orders, needs):
@@ -75,10 +76,10 @@ def test_the_control_in_another_order_two_ranks_wait_for_each_other():
 
 def transfers_of(stages):
     """From each stage to the next, from the first to all others, and one through which no gradient comes back."""
-    learning, fixed = (Meta(torch.Size([2]), (1,), torch.float32, learns) for learns in (True, False))
-    chain = [Transfer(stage, stage + 1, learning) for stage in range(stages - 1)]
-    skips = [Transfer(0, stage, learning) for stage in range(2, stages)]
-    return [*chain, *skips, Transfer(0, stages - 1, fixed)]
+    meta = Meta(torch.Size([2]), (1,), torch.float32)
+    chain = [Transfer(stage, stage + 1, meta, learns=True) for stage in range(stages - 1)]
+    skips = [Transfer(0, stage, meta, learns=True) for stage in range(2, stages)]
+    return [*chain, *skips, Transfer(0, stages - 1, meta)]
 
 
 def carry(orders, transfers, asked):

@@ -33,9 +33,8 @@ def test_what_a_call_makes_is_on_the_ranks_that_serve():
         assert highest(apart[name]) < highest(whole[name])
         assert highest_there(apart[name], "2-3") > 0
     assert all(not event.there for trace in whole.values() for event in trace.events)
-    cache = 4 * 8  # of the teacher's own; no backward of this phase goes through it
-    assert apart["judge"].resting == {"2-3": cache}
-    assert apart["generator"].resting["2-3"] > 10 * cache
+    assert apart["judge"].resting == {"2-3": 0}  # no backward of this phase goes through it
+    assert apart["generator"].resting["2-3"] > 4 * ROWS * 8
 
 
 def test_the_bytes_of_calls_and_their_gradients_are_counted():

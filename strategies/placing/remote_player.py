@@ -1,0 +1,324 @@
+"""A player that other ranks serve, as the ranks that train see it.
+
+[Note: serving]
+Some ranks train, and others serve frozen players to them. Both sorts start alike: every rank makes the game. Then each
+sort connects to a process group of its own, which is torch's default group there, so that everything that counts ranks
+counts those that train. A serving rank never trains. It waits for calls.
+
+    training rank                                     serving ranks
+    self.teacher(x)  ->  the call, x, noise's place   ->  run it, keep its graph
+                     <-  what it returns              <-
+    loss.backward()  ->  gradients of what it returned  ->  run its backward
+                     <-  gradients of x               <-
+
+Training rank t is served by the t-th serving rank, counted round and round. If the serving ranks share the weights
+(zero3, fsdp, pipeline), all must run every call together. So in a phase all training ranks make the same calls in the
+same order, and they are answered in rounds. A serving rank without a call in a round runs one that another one answers.
+Inside `gathered()` and `averaged()` weights are whole, and each training rank may call alone.
+
+The network is the same on both sorts, for nothing may change it: what the game sets in it after the set-up, and what a
+call sets, is refused. Only train() and eval() may be called, and travel with each call.
+
+The messages are written by hand, over gloo. torch.distributed.rpc could send calls, but its gradients need a context of
+its own around every backward, and it has no rounds.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gan import noise, ranks
+from gan.files.checkpoint import Share
+from gan.files.errors import UserError
+from gan.phase import Phase, Player
+from strategies import private
+from strategies.choice import ranks_as_typed
+from strategies.paper.amounts import Held
+from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
+from strategies.placing.placement import rounds
+from strategies.placing.server import Attributes, ServersOnPaper
+from strategies.policies.policy import Policy
+from strategies.sharding.resharded_parameter import hide, resharded
+from strategies.sharding.storage import Storage
+
+FAREWELL = timedelta(seconds=5)
+
+
+class Servers:
+    """A training rank's line to the ranks that serve some players. All have one for each set of serving ranks.
+
+    `wish` gets the signal that has asked a serving rank to end.
+    """
+
+    answering = False  # whether this process answers a call now, which happens on paper only
+
+    def __init__(self, bridge: Bridge, training: range, serving: range, wish: Callable[[int], None]) -> None:
+        self.bridge, self.wish = bridge, wish
+        self.device, self.where = bridge.device, ranks_as_typed(serving)
+        slots = {rank: rounds(training, serving, number) for number, rank in enumerate(serving)}
+        self.own = next(rank for rank, those in slots.items() if (bridge.rank, True) in those)
+        self.all = [rank for rank, those in slots.items() if bridge.rank in dict(those)]
+        self.contexts: list[Enter] = []  # the phase that is played, or `gathered()`; the innermost is the last
+        self.entered: Enter | None = None  # the one that the serving ranks know of
+        self.together = False  # whether they share weights, and answer in rounds
+
+    def meet(self) -> None:
+        """Wait until they are set up."""
+        _, self.together = self.bridge.receive(self.own)
+
+    @contextmanager
+    def inside(self, context: Enter) -> Iterator[None]:
+        """Around a phase, or `gathered()`. The serving ranks are told at the first call. After an error none waits."""
+        self.contexts.append(context)
+        try:
+            yield
+        except BaseException:
+            self.contexts.pop()
+            raise
+        self.contexts.pop()
+        if self.entered == context:
+            self._leave()
+
+    def enter(self) -> None:
+        """Tell them what has begun, if they do not know."""
+        if self.together and self.contexts and self.entered != self.contexts[-1]:
+            self._leave()
+            self.entered = self.contexts[-1]
+            self.bridge.send(self.all, self.entered)
+
+    def _leave(self) -> None:
+        if self.entered is not None:
+            self.bridge.send(self.all, Leave())
+            self.entered = None
+
+    def ask(self, message: Call | Slopes) -> Any:
+        """Send a call or its gradients, and wait for the answer."""
+        self.enter()
+        in_rounds = self.together and not (self.entered is not None and self.entered.phase is None)
+        self.bridge.send(self.all if in_rounds else [self.own], message)
+        _, answer = self.bridge.receive(self.own)
+        if isinstance(answer, Returned) and answer.signal:
+            self.wish(answer.signal)
+        return answer
+
+    def end(self) -> None:
+        """Tell them that no more calls will come. One that is lost is not waited for."""
+        with contextlib.suppress(RuntimeError):
+            self.bridge.send(self.all, End(), FAREWELL)
+
+
+class RemoteCall:
+    """A call on another rank. While its graph lives here, the serving rank keeps the graph there."""
+
+    def __init__(self, servers: Servers | ServersOnPaper, call: Call, gone: list[int]) -> None:
+        """When the graph is gone, the call's key is put into `gone`."""
+        self.servers, self.call, self.gone = servers, call, gone
+        self.answer: Returned
+
+    def returned(self) -> Any:
+        tensors = list(_Step.apply(self, *self.call.tensors)) if self.call.learns else self.forward()
+        return unpacked(self.answer.value, tensors, self.servers.device)
+
+    def forward(self) -> list[Tensor]:
+        self.answer = self.servers.ask(self.call)
+        return self.answer.tensors
+
+    def backward(self, slopes: list[Tensor | None]) -> list[Tensor | None]:
+        if torch.is_grad_enabled():
+            raise UserError(
+                f"player '{self.call.player}': a loss differentiates a gradient that goes through it, and that does "
+                f"not go through other ranks; leave @{self.servers.where} out"
+            )
+        return self.servers.ask(Slopes(self.call.player, self.call.key, slopes, private.keeps_graph()))
+
+    def __del__(self) -> None:
+        if self.call.learns:
+            self.gone.append(self.call.key)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, remote: RemoteCall, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
+        ctx.remote = remote
+        ctx.set_materialize_grads(False)
+        found = remote.forward()
+        made = tuple(each.detach() for each in found)
+        ctx.mark_non_differentiable(*(n for n, each in zip(made, found, strict=True) if not each.requires_grad))
+        return made
+
+    @staticmethod
+    def backward(ctx, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+        return None, *ctx.remote.backward(list(slopes))
+
+
+class RemotePlayer(Policy):
+    """This rank has no weights of the player. Calls of its network, or of a part of it, go to the serving ranks.
+
+    Communication: for each call its arguments and what it returns; for its backward the gradients of both. Nothing
+    between phases, and no weights.
+    """
+
+    name = "remote"
+    max_ranks = None
+    takes = frozenset()
+    begins_sharded = True
+
+    def __init__(self, *args: Any, servers: Servers | ServersOnPaper) -> None:
+        super().__init__(*args)
+        self.servers = servers
+        self.calls = 0
+        self.gone: list[int] = []  # calls whose graphs are gone
+        self.shared = False
+        self.before: dict[nn.Module, dict[str, Any]] = {}  # of each module, the attributes that are ours now
+
+    def holds(self) -> Held:
+        """Its buffers."""
+        return Held(self.buffers)
+
+    def adopt(self, training: bool) -> None:
+        super().adopt(training)
+        self.take_calls()
+
+    def make_storage(self) -> Storage:
+        return NoWeights(self.belongings.parameters)
+
+    def release(self) -> None:
+        for module, before in self.before.items():
+            for name, value in before.items():
+                vars(module).pop(name, None)
+                if value is not None:
+                    vars(module)[name] = value
+        self.before = {}
+        super().release()
+
+    # ---- phases ----
+
+    def hold(self, phase: Phase) -> AbstractContextManager[None]:
+        return self.servers.inside(Enter(phase.name, phase.learners, phase.second_order))
+
+    @contextmanager
+    def for_several_phases(self) -> Iterator[None]:
+        before, self.shared = self.shared, True
+        try:
+            yield
+        finally:
+            self.shared = before
+
+    @contextmanager
+    def gathered(self, exact: bool = True) -> Iterator[None]:
+        """The serving ranks gather the weights, which stay there. Inside, each training rank may call alone."""
+        if self.released:  # the serving ranks have ended
+            yield
+            return
+        with self.servers.inside(Enter()):
+            self.servers.enter()
+            yield
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return self.gathered()
+
+    # ---- calls ----
+
+    def take_calls(self) -> None:
+        """From now on calls of the network, of its parts and of their own methods go to the serving ranks.
+
+        The hooks of modules run there.
+        """
+        for path, module in self.player.module.named_modules():
+            names = {"_call_impl": path, **{name: f"{path}.{name}".lstrip(".") for name in methods(module)}}
+            made = {name: self._caller(called, getattr(module, name)) for name, called in names.items()}
+            self.before[module] = {name: vars(module).get(name) for name in names}
+            vars(module).update(made)
+        self.attributes = Attributes(self.player.module)
+
+    def _caller(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return plain(*args, **kwargs) if self.servers.answering else self._call(name, (args, kwargs))
+
+        return call
+
+    def _call(self, name: str, arguments: Any) -> Any:
+        self._check_call()
+        device, kind, place = self.world.device, self.world.device.type, noise.here()
+        what = f"player '{self.player.name}': what {name or 'its network'} is called with"
+        packed = Packed(arguments, device, what)
+        if any(map(private.is_transformed, packed.tensors)):
+            raise UserError(
+                f"player '{self.player.name}': torch.func and forward mode do not go through other ranks; leave "
+                f"@{self.servers.where} out"
+            )
+        self.calls += 1
+        call = Call(
+            player=self.player.name,
+            name=name,
+            arguments=packed.content,
+            tensors=packed.tensors,
+            key=self.calls,
+            learns=torch.is_grad_enabled() and any(each.requires_grad for each in packed.tensors),
+            shared=self.shared,
+            autocast=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+            place=place,
+            ranks=self.world.size if ranks.more_than_one() else 1,
+            training=frozenset(name for name, module in self.player.module.named_modules() if module.training),
+            dropped=[self.gone.pop() for _ in range(len(self.gone))],
+        )
+        remote = RemoteCall(self.servers, call, self.gone)
+        returned = remote.returned()
+        if place is not None:
+            place.calls += remote.answer.draws
+        return returned
+
+    def _check_call(self) -> None:
+        """Refuse a call that serving ranks would answer otherwise than this rank."""
+        name, where = self.player.name, self.servers.where
+        if self.servers.together and not self.servers.contexts:
+            raise UserError(
+                f"player '{name}' is called between phases, and its weights are sharded on ranks {where}; "
+                f"call it inside `with trainer.strategy.gathered():`, which all ranks enter"
+            )
+        if (what := self.attributes.changed()) is not None:
+            raise UserError(
+                f"player '{name}': '{what}' of its network was changed after the set-up, and ranks {where}, which "
+                f"serve the player, have what was there before; give it to the call as an argument, set it in the "
+                f"game's constructor, or leave @{where} out"
+            )
+
+
+class NoWeights(Storage):
+    """No weights are on this rank."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        super().__init__({})
+        self.parameters = parameters
+
+    @property
+    def sharded(self) -> bool:
+        return True
+
+    @property
+    def unsharded(self) -> bool:
+        return False
+
+    def shares(self) -> dict[nn.Parameter, Share | None]:
+        return dict.fromkeys(self.parameters.values())
+
+
+def methods(module: nn.Module) -> set[str]:
+    """`forward`, and the public methods that an author has added."""
+    own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
+    names = {name for kind in own for name, value in vars(kind).items() if isinstance(value, FunctionType)}
+    return {name for name in names if not name.startswith("_") and not hasattr(nn.Module, name)} | {"forward"}
+
+
+def leave(player: Player, where: str) -> None:
+    """Free the memory of a player's weights, which are on other ranks. To read one here is an error from now on."""
+    for parameter in player.module.parameters():
+        if not parameter.is_meta and not resharded(parameter):
+            nothing = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
+            hide(parameter, nothing, f"the weights of player '{player.name}' are on {where}")
