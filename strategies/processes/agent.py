@@ -39,7 +39,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.files.errors import UserError, printable
-from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause, read
+from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import SIGNALS
 
@@ -227,7 +227,7 @@ class History:
             self.last = str(failure)
         if self.ended or failure.kind == REFUSED:
             return False
-        if step <= 0 and failure.kind == ERROR and not failure.killed:
+        if step <= 0 and failure.kind == ERROR:
             return False  # a mistake in the program, and nothing is lost
         if self._times == SAME_STEP:
             self.last += "\nThis was the third failure there, so the ranks are not started again."
@@ -237,7 +237,7 @@ class History:
                 self.last += f"\nThe ranks were started again {self.allowed} times, and are not any more."
             return False
         self.left -= 1
-        told = "" if failure.kind == LOST else f"{self.last}\n"  # the rank that noticed it has said it
+        told = "" if failure.kind == FOLLOWS else f"{self.last}\n"  # the rank that noticed it has said it
         say(f"{told}restart {self.allowed - self.left} of {self.allowed}: all ranks start again")
         return True
 

@@ -12,8 +12,8 @@ stopped, does not count as lost. A rank that leaves says so first, with the reas
 connection ends without a word is lost.
 
 [Note: what is sent]
-A message is a line. A rank begins with rank 0's token and an `End`: what is to be said of this rank if it is lost.
-Rank 0 answers with its own. After that a rank sends only BYE, or the `End` that it has learned. A line that is no
+A message is a line. A rank begins with rank 0's token and a `Failure`: what is to be said of it if it is lost. Rank 0
+answers with its own. After that a rank sends only BYE, or the `Failure` that it has learned. A line that is no
 message is passed over.
 
 [Note: strangers]
@@ -25,7 +25,6 @@ oldest, and if not it comes again. So strangers can neither end the lifeline nor
 import asyncio
 import contextlib
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -35,11 +34,12 @@ import warnings
 import weakref
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
 from gan.files.system import LINUX, after_fork
+from strategies.processes.failure import LOST, Failure, as_json, from_json
 
 SILENCE = 15  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0
@@ -52,32 +52,17 @@ GONE = "is gone without a word: killed, or out of memory?"
 DARK = "has not been heard of for {} seconds: is its host switched off, or the network down?"
 
 
-@dataclass(frozen=True)
-class End:
-    """How and why a rank left training too early."""
-
-    rank: int
-    process: int
-    host: str
-    why: str
-    lost: bool = False  # it sent no message itself
-    whole: bool = False  # `why` is the complete message to print: that of a UserError
-
-    def __str__(self) -> str:
-        return self.why if self.whole else f"rank {self.rank} (process {self.process} on {self.host}) {self.why}"
-
-
 class Lifeline:
-    """One rank's side of the lifeline. Rank 0 listens, and forwards the first `End` that it receives to all ranks.
+    """One rank's side of the lifeline. Rank 0 listens, and forwards the first `Failure` that it receives to all ranks.
 
-    One thread, which lives until `leave`, sends and receives everything. When this rank gets the first `End`, `learned`
-    is called with it, once, in a thread of its own.
+    One thread, which lives until `leave`, sends and receives everything. When this rank gets the first `Failure`,
+    `learned` is called with it, once, in a thread of its own.
     """
 
-    def __init__(self, rank: int, learned: Callable[[End], None]) -> None:
-        self.lost = End(rank, os.getpid(), socket.gethostname(), GONE, lost=True)  # what others say if this rank is
+    def __init__(self, rank: int, learned: Callable[[Failure], None]) -> None:
+        self.lost = Failure(rank, os.getpid(), socket.gethostname(), GONE, LOST)  # what others say if this rank is
         self._learned = learned
-        self._end: End | None = None
+        self._end: Failure | None = None
         self._token = secrets.token_hex(16)
         self._peers: set[StreamWriter] = set()
         self._listener: socket.socket | None = None
@@ -116,7 +101,7 @@ class Lifeline:
                     raise
             time.sleep(AGAIN)
 
-    def leave(self, end: End | None = None) -> None:
+    def leave(self, end: Failure | None = None) -> None:
         """Say good-bye, or why this rank leaves too early, and close everything. A second call does nothing."""
         if self._thread.is_alive():
             self._last_words = BYE if end is None else _line(end)
@@ -177,7 +162,7 @@ class Lifeline:
             writer.write(_line(self._end))
         await self._follow(reader, writer, lost)
 
-    async def _introduction(self, connection: socket.socket) -> End:
+    async def _introduction(self, connection: socket.socket) -> Failure:
         """What is to be said of the rank that has connected if it is lost. A ValueError if it is no rank."""
         said = b""
         async with asyncio.timeout(STRANGE):
@@ -189,13 +174,13 @@ class Lifeline:
         token, _, lost = said.partition(b" ")
         if not hmac.compare_digest(token, self._token.encode()):
             raise ValueError("it does not know the token")
-        return _end(lost)
+        return from_json(lost)
 
     async def _hello(self, connection: socket.socket, patience: float) -> None:
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
             async with asyncio.timeout(patience):
-                first = _end(await reader.readline())
+                first = from_json(await reader.readline())
         except (OSError, ValueError) as error:
             writer.close()
             raise OSError("rank 0 does not answer there") from error
@@ -207,7 +192,7 @@ class Lifeline:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _follow(self, reader: StreamReader, writer: StreamWriter, lost: End) -> None:
+    async def _follow(self, reader: StreamReader, writer: StreamWriter, lost: Failure) -> None:
         """Hear a rank until it leaves. If it goes without a word it is `lost`."""
         _watch(writer.get_extra_info("socket"))
         self._peers.add(writer)
@@ -216,7 +201,7 @@ class Lifeline:
             while line not in (b"", BYE):
                 with contextlib.suppress(ValueError):  # no message, as BYE is none, or too long to be one
                     line = await reader.readline()
-                    self._learn(lost if not line else _end(line))
+                    self._learn(lost if not line else from_json(line))
         except ConnectionError:
             self._learn(lost)
         except OSError:  # timed out, or unreachable
@@ -225,7 +210,7 @@ class Lifeline:
             self._peers.discard(writer)
             writer.close()
 
-    def _learn(self, end: End) -> None:
+    def _learn(self, end: Failure) -> None:
         """Only the first end counts, because it causes the later ones."""
         if self._end is None:
             self._end = end
@@ -237,20 +222,8 @@ class Lifeline:
             peer.write(line)  # much smaller than the kernel's buffer, so it is sent at once
 
 
-def _line(end: End) -> bytes:
-    return json.dumps(asdict(end), ensure_ascii=False).encode(errors="replace") + b"\n"
-
-
-def _end(line: bytes) -> End:
-    """A ValueError if the line is no `End`."""
-    try:
-        end = End(**json.loads(line))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
-    for field in fields(End):
-        if type(getattr(end, field.name)) is not field.type:
-            raise ValueError(f"{field.name} is no {field.type}")
-    return end
+def _line(found: Failure) -> bytes:
+    return as_json(found).encode(errors="replace") + b"\n"
 
 
 def _listener(host: str) -> socket.socket:

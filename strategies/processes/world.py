@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,36 +24,20 @@ import torch
 import torch.distributed as dist
 
 from gan.files.disk import whole_file
-from gan.files.errors import RankLost, UserError
+from gan.files.errors import UserError
 from gan.files.system import WINDOWS
+from strategies.processes.failure import FOLLOWS, Failure, cause, ended, failure
 from strategies.processes.lost_ranks import STATUS
-from strategies.processes.places import Apart
 
 GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
 _place: Path | None = None  # where this rank writes where it is
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a rank has failed: `what` is the error in a line, `message` the whole text of a UserError.
-
-    `refused`: that error says that this cannot be trained so. Other errors of users come from what ranks have done.
-    """
-
-    rank: int
-    what: str
-    message: str | None = None
-    refused: bool = False
-    traceback: str = ""
-    follows: bool = False  # from the failure of another rank
-    at: float = 0.0
 
 
 class WorldFailed(Exception):
     """A rank has failed: the one that failed first."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.what)
+        super().__init__(str(failure))
         self.failure = failure
 
 
@@ -117,8 +101,8 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]
         if len(reports) == len(processes) or all(done) or time.monotonic() > until:
             break
         failed = any(isinstance(report, Failure) for report in reports.values())
-        ended = (process.exitcode and rank not in reports for rank, process in enumerate(processes))
-        if failed or any(ended):
+        gone = (process.exitcode and rank not in reports for rank, process in enumerate(processes))
+        if failed or any(gone):
             until = min(until, time.monotonic() + GRACE)
         time.sleep(0.05)
 
@@ -127,11 +111,10 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]
         if process.exitcode == 0 and rank not in reports:
             reports[rank] = None  # it has served the others: see strategies/placing/
         elif process.exitcode is not None and rank not in reports:
-            # It comes first, because what others report is a consequence. But with STATUS it has ended itself.
-            follows = process.exitcode == STATUS
-            failures.append(Failure(rank, f"rank {rank} ended with {process.exitcode}", follows=follows))
+            said = ended(rank, process.pid, socket.gethostname(), process.exitcode)
+            failures.append(replace(said, kind=FOLLOWS) if process.exitcode == STATUS else said)  # it ends itself so
     if failures:
-        raise WorldFailed(min(failures, key=lambda failure: (failure.follows, failure.at)))
+        raise WorldFailed(cause(failures))
     if len(reports) < len(processes):
         said = {rank: folder / f"rank-{rank}.place" for rank in range(len(processes))}
         raise WorldHangs(limit, {rank: path.read_text("utf-8") for rank, path in said.items() if path.exists()})
@@ -170,28 +153,13 @@ def _serve(
             dist.init_process_group("gloo" if device == "cpu" else None)
         report = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error is reported
-        report = _failure(rank, error)
+        report = failure(rank, error, traceback.format_exc())
     with whole_file(folder / f"rank-{rank}") as part:
         part.write_bytes(pickle.dumps(report))
+    if not isinstance(report, Failure):
+        threading.Event().wait()  # until it is ended: the others may be connecting yet, and rank 0 has their store
     # A normal exit could wait for ever, for threads that the function has left or for a broken process group.
     os._exit(0)
-
-
-def in_a_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")
-
-
-def _failure(rank: int, error: BaseException) -> Failure:
-    return Failure(
-        rank,
-        in_a_line(error),
-        message=str(error) if isinstance(error, UserError) else None,
-        refused=isinstance(error, UserError) and not isinstance(error, RankLost | Apart),
-        traceback=traceback.format_exc(),
-        follows=isinstance(error, RankLost),
-        at=time.time(),
-    )
 
 
 def _end_with_parent() -> None:

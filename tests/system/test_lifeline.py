@@ -17,7 +17,8 @@ from unittest.mock import Mock, patch
 import pytest
 
 from strategies.processes import lifeline
-from strategies.processes.lifeline import End, Lifeline
+from strategies.processes.failure import LOST, REFUSED, Failure
+from strategies.processes.lifeline import Lifeline
 
 pytestmark = pytest.mark.alone
 SOON = 20  # what comes at once, on a machine that is busy
@@ -66,7 +67,7 @@ def someone(port, says=b""):
 
 
 def hello(token, rank):
-    lost = {"rank": rank, "process": 4321, "host": "far", "why": lifeline.GONE, "lost": True}
+    lost = {"rank": rank, "process": 4321, "host": "far", "why": lifeline.GONE, "kind": LOST}
     return f"{token} {json.dumps(lost)}\n".encode()
 
 
@@ -99,7 +100,7 @@ def test_a_killed_rank_0_is_named_by_all():
     assert quiet(*lines)
     killed(process)
     for line in lines:
-        assert line.learns() == End(0, process.pid, socket.gethostname(), lifeline.GONE, lost=True)
+        assert line.learns() == Failure(0, process.pid, socket.gethostname(), lifeline.GONE, LOST)
         line.leave()
 
 
@@ -114,7 +115,7 @@ def test_a_good_bye_is_no_alarm_in_any_order(order):
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_reason_reaches_the_others_and_not_oneself(rank):
     with world(3) as (lines, _):
-        end = End(rank, 7, "here", "batch 5 is not divisible", whole=True)
+        end = Failure(rank, 7, "here", "batch 5 is not divisible", REFUSED)
         lines[rank].leave(end)
         assert [line.learns() for line in lines if line.lost.rank != rank] == [end, end]
         assert quiet(*lines)
@@ -123,7 +124,10 @@ def test_a_reason_reaches_the_others_and_not_oneself(rank):
 
 def test_the_first_end_counts_and_late_comers_hear_of_it():
     with world(4) as (lines, (port, token)):
-        first, second = End(3, 7, "here", "ended with ValueError: a"), End(2, 8, "here", "ended with OSError: b")
+        first, second = (
+            Failure(3, 7, "here", "ended with ValueError: a"),
+            Failure(2, 8, "here", "ended with OSError: b"),
+        )
         lines[3].leave(first)
         assert lines[1].learns() == first
         lines[2].leave(second)
@@ -330,7 +334,7 @@ def test_a_dark_host_is_told_from_a_killed_process(error, words):
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         with closing(ours), closing(theirs), patch.object(lifeline, "_watch"):
             first._call(
-                first._follow(reader, Mock(get_extra_info=lambda _: ours), End(1, 7, "far", lifeline.GONE, True))
+                first._follow(reader, Mock(get_extra_info=lambda _: ours), Failure(1, 7, "far", lifeline.GONE, LOST))
             )
         end = first.learns()
         assert str(end).startswith(f"rank 1 (process 7 on far) {words}")
@@ -369,7 +373,7 @@ def test_nothing_is_left_open():
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with world(4) as (lines, (port, _)), someone(port):
-            lines[2].leave(End(2, 1, "here", "ended with ValueError: x"))
+            lines[2].leave(Failure(2, 1, "here", "ended with ValueError: x"))
             assert lines[3].learns().rank == 2
     Line(0).leave()  # one that nobody has joined
     deadline = time.monotonic() + SOON
