@@ -11,6 +11,7 @@ from lightning import Trainer
 
 from strategies import private
 from strategies.processes import agent
+from strategies.processes.board import shared_board
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
@@ -52,7 +53,9 @@ class Lockstep:
         run = ranks.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if ranks.size > 1 else "")
         self.equal_rows = EqualRows(ranks.rank, ranks.size, run, ranks.gather)
-        self.places = Places(ranks.rank, ranks.size, run, ranks.gather)
+        board = shared_board(ranks.per_node, run, lambda: ranks.gather(None))
+        place = {} if self.survivor is None else {"number": self.survivor.rank, "first": self.survivor.first}
+        self.places = Places(ranks.rank, ranks.size, run, ranks.gather, board, **place)
         if trainer is None:
             return
         if ranks.size > 1:

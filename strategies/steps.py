@@ -71,6 +71,7 @@ class Steps:
         for policy in self.players.policies.values():
             policy.begin_step(game.step)
         self.lockstep.equal_rows.begin(batch)
+        self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             if self.trials.due(game.phases, game.step):
                 self._try(batch, *args, **kwargs)

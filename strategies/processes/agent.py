@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -39,45 +38,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.files.errors import UserError, printable
+from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
 from strategies.processes.stopping import SIGNALS
-
-NEVER = -1  # no step has begun
-_STEP = struct.Struct("<q")
-
-
-class Progress:
-    """The rank's side. Without an agent it writes nothing."""
-
-    VARIABLE = "GAN_STEPS"  # the environment variable with the file's path
-
-    def __init__(self) -> None:
-        path = os.environ.get(self.VARIABLE)
-        try:
-            self._file = os.open(path, os.O_WRONLY) if path and Path(path).exists() else None
-        except OSError as error:
-            raise UserError(
-                f"the environment variable {self.VARIABLE} is '{path}', which cannot be written to ({error.strerror}); "
-                f"unset it"
-            ) from error
-        self._where = _STEP.size * int(os.environ.get("LOCAL_RANK", 0))
-
-    def begin(self, step: int) -> None:
-        """Call it before each step. It takes a microsecond."""
-        if self._file is not None:
-            os.pwrite(self._file, _STEP.pack(step), self._where)
-
-    @classmethod
-    def clear(cls, ranks: int) -> None:
-        """The agent's side: no rank has begun a step."""
-        Path(os.environ[cls.VARIABLE]).write_bytes(_STEP.pack(NEVER) * ranks)
-
-    @classmethod
-    def read(cls, ranks: int) -> list[int]:
-        """The agent's side: the step of each rank of this host."""
-        return [step for (step,) in _STEP.iter_unpack(Path(os.environ[cls.VARIABLE]).read_bytes())][:ranks]
-
 
 NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
@@ -138,7 +102,7 @@ def run(launch: Launch) -> None:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see Signals
         # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        Progress.VARIABLE: str(Path(folder, "steps")),
+        VARIABLE: str(Path(folder, "board")),
         # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
@@ -268,7 +232,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.trained = True
-        Progress.clear(self.ranks)
+        self.board = Board.new(Path(os.environ[VARIABLE]), self.ranks)
         return super()._start_workers(worker_group)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -281,7 +245,7 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [read(rank, socket.gethostname(), failure) for rank, failure in result.failures.items()]
-            again = self.history.again(cause(failures), max(Progress.read(self.ranks)))
+            again = self.history.again(cause(failures), self.board.furthest())
             self._failed = again
             # torch's loop takes one off before it starts the ranks again.
             self._remaining_restarts = self.history.left + 1 if again else 0
@@ -313,7 +277,7 @@ class Signals:
         self.agent.history.ended = True
         self.agent._remaining_restarts = 0
         handed, processes = 0, self.agent.processes()
-        if number == signal.SIGINT and processes and max(Progress.read(self.agent.ranks)) == NEVER:
+        if number == signal.SIGINT and processes and self.agent.board.furthest() == NEVER:
             number = signal.SIGTERM  # there is nothing to save yet, and Python would print a stack of each rank
         for process in processes:
             try:

@@ -26,11 +26,11 @@ import torch.distributed as dist
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.files.system import WINDOWS
+from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FOLLOWS, Failure, cause, ended, failure
 from strategies.processes.lost_ranks import STATUS
 
 GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
-_place: Path | None = None  # where this rank writes where it is
 
 
 class WorldFailed(Exception):
@@ -42,7 +42,7 @@ class WorldFailed(Exception):
 
 
 class WorldHangs(Exception):
-    """The ranks did not end in time. `places` is where each rank was, if it has said so."""
+    """The ranks did not end in time. `places` is where each rank was that had begun to train."""
 
     def __init__(self, limit: float, places: dict[int, str]) -> None:
         super().__init__(f"no end within {limit:g} s")
@@ -70,26 +70,20 @@ def call(
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__, *preload])
     with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
+        port, board = _free_port(), Board.new(Path(folder, "board"), ranks)
         processes = []
         for rank in range(ranks):
             arguments = (Path(folder), rank, ranks, port, connected, device, function, args)
             processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
             processes[-1].start()
         try:
-            return _wait(Path(folder), processes, limit)
+            return _wait(Path(folder), processes, limit, board)
         finally:
             for process in processes:
                 _end(process)
 
 
-def here(text: str) -> None:
-    """Say where this rank is, for the error if the world hangs."""
-    if _place is not None:
-        _place.write_text(text, encoding="utf-8")
-
-
-def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]:
+def _wait(folder: Path, processes: list[BaseProcess], limit: float, board: Board) -> list[Any]:
     """Wait until all ranks have reported, or the time is up, or GRACE after one rank has failed."""
     until = time.monotonic() + limit
     reports: dict[int, Any] = {}
@@ -116,8 +110,8 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]
     if failures:
         raise WorldFailed(cause(failures))
     if len(reports) < len(processes):
-        said = {rank: folder / f"rank-{rank}.place" for rank in range(len(processes))}
-        raise WorldHangs(limit, {rank: path.read_text("utf-8") for rank, path in said.items() if path.exists()})
+        places = {rank: str(entry) for rank, entry in enumerate(board.read()) if entry.step != NEVER}
+        raise WorldHangs(limit, places)
     return [reports[rank] for rank in range(len(processes))]
 
 
@@ -132,11 +126,11 @@ def _serve(
     args: tuple[Any, ...],
 ) -> None:
     """One rank. It reports what the function returns, or how it has failed."""
-    global _place
-    _place = folder / f"rank-{rank}.place"
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
     os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **{VARIABLE: str(folder / "board")}
+    )
     if device == "cpu":
         os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
     os.setsid()

@@ -95,7 +95,7 @@ class Verification:
         try:
             found = self._train(request, devices)
         except world.WorldHangs as hangs:
-            places = "; ".join(f"rank {rank} was in {place}" for rank, place in sorted(hangs.places.items()))
+            places = "; ".join(f"rank {rank} {place}" for rank, place in sorted(hangs.places.items()))
             return Row(f"hangs: {hangs}", more=(places,) if places else (), advice=("phase",))
         except world.WorldFailed as failed:
             failure = failed.failure

@@ -14,7 +14,8 @@ import pytest
 
 from gan.files.errors import UserError
 from strategies.processes import agent
-from strategies.processes.agent import NEVER, SAME_STEP, History, Launch
+from strategies.processes.agent import SAME_STEP, History, Launch
+from strategies.processes.board import NEVER
 from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure
 from strategies.processes.rendezvous import Rendezvous
 
@@ -23,8 +24,8 @@ import json, os, signal, struct, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 def begin(step):
-    file = os.open(os.environ["GAN_STEPS"], os.O_WRONLY)
-    os.pwrite(file, struct.pack("<q", step), 8 * int(os.environ["LOCAL_RANK"]))
+    entry = struct.pack("qqq?127s", 0, 0, step + 1, False, b"")
+    os.pwrite(os.open(os.environ["GAN_BOARD"], os.O_WRONLY), entry, len(entry) * int(os.environ["LOCAL_RANK"]))
 
 def fail(kind, text, status=1):
     failure = json.dumps({"rank": rank, "process": os.getpid(), "host": "host", "why": text, "kind": kind})

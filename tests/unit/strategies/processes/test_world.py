@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from gan.files.errors import UserError
 from strategies.private import default_store
 from strategies.processes import world
+from strategies.processes.board import Entry, shared_board
 from strategies.processes.lost_ranks import STATUS
 from strategies.processes.world import WorldFailed, WorldHangs, call
 
@@ -41,7 +42,7 @@ def fails(how):
 
 def hangs():
     if dist.get_rank() == 1:
-        world.here("step 3, phase 'judge'")
+        shared_board(2, "", bool).write(1, Entry(1, 0, 3, True, "judge"))
     time.sleep(60)
 
 
@@ -106,7 +107,7 @@ def test_a_world_that_hangs_is_ended_and_says_where_its_ranks_were(monkeypatch):
     monkeypatch.setattr(world, "_end", lambda process: (end(process), ended.append(process)))
     with pytest.raises(WorldHangs, match="no end within 3 s") as hanging:
         call(hangs, ranks=2, limit=3)
-    assert hanging.value.places == {1: "step 3, phase 'judge'"}
+    assert hanging.value.places == {1: "plays phase 'judge' of step 3"}
     assert len(ended) == 2 and not any(process.is_alive() for process in ended)
 
 
