@@ -189,7 +189,7 @@ def test_nothing_that_is_sent_ends_it(caplog):
 def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
     monkeypatch.setattr(lifeline, "STRANGE", 0.2)
     with world(2) as (lines, (port, _)):
-        for says in (b"", b"x" * (lifeline.GREETING + 1)):
+        for says in (b"", b"x" * (1 << 18)):
             with someone(port, says) as hears, suppress(ConnectionError):
                 assert hears.read() == b""
         assert quiet(*lines)
@@ -209,16 +209,16 @@ def test_a_rank_gets_in_among_any_number_of_strangers():
 
 def test_a_rank_that_is_sent_away_comes_again(monkeypatch):
     """As one that was slow to speak among many strangers."""
-    with world(1) as ((first,), place), monkeypatch.context() as patched:
-        introduction, refused = first._introduction, []
+    with world(1) as (_, place), monkeypatch.context() as patched:
+        known, refused = lifeline.from_json, []
 
-        async def busy(connection):
+        def busy(said):
             if not refused:
-                refused.append(connection)
-                raise OSError
-            return await introduction(connection)
+                refused.append(said)
+                raise ValueError
+            return known(said)
 
-        patched.setattr(first, "_introduction", busy)
+        patched.setattr(lifeline, "from_json", busy)
         line = Line(1)
         line.join(HERE, *place)
         assert refused
@@ -226,18 +226,17 @@ def test_a_rank_that_is_sent_away_comes_again(monkeypatch):
 
 
 def test_without_file_handles_it_waits_for_some(monkeypatch):
-    with world(1) as ((first,), place):
-        accept, fails = first._loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")] * 2
+    with world(1) as (_, place):
+        accept, fails = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 2
 
-        async def none_left(listener):
+        def none_left(listener):
             if fails:
                 raise fails.pop()
-            return await accept(listener)
+            return accept(listener)
 
-        monkeypatch.setattr(first._loop, "sock_accept", none_left)
-        with someone(place[0]):  # the one that it waits for; then it asks the new way
-            line = Line(1)
-            line.join(HERE, *place)
+        monkeypatch.setattr(socket.socket, "accept", none_left)
+        line = Line(1)
+        line.join(HERE, *place)
         assert not fails
         line.leave()
 
