@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as handlers
@@ -41,7 +40,7 @@ from gan.files.errors import UserError, printable
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
-from strategies.processes.stopping import SIGNALS
+from strategies.processes.stopping import SIGNALS, Signals
 
 NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
@@ -99,7 +98,7 @@ def run(launch: Launch) -> None:
     folder = tempfile.mkdtemp(prefix="gan-agent-")
     variables = {
         NAME: f"agent {socket.gethostname()} {folder}",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see Signals
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see `hand_on`
         # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         VARIABLE: str(Path(folder, "board")),
@@ -121,7 +120,7 @@ def run(launch: Launch) -> None:
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
-    since, told = time.monotonic(), False
+    since, told, signals = time.monotonic(), False, Signals()
     meeting = launch.rendezvous
     if meeting.several:
         until = time.strftime("%H:%M", time.localtime(time.time() + JOIN))
@@ -135,8 +134,8 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
         try:
             parameters = meeting.parameters(JOIN)
             agent = Agent(launch, files, handlers.get_rendezvous_handler(parameters), history)
-            with Signals(agent):
-                result = agent.run()
+            signals.take((signal.SIGINT, *SIGNALS), agent.hand_on)
+            result = agent.run()
             if result is None:  # RendezvousGracefulExitError
                 return
             if not result.is_failed():
@@ -168,6 +167,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 f"the run at {meeting} has ended, on another host or before; see what the others said"
             ) from None
         finally:
+            signals.give_back()
             if agent is not None:
                 agent.handler.shutdown()
 
@@ -251,40 +251,17 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts = self.history.left + 1 if again else 0
         return result
 
-    def processes(self) -> list[int]:
-        """The ranks that are running on this host."""
-        return [] if self._pcontext is None else list(self._pcontext.pids().values())
-
-
-class Signals:
-    """Hands signals to end on to the ranks, inside a `with`. They save and end by themselves; then the agent ends."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, *SIGNALS):
-                if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a run must continue
-                    self.before[number] = signal.signal(number, self._hand_on)
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self.agent.history.ended = True
-        self.agent._remaining_restarts = 0
-        handed, processes = 0, self.agent.processes()
-        if number == signal.SIGINT and processes and self.agent.board.furthest() == NEVER:
+    def hand_on(self, number: int, *_: Any) -> None:
+        """Tell the ranks of this host to end. They save and end by themselves; then the agent ends."""
+        self.history.ended = True
+        self._remaining_restarts = 0
+        handed, processes = 0, [] if self._pcontext is None else list(self._pcontext.pids().values())
+        if number == signal.SIGINT and processes and self.board.furthest() == NEVER:
             number = signal.SIGTERM  # there is nothing to save yet, and Python would print a stack of each rank
         for process in processes:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
                 handed += 1
-            except ProcessLookupError:
-                continue
         if not handed:
             raise KeyboardInterrupt  # nobody is there to save anything
 
