@@ -1,5 +1,6 @@
 """The ranks of a training, as one of them sees the others."""
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,3 +33,14 @@ class Ranks:
         answer = torch.tensor(self.rank == 0 and bool(question())).byte().to(self.device, non_blocking=True)
         dist.broadcast(answer, 0)
         return bool(answer)
+
+
+def agree(what: object, device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Whether all ranks of the group have the same, as its `repr` says: a tensor, for one small collective.
+
+    To read it waits for the device, so a phase reads it later.
+    """
+    code = zlib.crc32(repr(what).encode())
+    both = torch.tensor([code, -code]).to(device, non_blocking=True)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    return both[:1] == -both[1:]

@@ -58,7 +58,7 @@ class Failure:
         return self.why if self.whole else f"rank {self.rank} (process {self.process} on {self.host}) {self.why}"
 
 
-def failure(rank: int, error: BaseException, traceback: str = "") -> Failure:
+def failed(rank: int, error: BaseException, traceback: str = "") -> Failure:
     """How this process, which is that rank, fails by an error."""
     kind, why = ERROR, f"ended with {in_a_line(error)}"
     if isinstance(error, UserError):
@@ -110,7 +110,7 @@ def report(error: BaseException) -> None:
     path = os.environ.get(FILE)
     if not path:
         return
-    found = failure(int(os.environ.get("RANK", 0)), error)
+    found = failed(int(os.environ.get("RANK", 0)), error)
     extra = {"timestamp": str(int(found.at)), "py_callstack": ""}
     message = {"message": printable(found.what), "extraInfo": extra}
     part = Path(f"{path}.{threading.get_ident()}")  # another thread may end this process meanwhile

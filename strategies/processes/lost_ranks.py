@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from gan.files.errors import RankLost, UserError, printable
 from strategies.processes import agent
-from strategies.processes.failure import REFUSED, Failure, ended, failure, report
+from strategies.processes.failure import REFUSED, Failure, ended, failed, report
 from strategies.processes.lifeline import Lifeline
 
 GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost
@@ -145,7 +145,7 @@ class Survivor:
         return named
 
     def _own(self, error: BaseException) -> Failure:
-        own = failure(self.rank, error)
+        own = failed(self.rank, error)
         return replace(own, why=own.why[:8000])
 
     def learned(self, end: Failure) -> None:

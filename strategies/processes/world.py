@@ -27,7 +27,7 @@ from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.files.system import WINDOWS
 from strategies.processes.board import NEVER, VARIABLE, Board
-from strategies.processes.failure import FOLLOWS, Failure, cause, ended, failure
+from strategies.processes.failure import FOLLOWS, Failure, cause, ended, failed
 from strategies.processes.lost_ranks import STATUS
 
 GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
@@ -147,7 +147,7 @@ def _serve(
             dist.init_process_group("gloo" if device == "cpu" else None)
         report = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error is reported
-        report = failure(rank, error, traceback.format_exc())
+        report = failed(rank, error, traceback.format_exc())
     with whole_file(folder / f"rank-{rank}") as part:
         part.write_bytes(pickle.dumps(report))
     if not isinstance(report, Failure):

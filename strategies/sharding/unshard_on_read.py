@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gan.files.errors import UserError
 from strategies import private
+from strategies.ranks import agree
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
 
@@ -77,9 +77,7 @@ def agree_on_gather(number: int, group: Any, device: torch.device, phase: str, p
 
     It is asked the first time that a phase is played: one small collective for each gather.
     """
-    both = torch.tensor([number, -number], device=device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    if both[0] != -both[1]:
+    if not agree(number, device, group):
         raise UserError(other_order(phase, policy))
 
 

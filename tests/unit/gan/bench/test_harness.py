@@ -7,7 +7,7 @@ import torch
 
 from gan.bench.harness import Benchmark, Column, aligned, in_world, reason
 from gan.files.errors import UserError
-from strategies.processes.failure import ended, failure
+from strategies.processes.failure import ended, failed
 from strategies.processes.world import WorldFailed, WorldHangs
 
 ONE, TWO, WRONG = ("one", 1), ("two", 2), ("wrong", None)
@@ -86,10 +86,10 @@ def test_without_any_figures_it_fails():
     [
         (WorldHangs(3, {}), "hangs: no end within 3 s"),
         (
-            WorldFailed(failure(0, UserError("9\n stages"), "x")),
+            WorldFailed(failed(0, UserError("9\n stages"), "x")),
             "refused: 9 stages",
         ),
-        (WorldFailed(failure(1, RuntimeError("no paint"), "x")), "fails: RuntimeError: no paint"),
+        (WorldFailed(failed(1, RuntimeError("no paint"), "x")), "fails: RuntimeError: no paint"),
         (
             WorldFailed(ended(0, 7, "host", -11)),
             "fails: was ended by signal 11 (Segmentation fault); is there too little memory?",

@@ -92,8 +92,8 @@ def test_the_cause_is_the_first_that_does_not_follow_another():
 
 
 def test_ranks_that_go_different_ways_are_no_refusal():
-    assert failure.failure(1, UserError("type ddp")).refused
-    apart = failure.failure(1, Apart("rank 1 plays phase 'g' where rank 0 plays 'd'"))
+    assert failure.failed(1, UserError("type ddp")).refused
+    apart = failure.failed(1, Apart("rank 1 plays phase 'g' where rank 0 plays 'd'"))
     assert not apart.refused and str(apart).startswith("rank 1 plays")
 
 
