@@ -88,25 +88,21 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float, board: Board
     until = time.monotonic() + limit
     reports: dict[int, Any] = {}
     while True:
-        done = [not process.is_alive() for process in processes]
-        for rank in range(len(processes)):
+        for rank, process in enumerate(processes):
+            status = process.exitcode  # first, for a rank reports before it ends
             if rank not in reports and (path := folder / f"rank-{rank}").exists():
                 reports[rank] = pickle.loads(path.read_bytes())
-        if len(reports) == len(processes) or all(done) or time.monotonic() > until:
+            elif rank not in reports and status == 0:
+                reports[rank] = None  # it has served the others: see strategies/placing/
+            elif rank not in reports and status is not None:
+                said = ended(rank, process.pid, socket.gethostname(), status)
+                reports[rank] = replace(said, kind=FOLLOWS) if status == STATUS else said  # with it a rank ends itself
+        failures = [report for report in reports.values() if isinstance(report, Failure)]
+        if len(reports) == len(processes) or time.monotonic() > until:
             break
-        failed = any(isinstance(report, Failure) for report in reports.values())
-        gone = (process.exitcode and rank not in reports for rank, process in enumerate(processes))
-        if failed or any(gone):
+        if failures:
             until = min(until, time.monotonic() + GRACE)
         time.sleep(0.05)
-
-    failures = [report for report in reports.values() if isinstance(report, Failure)]
-    for rank, process in enumerate(processes):
-        if process.exitcode == 0 and rank not in reports:
-            reports[rank] = None  # it has served the others: see strategies/placing/
-        elif process.exitcode is not None and rank not in reports:
-            said = ended(rank, process.pid, socket.gethostname(), process.exitcode)
-            failures.append(replace(said, kind=FOLLOWS) if process.exitcode == STATUS else said)  # it ends itself so
     if failures:
         raise WorldFailed(cause(failures))
     if len(reports) < len(processes):
@@ -127,10 +123,8 @@ def _serve(
 ) -> None:
     """One rank. It reports what the function returns, or how it has failed."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
+    place |= {"NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, VARIABLE: folder / "board"}
     os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(
-        NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **{VARIABLE: str(folder / "board")}
-    )
     if device == "cpu":
         os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
     os.setsid()
