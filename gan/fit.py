@@ -20,7 +20,7 @@ from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
 from gan.app.training import before, start
 from gan.app.training.alike import strategy_of, trainer_of
-from gan.app.training.callbacks import Bar, Pictures, Score, Steps, WriteSettings
+from gan.app.training.callbacks import Bar, Pictures, Score, WriteSettings
 from gan.app.training.describe import describe
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
@@ -180,7 +180,6 @@ def train(
             score,
             keep,
             WriteSettings(texts),
-            Steps(),
         ],
         default_root_dir=where.path,
     )

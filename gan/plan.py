@@ -26,7 +26,7 @@ from strategies.cost.budget import Budget, Cost, Serving
 from strategies.paper.amounts import readable
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
-from strategies.policies.world import World
+from strategies.ranks import World
 from strategies.serving import served
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

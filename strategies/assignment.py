@@ -17,7 +17,7 @@ from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 
 
 def is_dp(choice: Mapping[str, Choice]) -> bool:

@@ -25,7 +25,7 @@ from gan.pretrained import WeightFiles, open_files
 from strategies import private
 from strategies.accelerator import same_parameters
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 from strategies.sharding.resharded_parameter import hide, resharded, show
 
 

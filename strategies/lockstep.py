@@ -10,14 +10,15 @@ import torch.distributed as dist
 from lightning import Trainer
 
 from strategies import private
-from strategies.policies.world import World
 from strategies.processes import agent
+from strategies.processes.board import shared_board
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
 from strategies.processes.slurm import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
 from strategies.processes.watch import Watch
+from strategies.ranks import World
 
 
 class Lockstep:
@@ -52,7 +53,9 @@ class Lockstep:
         run = world.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if world.size > 1 else "")
         self.equal_rows = EqualRows(world.rank, world.size, run, world.gather)
-        self.places = Places(world.rank, world.size, run, world.gather)
+        board = shared_board(world.per_node, run, lambda: world.gather(None))
+        place = {} if self.survivor is None else {"number": self.survivor.rank, "first": self.survivor.first}
+        self.places = Places(world.rank, world.size, run, world.gather, board, **place)
         if trainer is None:
             return
         if world.size > 1:

@@ -19,12 +19,12 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice
 from strategies.lockstep import Lockstep
 from strategies.placing.placement import Placement, placement_of, refuse_a_group
-from strategies.policies.world import Groups, World
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.launched import connect, environment, place_of
 from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, OwnRanks, launcher
 from strategies.processes.stopping import Ending
+from strategies.ranks import Groups, World
 from strategies.serving import Division
 
 KNOWN = ("gloo", "nccl", "mpi")

@@ -17,7 +17,7 @@ from strategies.first_weights import FirstWeights
 from strategies.optimizers import LossScale
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 
 
 class Players:

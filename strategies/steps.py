@@ -53,6 +53,7 @@ class Steps:
         for policy in self.policies.values():
             policy.begin_step(step)
         self.lockstep.equal_rows.begin(batch)
+        self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             if self.trials.due(game.phases, step):
                 check_step(game, self.training, batch, self.trials.ready, partial(self._try, args, kwargs))

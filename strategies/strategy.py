@@ -41,8 +41,8 @@ from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.policies.world import beside
 from strategies.processes.stopping import Stopped
+from strategies.ranks import beside
 from strategies.serving import Notice, part_of
 from strategies.steps import Steps, while_training
 from strategies.turn import Training, all_learning

@@ -1,13 +1,11 @@
 """One phase, from its losses to the updates of its learners: the same for every policy."""
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
@@ -20,8 +18,8 @@ from strategies.hooks import NO_HOOKS, Hooks
 from strategies.micro_batches import row_counts, split_batch
 from strategies.options.compile import played
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
 from strategies.processes.equal_rows import EqualRows
+from strategies.ranks import World, agree
 from strategies.sharding.unshard_on_read import other_order
 
 
@@ -206,15 +204,12 @@ def check_that_ranks_agree(phase: Phase, policies: Mapping[str, Policy]) -> None
     codes = {name: code for name, policy in policies.items() if (code := policy.check_code()) is not None}
     if not codes:
         return
-    code = zlib.crc32(repr(codes).encode())
-    largest = torch.tensor([code, -code]).to(next(iter(policies.values())).world.device, non_blocking=True)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
 
     def told(alike: list[float]) -> None:
         if not all(alike):
             raise UserError(other_order(phase.name, *(policies[name].name for name in codes)))
 
-    later.read(largest[:1] == -largest[1:], told)
+    later.read(agree(codes, next(iter(policies.values())).world.device), told)
 
 
 def _is_finite(number: float) -> bool:

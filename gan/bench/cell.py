@@ -28,7 +28,7 @@ from strategies.cost.budget import Budget
 from strategies.paper.amounts import bubble
 from strategies.policies import POLICIES
 from strategies.policies.pipeline import Pipeline
-from strategies.policies.world import World
+from strategies.ranks import World
 
 ONE = "one process"
 BATCH_SIZE = "batch_size"

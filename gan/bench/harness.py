@@ -25,6 +25,7 @@ from gan.app.run.options import run_settings
 from gan.app.run.parser import PlainParser
 from gan.files.errors import UserError
 from strategies.processes import world
+from strategies.processes.failure import in_a_line
 
 NUMBER = re.compile(r"-?[\d.,]+(e[-+]\d+)?%?|nan|see \(\d+\)|")  # or nothing, in a table
 Cell = tuple[Any, ...]  # what it is, by the places of its benchmark
@@ -226,9 +227,9 @@ def reason(error: Exception) -> str:
     if isinstance(error, world.WorldHangs):
         return f"hangs: {error}"
     if not isinstance(error, world.WorldFailed):
-        return " ".join(str(error).split()) if isinstance(error, UserError) else f"fails: {world.in_a_line(error)}"
+        return " ".join(str(error).split()) if isinstance(error, UserError) else f"fails: {in_a_line(error)}"
     failure = error.failure
-    words = failure.what if failure.message is None else " ".join(failure.message.split())
+    words = " ".join(failure.what.split())
     if not failure.traceback:  # the process has ended without a word
         words += "; is there too little memory?"
     return f"{'refused' if failure.refused else 'fails'}: {words}"

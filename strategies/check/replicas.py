@@ -10,7 +10,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 from strategies.sharding.resharded_parameter import resharded
 from strategies.sharding.versions import version_of
 

@@ -17,7 +17,7 @@ from strategies import random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 from strategies.reachable import Reachable, content_of, copied, differs
 from strategies.turn import Training, finish, gradients, ready
 

@@ -47,7 +47,7 @@ from strategies.checkpoint.player_state import (
     rest_of_state,
 )
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 
 
 class State:

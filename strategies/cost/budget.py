@@ -15,7 +15,7 @@ from strategies.paper.trace import Count, Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
 from strategies.policies.policy import Policy
-from strategies.policies.world import World
+from strategies.ranks import World
 
 # What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
 LOSSES, ANSWERS = "losses", "answers"

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan import noise, ranks
@@ -22,6 +20,7 @@ from strategies.choice import ranks_as_typed
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
 from strategies.policies.policy import Policy
+from strategies.ranks import agree
 from strategies.turn import check_that_ranks_agree
 
 PATIENCE = 30.0  # seconds, after which a rank says that it waits for others
@@ -216,16 +215,14 @@ class Server:
 
     def _agree(self, first: Any, message: Any) -> None:
         """All ranks must run the same, because they gather weights for it together."""
-        code = zlib.crc32(str(message).encode())
-        codes = torch.tensor([code, -code], device=self.bridge.device)
         alone = threading.Timer(PATIENCE, self._say_who_waits, [message])
         alone.daemon = True
         alone.start()
         try:
-            dist.all_reduce(codes, dist.ReduceOp.MAX)
+            alike = agree(str(message), self.bridge.device)
         finally:
             alone.cancel()
-        if codes[0] != -codes[1] or str(first) != str(message):
+        if not alike or str(first) != str(message):
             name, policy = next(iter(self.policies.items()))
             raise UserError(
                 f"the ranks that train call players on ranks {self.answers.where} differently (one: "

@@ -15,7 +15,7 @@ from strategies.paper.amounts import Group, Held
 from strategies.paper.paper import Paper, size
 from strategies.paper.trace import Living
 from strategies.policies.belongings import Belongings
-from strategies.policies.world import World
+from strategies.ranks import World
 
 
 @dataclass(frozen=True)

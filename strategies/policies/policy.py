@@ -20,7 +20,7 @@ from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings, PlayerSwitch
 from strategies.policies.costs import Costs
 from strategies.policies.modes import EvalWeights, Follower
-from strategies.policies.world import World
+from strategies.ranks import World
 from strategies.sharding.reduction import Reduction, whole_gradients
 from strategies.sharding.saved_tensors import kept_as_places
 from strategies.sharding.storage import Storage

@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -24,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed.elastic.rendezvous.registry as handlers
@@ -39,45 +37,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from gan.files.errors import UserError, printable
-from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause, read
+from strategies.processes.board import NEVER, VARIABLE, Board
+from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
-from strategies.processes.stopping import SIGNALS
-
-NEVER = -1  # no step has begun
-_STEP = struct.Struct("<q")
-
-
-class Progress:
-    """The rank's side. Without an agent it writes nothing."""
-
-    VARIABLE = "GAN_STEPS"  # the environment variable with the file's path
-
-    def __init__(self) -> None:
-        path = os.environ.get(self.VARIABLE)
-        try:
-            self._file = os.open(path, os.O_WRONLY) if path and Path(path).exists() else None
-        except OSError as error:
-            raise UserError(
-                f"the environment variable {self.VARIABLE} is '{path}', which cannot be written to ({error.strerror}); "
-                f"unset it"
-            ) from error
-        self._where = _STEP.size * int(os.environ.get("LOCAL_RANK", 0))
-
-    def begin(self, step: int) -> None:
-        """Call it before each step. It takes a microsecond."""
-        if self._file is not None:
-            os.pwrite(self._file, _STEP.pack(step), self._where)
-
-    @classmethod
-    def clear(cls, ranks: int) -> None:
-        """The agent's side: no rank has begun a step."""
-        Path(os.environ[cls.VARIABLE]).write_bytes(_STEP.pack(NEVER) * ranks)
-
-    @classmethod
-    def read(cls, ranks: int) -> list[int]:
-        """The agent's side: the step of each rank of this host."""
-        return [step for (step,) in _STEP.iter_unpack(Path(os.environ[cls.VARIABLE]).read_bytes())][:ranks]
-
+from strategies.processes.stopping import SIGNALS, Signals
 
 NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
@@ -135,10 +98,10 @@ def run(launch: Launch) -> None:
     folder = tempfile.mkdtemp(prefix="gan-agent-")
     variables = {
         NAME: f"agent {socket.gethostname()} {folder}",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see Signals
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are handed on, see `hand_on`
         # A store for each attempt. The one that agents share is not found again when rank 0 has moved to another host.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        Progress.VARIABLE: str(Path(folder, "steps")),
+        VARIABLE: str(Path(folder, "board")),
         # Where a host is lost, torch's store prints stacks of C++ on all others, in which our one line is not seen.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
@@ -157,7 +120,7 @@ def run(launch: Launch) -> None:
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
-    since, told = time.monotonic(), False
+    since, told, signals = time.monotonic(), False, Signals()
     meeting = launch.rendezvous
     if meeting.several:
         until = time.strftime("%H:%M", time.localtime(time.time() + JOIN))
@@ -171,8 +134,8 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
         try:
             parameters = meeting.parameters(JOIN)
             agent = Agent(launch, files, handlers.get_rendezvous_handler(parameters), history)
-            with Signals(agent):
-                result = agent.run()
+            signals.take((signal.SIGINT, *SIGNALS), agent.hand_on)
+            result = agent.run()
             if result is None:  # RendezvousGracefulExitError
                 return
             if not result.is_failed():
@@ -204,6 +167,7 @@ def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
                 f"the run at {meeting} has ended, on another host or before; see what the others said"
             ) from None
         finally:
+            signals.give_back()
             if agent is not None:
                 agent.handler.shutdown()
 
@@ -227,7 +191,7 @@ class History:
             self.last = str(failure)
         if self.ended or failure.kind == REFUSED:
             return False
-        if step <= 0 and failure.kind == ERROR and not failure.killed:
+        if step <= 0 and failure.kind == ERROR:
             return False  # a mistake in the program, and nothing is lost
         if self._times == SAME_STEP:
             self.last += "\nThis was the third failure there, so the ranks are not started again."
@@ -237,7 +201,7 @@ class History:
                 self.last += f"\nThe ranks were started again {self.allowed} times, and are not any more."
             return False
         self.left -= 1
-        told = "" if failure.kind == LOST else f"{self.last}\n"  # the rank that noticed it has said it
+        told = "" if failure.kind == FOLLOWS else f"{self.last}\n"  # the rank that noticed it has said it
         say(f"{told}restart {self.allowed - self.left} of {self.allowed}: all ranks start again")
         return True
 
@@ -268,7 +232,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.trained = True
-        Progress.clear(self.ranks)
+        self.board = Board.new(Path(os.environ[VARIABLE]), self.ranks)
         return super()._start_workers(worker_group)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -281,46 +245,23 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = [read(rank, socket.gethostname(), failure) for rank, failure in result.failures.items()]
-            again = self.history.again(cause(failures), max(Progress.read(self.ranks)))
+            again = self.history.again(cause(failures), self.board.furthest())
             self._failed = again
             # torch's loop takes one off before it starts the ranks again.
             self._remaining_restarts = self.history.left + 1 if again else 0
         return result
 
-    def processes(self) -> list[int]:
-        """The ranks that are running on this host."""
-        return [] if self._pcontext is None else list(self._pcontext.pids().values())
-
-
-class Signals:
-    """Hands signals to end on to the ranks, inside a `with`. They save and end by themselves; then the agent ends."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, *SIGNALS):
-                if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a run must continue
-                    self.before[number] = signal.signal(number, self._hand_on)
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self.agent.history.ended = True
-        self.agent._remaining_restarts = 0
-        handed, processes = 0, self.agent.processes()
-        if number == signal.SIGINT and processes and max(Progress.read(self.agent.ranks)) == NEVER:
+    def hand_on(self, number: int, *_: Any) -> None:
+        """Tell the ranks of this host to end. They save and end by themselves; then the agent ends."""
+        self.history.ended = True
+        self._remaining_restarts = 0
+        handed, processes = 0, [] if self._pcontext is None else list(self._pcontext.pids().values())
+        if number == signal.SIGINT and processes and self.board.furthest() == NEVER:
             number = signal.SIGTERM  # there is nothing to save yet, and Python would print a stack of each rank
         for process in processes:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
                 handed += 1
-            except ProcessLookupError:
-                continue
         if not handed:
             raise KeyboardInterrupt  # nobody is there to save anything
 

@@ -1,54 +1,108 @@
-"""How a rank has failed, as it tells the agent that has started it: in the file that torch's elastic agent names.
+"""How a rank has failed, in the one form in which ranks tell each other and who has started them.
 
-torchrun reads the same file, and shows its message in the table with which it ends.
+lifeline.py       a line to the other ranks
+`report`          the file that torch's elastic agent names; torchrun shows its message in its last table
+world.py          what a rank leaves in place of a result
 """
 
 import json
 import os
 import signal
+import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gan.files.errors import RankLost, UserError, WorkerLost, printable
 
 FILE = "TORCHELASTIC_ERROR_FILE"  # torch's name for the variable
-REFUSED, LOST, ERROR = "refused", "lost", "error"
+# The kinds: gone without a word; an error; a mistake that no restart cures; it follows the failure of another rank.
+LOST, ERROR, REFUSED, FOLLOWS = "lost", "error", "refused", "follows"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's failure. `kind` is REFUSED for a mistake that no restart cures, and LOST if it follows another's."""
+    """One rank's failure. `why` is what the rank did, or the complete message of one that is `whole`."""
 
     rank: int
     process: int
     host: str
-    status: int
+    why: str
     kind: str = ERROR
-    message: str = ""
+    error: str = ""  # the type of the error
+    traceback: str = ""
+    at: float = 0.0  # when the rank has said so; 0 if it has not
 
     @property
-    def killed(self) -> bool:
-        """Whether a signal has ended it."""
-        return self.status < 0
+    def lost(self) -> bool:
+        return self.kind == LOST
+
+    @property
+    def whole(self) -> bool:
+        return self.kind in (REFUSED, FOLLOWS)
+
+    @property
+    def refused(self) -> bool:
+        """Whether this cannot be trained so. Ranks that are `Apart` have come to that by what they have done."""
+        return self.kind == REFUSED and self.error != "Apart"
+
+    @property
+    def what(self) -> str:
+        """What has gone wrong, where the rank is known."""
+        return self.why.removeprefix("ended with ")
 
     def __str__(self) -> str:
-        if self.message and self.kind != ERROR:
-            return self.message
-        who = f"rank {self.rank} (process {self.process} on {self.host})"
-        if self.message:
-            return f"{who} ended with {self.message}"
-        return f"{who} {how(self.status)}"
+        return self.why if self.whole else f"rank {self.rank} (process {self.process} on {self.host}) {self.why}"
 
 
-def how(status: int) -> str:
-    """How a process has ended, by its exit status, as text."""
+def failed(rank: int, error: BaseException, traceback: str = "") -> Failure:
+    """How this process, which is that rank, fails by an error."""
+    kind, why = ERROR, f"ended with {in_a_line(error)}"
+    if isinstance(error, UserError):
+        why = str(error).rpartition("UserError: ")[2].strip()  # a loader's worker gives its traceback too
+        kind = FOLLOWS if isinstance(error, RankLost) else REFUSED
+    if isinstance(error, WorkerLost):
+        kind, why = ERROR, f"ended with {why}"
+    if isinstance(error, KeyboardInterrupt):
+        why = "was interrupted"
+    return Failure(rank, os.getpid(), socket.gethostname(), why, kind, type(error).__name__, traceback, time.time())
+
+
+def ended(rank: int, process: int, host: str, status: int) -> Failure:
+    """A process has ended with this status, and has not said why."""
     if status >= 0:
-        return f"ended with status {status}; see what it said"
+        return Failure(rank, process, host, f"ended with status {status}; see what it said")
     why = ": from outside, or out of memory?" if status == -signal.SIGKILL else ""
-    return f"was ended by signal {-status} ({signal.strsignal(-status)}){why}"
+    return Failure(rank, process, host, f"was ended by signal {-status} ({signal.strsignal(-status)}){why}", LOST)
+
+
+def from_json(text: str | bytes) -> Failure:
+    """A ValueError if the text is no failure."""
+    try:
+        found = Failure(**json.loads(text))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    for field in fields(Failure):
+        if type(getattr(found, field.name)) is not field.type:
+            raise ValueError(f"{field.name} is no {field.type}")
+    return found
+
+
+def as_json(found: Failure) -> str:
+    return json.dumps(asdict(found), ensure_ascii=False)
+
+
+def in_a_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+
+
+def cause(failures: Iterable[Failure]) -> Failure:
+    """The failure that the others follow. One of which nothing is said comes first: the others say what it caused."""
+    return min(failures, key=lambda each: (each.kind == FOLLOWS, each.at))
 
 
 def report(error: BaseException) -> None:
@@ -56,24 +110,17 @@ def report(error: BaseException) -> None:
     path = os.environ.get(FILE)
     if not path:
         return
-    user = isinstance(error, UserError)
-    again = isinstance(error, WorkerLost) or not user
-    kind = LOST if isinstance(error, RankLost) else ERROR if again else REFUSED
-    line = (str(error).strip().splitlines() or [""])[0]
-    text = str(error).rpartition("UserError: ")[2].strip() if user else f"{type(error).__name__}: {line}".rstrip(": ")
-    extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
+    found = failed(int(os.environ.get("RANK", 0)), error)
+    extra = {"timestamp": str(int(found.at)), "py_callstack": ""}
+    message = {"message": printable(found.what), "extraInfo": extra}
     part = Path(f"{path}.{threading.get_ident()}")  # another thread may end this process meanwhile
-    part.write_text(json.dumps({"kind": kind, "message": {"message": printable(text), "extraInfo": extra}}), "utf-8")
+    part.write_text(json.dumps({"failure": as_json(found), "message": message}), "utf-8")
     part.replace(path)
 
 
 def read(rank: int, host: str, torchs: Any) -> Failure:
     """A Failure from torch's ProcessFailure."""
-    said = torchs.error_file_data if isinstance(torchs.error_file_data.get("message"), dict) else {}
-    kind, message = said.get("kind", ERROR), said.get("message", {}).get("message", "")
-    return Failure(rank, torchs.pid, host, torchs.exitcode, kind, message)
-
-
-def cause(failures: list[Failure]) -> Failure:
-    """The failure that the others follow. torch lists those first that ended first."""
-    return min(failures, key=lambda failure: failure.kind == LOST)
+    try:
+        return from_json(torchs.error_file_data["failure"])
+    except (KeyError, TypeError, ValueError):
+        return ended(rank, torchs.pid, host, torchs.exitcode)

@@ -6,7 +6,7 @@ A launcher tells a process its place in environment variables. Each launcher has
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -24,15 +24,8 @@ from strategies.processes import slurm
 from strategies.processes.interface import clear_meeting
 
 PORTS = 65_535
-RANKS = (
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_RESTART_COUNT", "JSM_NAMESPACE_RANK"),
-    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-)
-SIZES = (
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
-    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-)
+COUNTS = re.compile("SIZE|NTASKS|CPUS")  # in the name of a variable that says how many there are
+OTHERS = ("NODE_RANK", "JSM_NAMESPACE_RANK", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "MASTER_PORT")
 
 
 def number(variables: Mapping[str, str], name: str) -> int:
@@ -42,7 +35,7 @@ def number(variables: Mapping[str, str], name: str) -> int:
         raise UserError(f"the environment variable {name} is not set, though others of its launcher are")
     if not re.fullmatch(r"\d{1,15}", text, re.ASCII):
         raise UserError(f"the environment variable {name} is '{text}', which is no number from 0 on")
-    if name in SIZES and int(text) == 0:
+    if COUNTS.search(name) and int(text) == 0:
         raise UserError(f"the environment variable {name} is '{text}', and must be 1 or more")
     if name == "MASTER_PORT" and not 1 <= int(text) <= PORTS:
         raise UserError(f"the environment variable {name} is '{text}', and ports have numbers from 1 to {PORTS}")
@@ -51,39 +44,14 @@ def number(variables: Mapping[str, str], name: str) -> int:
 
 def check(variables: Mapping[str, str]) -> None:
     """Refuse what is no number. Lightning reads these variables too, whoever has started this process."""
-    for name in (*RANKS, *SIZES, "MASTER_PORT"):
-        if name in variables:
+    for name in (*(name for each in LAUNCHERS.values() for name in (*each.names, each.restarts)), *OTHERS):
+        if name in variables and name != TASKS:
             number(variables, name)
-
-
-STARTED_BY = {
-    "torchrun": "torchrun started {} here",
-    "slurm": "srun started {} here",
-    "mpi": "mpirun started {} here",
-    "environment": "RANK and WORLD_SIZE announce {} here",
-}
-ADVICE = {
-    "torchrun": "type torchrun --nproc-per-node {}",
-    "slurm": "type srun --ntasks-per-node {}",
-    "mpi": "type mpirun --map-by ppr:{}:node",
-    "environment": "start {} on each host, or unset RANK",
-}
-NAMES = {
-    "torchrun": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
-    "mpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")),
-    "environment": ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-}
-RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT", "slurm": "SLURM_RESTART_COUNT"}
 
 
 @dataclass(frozen=True)
 class Launched:
-    """The place of this process among the ranks that somebody else started.
-
-    `by` is "torchrun", "slurm", "mpi" or "environment". torchrun stands for all that use torch's elastic agent, also
-    `torch.distributed.launch` and `accelerate launch`. "environment" means that a person set RANK and WORLD_SIZE.
-    """
+    """The place of this process among the ranks that somebody else started: `by` is one of LAUNCHERS."""
 
     by: str
     rank: int
@@ -99,19 +67,19 @@ class Launched:
     @property
     def restarts(self) -> int:
         """How often the launcher has started its ranks again."""
-        name = RESTARTS.get(self.by, "")
+        name = LAUNCHERS[self.by].restarts
         return number(os.environ, name) if name in os.environ else 0
 
     def __str__(self) -> str:
-        return STARTED_BY[self.by].format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
+        return LAUNCHERS[self.by].started.format(f"{self.local_size} rank{'s' if self.local_size > 1 else ''}")
 
     def advice(self, ranks: int | str) -> str:
         """What to type to get so many ranks on each host."""
-        return ADVICE[self.by].format(ranks)
+        return LAUNCHERS[self.by].advice.format(ranks)
 
     def check(self) -> None:
         """Refuse numbers that there are not, and ranks not numbered host by host, with as many on each host."""
-        rank, local_rank, size, local_size, *_ = NAMES[self.by]
+        rank, local_rank, size, local_size, *_ = LAUNCHERS[self.by].names
         _check_below(rank, self.rank, size, self.world_size)
         _check_below(local_rank, self.local_rank, local_size, self.local_size)
         if self.rank != self.node_rank * self.local_size + self.local_rank or self.world_size % self.local_size:
@@ -123,14 +91,13 @@ class Launched:
 
 
 def launched(variables: Mapping[str, str] | None = None) -> Launched | None:
-    """The place that a launcher gave this process. None if nobody else starts ranks, so that we may start them.
-
-    The launcher that is nearest to the program counts: torchrun and mpirun may run inside a Slurm job.
-    """
+    """The place that a launcher gave this process. None if nobody else starts ranks, so that we may start them."""
     variables = os.environ if variables is None else variables
     check(variables)
-    for look in (_torchrun, _mpi, _by_hand, _slurm):
-        if (found := look(variables)) is not None:
+    for by, launcher in LAUNCHERS.items():
+        if (meant := launcher.meant(variables)) is not None:
+            rank, local_rank, size, local_size, *node = (number(meant, name) for name in launcher.names)
+            found = Launched(by, rank, local_rank, size, local_size, *(node or [rank // local_size]))
             found.check()
             return found
     return None
@@ -240,26 +207,11 @@ class Given(ClusterEnvironment):
         return self.place.node_rank
 
 
-def _torchrun(variables: Mapping[str, str]) -> Launched | None:
-    if "TORCHELASTIC_RUN_ID" not in variables:
-        return None
-    return Launched("torchrun", *(number(variables, name) for name in NAMES["torchrun"]))
-
-
-def _mpi(variables: Mapping[str, str]) -> Launched | None:
-    """Open MPI's mpirun. It does not number the hosts."""
-    if "OMPI_COMM_WORLD_RANK" not in variables:
-        return None
-    rank, local_rank, size, local_size = (number(variables, name) for name in NAMES["mpi"])
-    return Launched("mpi", rank, local_rank, size, local_size, node_rank=rank // local_size)
-
-
-def _by_hand(variables: Mapping[str, str]) -> Launched | None:
+def _by_hand(variables: Mapping[str, str]) -> Mapping[str, str] | None:
     """What a person, or a cluster's own starter, has set. Lightning's launcher sets no RANK."""
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None
     rank, size = number(variables, "RANK"), number(variables, "WORLD_SIZE")
-    _check_below("RANK", rank, "WORLD_SIZE", size)
     if "LOCAL_RANK" not in variables and size == 1:
         return None
     on_one_host = _is_this_host(variables.get("MASTER_ADDR", ""))
@@ -270,26 +222,23 @@ def _by_hand(variables: Mapping[str, str]) -> Launched | None:
             f"(LOCAL_RANK is its number on its host, LOCAL_WORLD_SIZE how many are there), or unset RANK to let this "
             f"process start the ranks"
         )
-    local_rank = number(variables, "LOCAL_RANK")
-    local_size = number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else size
-    return Launched("environment", rank, local_rank, size, local_size, node_rank=rank // local_size)
+    return {"LOCAL_WORLD_SIZE": str(size), **variables}
 
 
-def _slurm(variables: Mapping[str, str]) -> Launched | None:
+def _slurm(variables: Mapping[str, str]) -> Mapping[str, str] | None:
     if not slurm.started_by_srun(variables):
         return None
-    names = NAMES["slurm"]
-    rank, local_rank, size, node = (number(variables, names[each]) for each in (0, 1, 2, 4))
+    node = number(variables, "SLURM_NODEID")
     try:
         tasks = slurm.tasks_here(variables)
     except LookupError:
         tasks = 0
     if not tasks:
-        said = variables.get(names[3], "")
         raise UserError(
-            f"the environment variable {names[3]} is '{said}', which says no tasks of node {node} ({names[4]})"
+            f"the environment variable {TASKS} is '{variables.get(TASKS, '')}', which says no tasks of node {node} "
+            f"(SLURM_NODEID)"
         )
-    return Launched("slurm", rank, local_rank, size, tasks, node)
+    return {**variables, TASKS: str(tasks)}
 
 
 def _check_below(name: str, value: int, of: str, count: int) -> None:
@@ -306,3 +255,55 @@ def _is_this_host(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One that starts ranks, and tells each its place in variables.
+
+    `meant` gives these variables as the launcher has meant them, or None if it has not started this process. `names`
+    are the names of: the rank; its number on its host; how many ranks there are, and how many on this host; then the
+    host's number, if the launcher numbers hosts.
+    """
+
+    meant: Callable[[Mapping[str, str]], Mapping[str, str] | None]
+    names: tuple[str, ...]
+    started: str
+    advice: str
+    restarts: str = ""  # the variable with how often it has started its ranks again
+
+
+def _if_set(name: str) -> Callable[[Mapping[str, str]], Mapping[str, str] | None]:
+    return lambda variables: variables if name in variables else None
+
+
+TASKS = "SLURM_STEP_TASKS_PER_NODE"
+# The nearest to the program comes first: torchrun and mpirun may run inside a Slurm job.
+LAUNCHERS = {
+    "torchrun": Launcher(  # and all that use torch's elastic agent: torch.distributed.launch, accelerate launch
+        _if_set("TORCHELASTIC_RUN_ID"),
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        "torchrun started {} here",
+        "type torchrun --nproc-per-node {}",
+        "TORCHELASTIC_RESTART_COUNT",
+    ),
+    "mpi": Launcher(  # Open MPI's mpirun
+        _if_set("OMPI_COMM_WORLD_RANK"),
+        tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE")),
+        "mpirun started {} here",
+        "type mpirun --map-by ppr:{}:node",
+    ),
+    "environment": Launcher(
+        _by_hand,
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        "RANK and WORLD_SIZE announce {} here",
+        "start {} on each host, or unset RANK",
+    ),
+    "slurm": Launcher(
+        _slurm,
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", TASKS, "SLURM_NODEID"),
+        "srun started {} here",
+        "type srun --ntasks-per-node {}",
+        "SLURM_RESTART_COUNT",
+    ),
+}

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -73,14 +73,9 @@ class Scripts(ScriptLauncher):
             os.environ[PARENT] = str(os.getpid())
             self._call_children_scripts()
             del os.environ[PARENT]
-        first, local = environment.node_rank() * self.num_processes, environment.local_rank()
-        parent = number({PARENT: _parent}, PARENT) if _parent and local else None
-        self.strategy.lockstep.survivor = Survivor(first + local, first, dict(enumerate(self.procs, first + 1)), parent)
+        parent = number({PARENT: _parent}, PARENT) if _parent and environment.local_rank() else None
         set_threads(num_processes=self.num_processes)
-        note_checkpoint(function, partial(setattr, self.strategy, "resumes_from"))
-        result = self.strategy.lockstep.survivor.run(self.strategy.take_part(first + local, function), *args, **kwargs)
-        self.strategy.division.end()
-        return result
+        return _survive(self.strategy, function, *args, children=self.procs, parent=parent, **kwargs)
 
     def _call_children_scripts(self) -> None:
         """Start the same command for each other device, as a person typed it and where it was typed.
@@ -307,12 +302,19 @@ def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
                 yield value, f"'{place}.{name}'".replace("'.", "'")
 
 
-def _survive(strategy: DDPStrategy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    environment = strategy.cluster_environment
-    first = environment.node_rank() * strategy.num_processes
-    strategy.lockstep.survivor = Survivor(first + environment.local_rank(), first)
+def _survive(
+    strategy: DDPStrategy,
+    function: Callable[..., Any],
+    *args: Any,
+    children: Sequence[subprocess.Popen] = (),
+    parent: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What a rank does. `children` are the ranks that it has started, `parent` the process that has started it."""
+    first = strategy.cluster_environment.node_rank() * strategy.num_processes
+    rank = first + strategy.cluster_environment.local_rank()
+    strategy.lockstep.survivor = Survivor(rank, first, dict(enumerate(children, first + 1)), parent)
     note_checkpoint(function, partial(setattr, strategy, "resumes_from"))
-    function = strategy.take_part(first + environment.local_rank(), function)
-    result = strategy.lockstep.survivor.run(function, *args, **kwargs)
+    result = strategy.lockstep.survivor.run(strategy.take_part(rank, function), *args, **kwargs)
     strategy.division.end()
     return result

@@ -12,20 +12,19 @@ stopped, does not count as lost. A rank that leaves says so first, with the reas
 connection ends without a word is lost.
 
 [Note: what is sent]
-A message is a line. A rank begins with rank 0's token and an `End`: what is to be said of this rank if it is lost.
-Rank 0 answers with its own. After that a rank sends only BYE, or the `End` that it has learned. A line that is no
+A message is a line. A rank begins with rank 0's token and a `Failure`: what is to be said of it if it is lost. Rank 0
+answers with its own. After that a rank sends only BYE, or the `Failure` that it has learned. A line that is no
 message is passed over.
 
 [Note: strangers]
-Anybody who reaches the port may connect. Whoever has not shown the token is a stranger, and gets a few seconds and a
-few bytes. If there are too many of them the oldest one goes. A rank speaks at once, so it is heard before it is the
+Anybody who reaches the port may connect. Whoever has not shown the token is a stranger, and gets a few seconds and 64
+kilobytes. If there are too many of them the oldest one goes. A rank speaks at once, so it is heard before it is the
 oldest, and if not it comes again. So strangers can neither end the lifeline nor keep a rank out.
 """
 
 import asyncio
 import contextlib
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -35,54 +34,39 @@ import warnings
 import weakref
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
 from gan.files.system import LINUX, after_fork
+from strategies.processes.failure import LOST, Failure, as_json, from_json
 
 SILENCE = 15  # seconds without an answer after which a host counts as lost
 HELLO = 10  # seconds for a rank to reach rank 0
 AGAIN = 0.2  # seconds until something that may work again is tried again
 STRANGERS = 64  # so many at a time; see [Note: strangers]
 STRANGE = 5  # seconds that each of them has
-GREETING = 4096  # bytes that each of them may send
+WAITING = 1024  # connections that the kernel holds until they are accepted
 BYE = b"bye\n"
 GONE = "is gone without a word: killed, or out of memory?"
 DARK = "has not been heard of for {} seconds: is its host switched off, or the network down?"
 
 
-@dataclass(frozen=True)
-class End:
-    """How and why a rank left training too early."""
-
-    rank: int
-    process: int
-    host: str
-    why: str
-    lost: bool = False  # it sent no message itself
-    whole: bool = False  # `why` is the complete message to print: that of a UserError
-
-    def __str__(self) -> str:
-        return self.why if self.whole else f"rank {self.rank} (process {self.process} on {self.host}) {self.why}"
-
-
 class Lifeline:
-    """One rank's side of the lifeline. Rank 0 listens, and forwards the first `End` that it receives to all ranks.
+    """One rank's side of the lifeline. Rank 0 listens, and forwards the first `Failure` that it receives to all ranks.
 
-    One thread, which lives until `leave`, sends and receives everything. When this rank gets the first `End`, `learned`
-    is called with it, once, in a thread of its own.
+    One thread, which lives until `leave`, sends and receives everything. When this rank gets the first `Failure`,
+    `learned` is called with it, once, in a thread of its own.
     """
 
-    def __init__(self, rank: int, learned: Callable[[End], None]) -> None:
-        self.lost = End(rank, os.getpid(), socket.gethostname(), GONE, lost=True)  # what others say if this rank is
+    def __init__(self, rank: int, learned: Callable[[Failure], None]) -> None:
+        self.lost = Failure(rank, os.getpid(), socket.gethostname(), GONE, LOST)  # what others say if this rank is
         self._learned = learned
-        self._end: End | None = None
+        self._end: Failure | None = None
         self._token = secrets.token_hex(16)
-        self._peers: set[StreamWriter] = set()
+        self._peers: dict[StreamWriter, asyncio.Task] = {}  # which the loop alone would forget
         self._listener: socket.socket | None = None
-        self._strangers: dict[socket.socket, asyncio.Task] = {}  # the oldest first
-        self._tasks: set[asyncio.Task] = set()  # the loop alone would forget them
+        self._strangers: dict[StreamWriter, asyncio.Task] = {}  # the oldest first
         self._left, self._last_words = asyncio.Event(), BYE
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._live, name="lifeline", daemon=True)
@@ -97,7 +81,6 @@ class Lifeline:
         Returns the port, and the token that they must send there.
         """
         self._listener = _listener(host)
-        self._listener.setblocking(False)
         self._call(self._serve(self._listener))
         return self._listener.getsockname()[1], self._token
 
@@ -105,18 +88,14 @@ class Lifeline:
         """For the other ranks: connect to rank 0. An OSError says why it failed."""
         until = time.monotonic() + HELLO
         while True:
-            left = max(AGAIN, until - time.monotonic())
-            connection = socket.create_connection((host, port), timeout=left)
             try:
-                connection.sendall(f"{token} ".encode() + _line(self.lost))  # at once: see [Note: strangers]
-                return self._call(self._hello(connection, left))
+                return self._call(self._hello(host, port, token, max(AGAIN, until - time.monotonic())))
             except OSError:
-                connection.close()
                 if time.monotonic() + AGAIN > until:
                     raise
             time.sleep(AGAIN)
 
-    def leave(self, end: End | None = None) -> None:
+    def leave(self, end: Failure | None = None) -> None:
         """Say good-bye, or why this rank leaves too early, and close everything. A second call does nothing."""
         if self._thread.is_alive():
             self._last_words = BYE if end is None else _line(end)
@@ -139,93 +118,72 @@ class Lifeline:
                     f"{error!r}; if one is lost, the run ends only after torch's time limit",
                     stacklevel=1,
                 )
+        if self._listener is not None:
+            self._listener.close()
 
     async def _until_left(self) -> None:
         await self._left.wait()
         self._tell(self._last_words)
 
     async def _serve(self, listener: socket.socket) -> None:
-        self._keep(self._accept(listener))
+        # One is accepted in each turn of the loop, so that what it has sent is read before many others are there.
+        await asyncio.start_server(self._connected, sock=listener, backlog=1)
+        listener.listen(WAITING)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                try:
-                    connection, _ = await self._loop.sock_accept(listener)
-                except OSError:  # too many open files, for example
-                    await asyncio.sleep(AGAIN)
-                    continue
-                self._strangers[connection] = self._keep(self._greet(connection))
-                if len(self._strangers) > STRANGERS:
-                    next(iter(self._strangers.values())).cancel()
-                await asyncio.sleep(0)  # what has been sent already is read before the next one comes
+    def _connected(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self._strangers[writer] = asyncio.create_task(self._greet(reader, writer))
+        if len(self._strangers) > STRANGERS:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).cancel()
+            oldest.close()
 
-    async def _greet(self, connection: socket.socket) -> None:
+    async def _greet(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Somebody has connected. It is a rank if it knows the token. See [Note: strangers]."""
-        lost = None
         try:
-            lost = await self._introduction(connection)
-        except (OSError, ValueError):
-            return  # a stranger may say anything
-        finally:
-            del self._strangers[connection]
-            if lost is None:
-                connection.close()
-        reader, writer = await asyncio.open_connection(sock=connection)
+            async with asyncio.timeout(STRANGE):
+                token, _, lost = (await reader.readline()).partition(b" ")
+            if not hmac.compare_digest(token, self._token.encode()):
+                raise ValueError("it does not know the token")
+            rank = from_json(lost)
+        except (OSError, ValueError, asyncio.CancelledError):  # a stranger may say anything
+            self._strangers.pop(writer, None)
+            writer.close()
+            return
+        self._peers[writer] = self._strangers.pop(writer)
         writer.write(_line(self.lost))
         if self._end is not None:
             writer.write(_line(self._end))
-        await self._follow(reader, writer, lost)
+        await self._follow(reader, writer, rank)
 
-    async def _introduction(self, connection: socket.socket) -> End:
-        """What is to be said of the rank that has connected if it is lost. A ValueError if it is no rank."""
-        said = b""
-        async with asyncio.timeout(STRANGE):
-            while not said.endswith(b"\n"):
-                more = await self._loop.sock_recv(connection, GREETING - len(said))
-                if not more:
-                    raise ValueError("it has gone, or says too much")
-                said += more
-        token, _, lost = said.partition(b" ")
-        if not hmac.compare_digest(token, self._token.encode()):
-            raise ValueError("it does not know the token")
-        return _end(lost)
+    async def _hello(self, host: str, port: int, token: str, patience: float) -> None:
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(f"{token} ".encode() + _line(self.lost))  # at once: see [Note: strangers]
+                first = from_json(await reader.readline())
+            except (OSError, ValueError, asyncio.CancelledError) as error:
+                writer.close()
+                raise OSError("rank 0 does not answer there") from error
+        self._peers[writer] = asyncio.create_task(self._follow(reader, writer, first))
 
-    async def _hello(self, connection: socket.socket, patience: float) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection)
-        try:
-            async with asyncio.timeout(patience):
-                first = _end(await reader.readline())
-        except (OSError, ValueError) as error:
-            writer.close()
-            raise OSError("rank 0 does not answer there") from error
-        self._keep(self._follow(reader, writer, first))
-
-    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _follow(self, reader: StreamReader, writer: StreamWriter, lost: End) -> None:
+    async def _follow(self, reader: StreamReader, writer: StreamWriter, lost: Failure) -> None:
         """Hear a rank until it leaves. If it goes without a word it is `lost`."""
         _watch(writer.get_extra_info("socket"))
-        self._peers.add(writer)
         try:
             line = None
             while line not in (b"", BYE):
                 with contextlib.suppress(ValueError):  # no message, as BYE is none, or too long to be one
                     line = await reader.readline()
-                    self._learn(lost if not line else _end(line))
+                    self._learn(lost if not line else from_json(line))
         except ConnectionError:
             self._learn(lost)
         except OSError:  # timed out, or unreachable
             self._learn(replace(lost, why=DARK.format(SILENCE)))
         finally:
-            self._peers.discard(writer)
+            self._peers.pop(writer, None)
             writer.close()
 
-    def _learn(self, end: End) -> None:
+    def _learn(self, end: Failure) -> None:
         """Only the first end counts, because it causes the later ones."""
         if self._end is None:
             self._end = end
@@ -237,20 +195,8 @@ class Lifeline:
             peer.write(line)  # much smaller than the kernel's buffer, so it is sent at once
 
 
-def _line(end: End) -> bytes:
-    return json.dumps(asdict(end), ensure_ascii=False).encode(errors="replace") + b"\n"
-
-
-def _end(line: bytes) -> End:
-    """A ValueError if the line is no `End`."""
-    try:
-        end = End(**json.loads(line))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
-    for field in fields(End):
-        if type(getattr(end, field.name)) is not field.type:
-            raise ValueError(f"{field.name} is no {field.type}")
-    return end
+def _line(found: Failure) -> bytes:
+    return as_json(found).encode(errors="replace") + b"\n"
 
 
 def _listener(host: str) -> socket.socket:
@@ -261,11 +207,11 @@ def _listener(host: str) -> socket.socket:
     """
     with contextlib.suppress(ValueError, OSError):  # a name, or an address that only the others see
         family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
-        return socket.create_server((host, 0), family=family, backlog=1024)
+        return socket.create_server((host, 0), family=family, backlog=WAITING)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # the system supports IPv6, but it is switched off
-            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=1024)
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=WAITING, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=WAITING)
 
 
 def _watch(connection: socket.socket) -> None:
@@ -289,8 +235,8 @@ def _let_go() -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for lifeline in list(_OPEN):
-        peers = (peer.get_extra_info("socket") for peer in lifeline._peers)
-        for each in (*peers, *lifeline._strangers, lifeline._listener):
+        connections = (each.get_extra_info("socket") for each in (*lifeline._peers, *lifeline._strangers))
+        for each in (*connections, lifeline._listener):
             if each is not None and each.fileno() >= 0:  # it is not closed
                 os.dup2(nothing, each.fileno(), inheritable=False)
     os.close(nothing)

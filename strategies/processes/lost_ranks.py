@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,8 +31,8 @@ import torch.distributed as dist
 
 from gan.files.errors import RankLost, UserError, printable
 from strategies.processes import agent
-from strategies.processes.failure import how, report
-from strategies.processes.lifeline import End, Lifeline
+from strategies.processes.failure import REFUSED, Failure, ended, failed, report
+from strategies.processes.lifeline import Lifeline
 
 GRACE = 5.0  # seconds for the main thread to leave training by itself, after a rank was lost
 PATIENCE = 10.0  # the same after a rank has raised an error: all may be about to raise the same one
@@ -64,7 +63,7 @@ class Survivor:
         self.saved: Callable[[], bool] = lambda: True  # whether there is a checkpoint to go on from
         self.beside: Callable[[int], str] = lambda lost: ""  # where a lost rank was in the game, and where this one is
         self.settle: Callable[[], None] = lambda: None  # finishes what the ranks still do together
-        self._end: End | None = None
+        self._end: Failure | None = None
         self._tied, self._known, self._out = threading.Event(), threading.Event(), threading.Event()
         self._said = self._failed = False
         if children or parent:
@@ -136,7 +135,7 @@ class Survivor:
         lost = end is not None and end.lost and isinstance(error, Exception) and not isinstance(error, UserError)
         if end is None or not (follows or lost):
             atexit.register(self.end_children, QUIET / 2, list(self.children))  # before they print anything
-            self.lifeline.leave(self._own_end(error))
+            self.lifeline.leave(self._own(error))
             return None
         if not self._speaks(end):
             time.sleep(QUIET)
@@ -145,14 +144,11 @@ class Survivor:
         named.said = self._said
         return named
 
-    def _own_end(self, error: BaseException) -> End:
-        whole = isinstance(error, UserError)
-        why = str(error) if whole else f"ended with {traceback.format_exception_only(error)[-1].splitlines()[0]}"
-        if isinstance(error, KeyboardInterrupt):
-            why = "was interrupted"
-        return replace(self.lifeline.lost, why=why[:8000], lost=False, whole=whole)
+    def _own(self, error: BaseException) -> Failure:
+        own = failed(self.rank, error)
+        return replace(own, why=own.why[:8000])
 
-    def learned(self, end: End) -> None:
+    def learned(self, end: Failure) -> None:
         """Called in a thread of its own when a rank has ended.
 
         Prints the message, waits for the main thread to leave training, and ends the process if that takes too long.
@@ -163,7 +159,7 @@ class Survivor:
         if end.lost and (child := self.children.get(end.rank)) is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)
-                end = replace(end, why=how(child.returncode), lost=child.returncode < 0)
+                end = ended(end.rank, child.pid, end.host, child.returncode)
         self._end, speaks = end, self._speaks(end)
         if end.lost and speaks:
             self._say(end)
@@ -175,11 +171,11 @@ class Survivor:
             time.sleep(max(0.0, LIMIT - (time.monotonic() - since)))
             self._finish(RankLost(self._words(end)))
 
-    def _speaks(self, end: End) -> bool:
+    def _speaks(self, end: Failure) -> bool:
         """Whether this rank prints the message on its host."""
         return self.rank == (self.first + 1 if end.rank == self.first else self.first)
 
-    def _say(self, end: End) -> None:
+    def _say(self, end: Failure) -> None:
         if not self._said:
             self._said = True
             if agent.speaks() and end.host == self.lifeline.lost.host:
@@ -187,7 +183,7 @@ class Survivor:
             with contextlib.suppress(OSError, ValueError):  # stderr may be closed
                 print(printable(f"\nerror: {self._words(end)}"), file=sys.stderr, flush=True)  # below the progress bar
 
-    def _words(self, end: End) -> str:
+    def _words(self, end: Failure) -> str:
         if not self._speaks(end):
             return f"rank {self.rank} ends as well: {end}"
         places = self.beside(end.rank) if end.lost else ""
@@ -205,7 +201,7 @@ class Survivor:
         """End this process, whose main thread waits in vain. The other ranks end too. Called in another thread."""
         if self._out.is_set() or self._known.is_set():
             return
-        end = replace(self.lifeline.lost, why=why + self._go_on(), lost=False, whole=True)
+        end = replace(self.lifeline.lost, why=why + self._go_on(), kind=REFUSED)
         if self.rank == 0:
             self._say(end)
         self.lifeline.leave(end)
@@ -214,7 +210,7 @@ class Survivor:
     def interrupt(self, why: str, status: int) -> None:
         """End this process, and tell the other ranks why. Called in a signal handler."""
         self._out.set()
-        self.lifeline.leave(replace(self.lifeline.lost, why=why, lost=False, whole=True))
+        self.lifeline.leave(replace(self.lifeline.lost, why=why, kind=REFUSED))
         self._finish(UserError(why), status)
 
     def end_children(self, patience: float = 0.0, those: Iterable[int] = ()) -> None:

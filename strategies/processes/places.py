@@ -4,12 +4,9 @@ A collective waits for all ranks. If one of them plays another phase, or has no 
 the time limit of the process group, and torch's error names nobody. So after an error each rank writes into torch's
 store where it is, and a rank that finds another one somewhere else says so. If the collectives of two phases happen to
 fit each other, nobody waits. So all ranks compare the phases that they have played before each save and at the end.
-And if they do not fit at all, gloo ends a rank at once. So each rank's place is also in memory that the others see.
+And if they do not fit at all, gloo ends a rank at once. So each rank's place is also on the board (board.py).
 """
 
-import mmap
-import os
-import struct
 import time
 import traceback
 import zlib
@@ -17,61 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import gettempdir
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
 from gan import ranks
 from gan.files.errors import UserError
 from strategies.private import default_store
-
-LAYOUT = struct.Struct("qqq?127s")
-
-
-class Entry(NamedTuple):
-    """A rank's place: how many phases it has begun, a code of them all, and the last one."""
-
-    count: int
-    code: int
-    step: int
-    playing: bool
-    phase: bytes
-
-
-class Board:
-    """An entry for each rank. To write one costs less than a microsecond, and no rank waits for another."""
-
-    def __init__(self, rank: int = 0, size: int = 1, run: str = "", meet: Callable[[], object] = bool) -> None:
-        """All ranks make theirs together. `run` is the same on all ranks, and secret; `meet` waits for all ranks."""
-        self.first = rank * LAYOUT.size
-        self.memory: mmap.mmap | None = None
-        if size == 1:
-            return
-        path = Path(gettempdir()) / f"gan-places-{run}"
-        with suppress(OSError):  # without such memory, errors say less
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(file, size * LAYOUT.size)
-                self.memory = mmap.mmap(file, size * LAYOUT.size)
-            finally:
-                os.close(file)
-        meet()
-        with suppress(OSError):  # all of this host have it, so it needs no name any more
-            path.unlink()
-
-    def write(self, count: int, code: int, step: int, playing: bool, phase: bytes) -> None:
-        if self.memory is not None:
-            LAYOUT.pack_into(self.memory, self.first, count, code, step, playing, phase)
-
-    def read(self, rank: int) -> Entry | None:
-        """Another rank's entry; None if that is on another host, or has begun no phase."""
-        if self.memory is None:
-            return None
-        entry = Entry(*LAYOUT.unpack_from(self.memory, rank * LAYOUT.size))
-        return entry._replace(phase=entry.phase.rstrip(b"\0")) if entry.count else None
-
+from strategies.processes.board import NEVER, Board, Entry
 
 LISTEN = 10.0  # seconds in which the other ranks reach their time limit too
 RECENT = 1000  # phases whose names are kept
@@ -92,53 +43,60 @@ class Apart(UserError):
 class Places:
     """This rank's place in the game, and after an error those of the others."""
 
-    def __init__(self, rank: int = 0, size: int = 1, run: str = "", gather: Callable[[Any], list[Any]] = list) -> None:
-        """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks."""
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        run: str = "",
+        gather: Callable[[Any], list[Any]] = list,
+        board: Board | None = None,
+        number: int = 0,
+        first: int = 0,
+    ) -> None:
+        """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks.
+
+        The `board` is that of this host. Where some ranks only serve, this one's number among all is another: `number`.
+        The `first` rank of this host has the first entry.
+        """
         self.rank, self.size, self.run, self.gather = rank, size, run, gather
-        self.board = Board(rank, size, run, lambda: gather(None))
+        self.board, self.number, self.first = board, number, first
         self.store = default_store() if size > 1 else None
-        self.playing = False
+        self.here = Entry()
         self.since = time.monotonic()  # when the place has changed
         self.longest: dict[str, float] = {}  # the longest time of each phase, in seconds
-        self.code = self.count = 0  # of the phases that have begun
-        self.name = b""  # of the last one
         self.recent: deque[tuple[int, str]] = deque(maxlen=RECENT)  # their steps and names
         self.waiting = ""  # for what, if that is known
 
+    def begin_step(self, step: int) -> None:
+        """A step begins, and no phase of it yet."""
+        self._go(self.here._replace(step=step, playing=False, phase=""))
+
     def begin(self, step: int, phase: str) -> None:
         """A phase begins."""
-        self._leave()
-        self.playing = True
-        self.name = phase.encode()
-        self.code = zlib.crc32(self.name, self.code)
-        self.count += 1
         self.recent.append((step, phase))
-        self.board.write(self.count, self.code, step, True, self.name)
+        self._go(Entry(self.here.count + 1, zlib.crc32(phase.encode(), self.here.code), step, True, phase))
 
     def end_step(self) -> None:
         """The last phase of a step has ended."""
-        self._leave()
-        self.playing = False
-        if self.recent:
-            self.board.write(self.count, self.code, self.recent[-1][0], False, self.name)
+        self._go(self.here._replace(playing=False))
 
-    def _leave(self) -> None:
-        now, self.waiting = time.monotonic(), ""
-        if self.playing:
-            phase, took = self.recent[-1][1], now - self.since
-            if took > self.longest.get(phase, 0.0):
-                self.longest[phase] = took
-        self.since = now
+    def _go(self, there: Entry) -> None:
+        now, here, self.waiting = time.monotonic(), self.here, ""
+        if here.playing:
+            self.longest[here.phase] = max(now - self.since, self.longest.get(here.phase, 0.0))
+        self.since, self.here = now, there
+        if self.board is not None:
+            self.board.write(self.number - self.first, there)
 
     def compare(self) -> None:
         """Raise on all ranks if they have played different phases. All ranks must call it."""
         if self.size == 1:
             return
         with self.named():
-            codes = self.gather((self.count, self.code))
+            codes = self.gather((self.here.count, self.here.code))
             if len(set(codes)) == 1:
                 return
-            every = self.gather((self.count - len(self.recent), list(self.recent)))
+            every = self.gather((self.here.count - len(self.recent), list(self.recent)))
         raise Apart(_first_difference(every))
 
     @contextmanager
@@ -178,17 +136,16 @@ class Places:
 
     def beside(self, lost: int) -> str:
         """Where a rank was that is lost, and where this one is."""
-        there = self.board.read(lost)
-        if there is None:
+        known = {} if self.board is None else dict(enumerate(self.board.read(), self.first))
+        there = known.get(lost, Entry())  # another host's is not known
+        if there.step == NEVER:
             return f"rank {self.rank} {self}" if self.size > 1 else ""
-        place = _said(there.step, there.phase.decode(errors="replace"), there.playing)
-        if there.count != self.count or there.code == self.code:
-            return f"rank {lost} {place}, rank {self.rank} {self}"
-        return f"rank {lost} {place} where rank {self.rank} {self}, and their collectives do not fit; {ADVICE}"
+        if there.count != self.here.count or there.code == self.here.code:
+            return f"rank {lost} {there}, rank {self.rank} {self}"
+        return f"rank {lost} {there} where rank {self.rank} {self}, and their collectives do not fit; {ADVICE}"
 
     def __str__(self) -> str:
-        place = _said(*self.recent[-1], self.playing) if self.recent else "has played no phase yet"
-        return f"{place}, {self.waiting}" if self.waiting else place
+        return f"{self.here}, {self.waiting}" if self.waiting else str(self.here)
 
     def _others(self) -> Mapping[int, str]:
         found: dict[int, str] = {}
@@ -203,10 +160,6 @@ class Places:
 
     def _key(self, rank: int) -> str:
         return f"place of {self.run}, rank {rank}"
-
-
-def _said(step: int, phase: str, playing: bool) -> str:
-    return f"plays phase '{phase}' of step {step}" if playing else f"has ended step {step} and begins no other"
 
 
 def call_of_ranks(frames: Iterable[tuple[FrameType, int]]) -> str:

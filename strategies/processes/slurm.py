@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from strategies import private
-from strategies.processes import slurm
 
 
 def started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
@@ -89,5 +88,5 @@ class Requeue(Callback):
 
     def requeue(self) -> None:
         """Only the first rank calls it, after all have left training."""
-        if self.saved and (reason := slurm.requeue()):
+        if self.saved and (reason := requeue()):
             rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")

@@ -24,8 +24,8 @@ WARNING = getattr(signal, "SIGUSR1", None)  # Slurm's: the job goes back into th
 class Signals:
     """Sets signal handlers, and puts the earlier ones back.
 
-    A signal of `OTHERS` that the process ignores is left alone, because under nohup a run must continue. With `gently`,
-    a signal that already has a handler is left alone too.
+    A signal that the process ignores is left alone, because under nohup a run must continue. With `gently`, a signal
+    that already has a handler is left alone too.
     """
 
     taken: ClassVar[set[int]] = set()  # those that are handled now
@@ -41,7 +41,7 @@ class Signals:
             return
         for number in numbers:
             there = signal.getsignal(number)
-            if (number in OTHERS and there == signal.SIG_IGN) or (gently and there != signal.SIG_DFL):
+            if there == signal.SIG_IGN or (gently and there != signal.SIG_DFL):
                 continue
             self.before[number] = signal.signal(number, handler)
             self.taken.add(number)

@@ -86,7 +86,7 @@ class Watch:
         places = self.places
         if not places.longest:
             return seconds > FIRST
-        return places.playing and seconds > TIMES * places.longest.get(places.recent[-1][1], NEW)
+        return places.here.playing and seconds > TIMES * places.longest.get(places.here.phase, NEW)
 
     def _write(self) -> None:
         """Write where this rank is. The main thread cannot do that."""

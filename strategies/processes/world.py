@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,41 +24,25 @@ import torch
 import torch.distributed as dist
 
 from gan.files.disk import whole_file
-from gan.files.errors import RankLost, UserError
+from gan.files.errors import UserError
 from gan.files.system import WINDOWS
+from strategies.processes.board import NEVER, VARIABLE, Board
+from strategies.processes.failure import FOLLOWS, Failure, cause, ended, failed
 from strategies.processes.lost_ranks import STATUS
-from strategies.processes.places import Apart
 
 GRACE = 5.0  # seconds that the other ranks get to report, once one has failed
-_place: Path | None = None  # where this rank writes where it is
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a rank has failed: `what` is the error in a line, `message` the whole text of a UserError.
-
-    `refused`: that error says that this cannot be trained so. Other errors of users come from what ranks have done.
-    """
-
-    rank: int
-    what: str
-    message: str | None = None
-    refused: bool = False
-    traceback: str = ""
-    follows: bool = False  # from the failure of another rank
-    at: float = 0.0
 
 
 class WorldFailed(Exception):
     """A rank has failed: the one that failed first."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.what)
+        super().__init__(str(failure))
         self.failure = failure
 
 
 class WorldHangs(Exception):
-    """The ranks did not end in time. `places` is where each rank was, if it has said so."""
+    """The ranks did not end in time. `places` is where each rank was that had begun to train."""
 
     def __init__(self, limit: float, places: dict[int, str]) -> None:
         super().__init__(f"no end within {limit:g} s")
@@ -86,55 +70,44 @@ def call(
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([__name__, *preload])
     with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
+        port, board = _free_port(), Board.new(Path(folder, "board"), ranks)
         processes = []
         for rank in range(ranks):
             arguments = (Path(folder), rank, ranks, port, connected, device, function, args)
             processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
             processes[-1].start()
         try:
-            return _wait(Path(folder), processes, limit)
+            return _wait(Path(folder), processes, limit, board)
         finally:
             for process in processes:
                 _end(process)
 
 
-def here(text: str) -> None:
-    """Say where this rank is, for the error if the world hangs."""
-    if _place is not None:
-        _place.write_text(text, encoding="utf-8")
-
-
-def _wait(folder: Path, processes: list[BaseProcess], limit: float) -> list[Any]:
+def _wait(folder: Path, processes: list[BaseProcess], limit: float, board: Board) -> list[Any]:
     """Wait until all ranks have reported, or the time is up, or GRACE after one rank has failed."""
     until = time.monotonic() + limit
     reports: dict[int, Any] = {}
     while True:
-        done = [not process.is_alive() for process in processes]
-        for rank in range(len(processes)):
+        for rank, process in enumerate(processes):
+            status = process.exitcode  # first, for a rank reports before it ends
             if rank not in reports and (path := folder / f"rank-{rank}").exists():
                 reports[rank] = pickle.loads(path.read_bytes())
-        if len(reports) == len(processes) or all(done) or time.monotonic() > until:
+            elif rank not in reports and status == 0:
+                reports[rank] = None  # it has served the others: see strategies/placing/
+            elif rank not in reports and status is not None:
+                said = ended(rank, process.pid, socket.gethostname(), status)
+                reports[rank] = replace(said, kind=FOLLOWS) if status == STATUS else said  # with it a rank ends itself
+        failures = [report for report in reports.values() if isinstance(report, Failure)]
+        if len(reports) == len(processes) or time.monotonic() > until:
             break
-        failed = any(isinstance(report, Failure) for report in reports.values())
-        ended = (process.exitcode and rank not in reports for rank, process in enumerate(processes))
-        if failed or any(ended):
+        if failures:
             until = min(until, time.monotonic() + GRACE)
         time.sleep(0.05)
-
-    failures = [report for report in reports.values() if isinstance(report, Failure)]
-    for rank, process in enumerate(processes):
-        if process.exitcode == 0 and rank not in reports:
-            reports[rank] = None  # it has served the others: see strategies/placing/
-        elif process.exitcode is not None and rank not in reports:
-            # It comes first, because what others report is a consequence. But with STATUS it has ended itself.
-            follows = process.exitcode == STATUS
-            failures.append(Failure(rank, f"rank {rank} ended with {process.exitcode}", follows=follows))
     if failures:
-        raise WorldFailed(min(failures, key=lambda failure: (failure.follows, failure.at)))
+        raise WorldFailed(cause(failures))
     if len(reports) < len(processes):
-        said = {rank: folder / f"rank-{rank}.place" for rank in range(len(processes))}
-        raise WorldHangs(limit, {rank: path.read_text("utf-8") for rank, path in said.items() if path.exists()})
+        places = {rank: str(entry) for rank, entry in enumerate(board.read()) if entry.step != NEVER}
+        raise WorldHangs(limit, places)
     return [reports[rank] for rank in range(len(processes))]
 
 
@@ -149,11 +122,9 @@ def _serve(
     args: tuple[Any, ...],
 ) -> None:
     """One rank. It reports what the function returns, or how it has failed."""
-    global _place
-    _place = folder / f"rank-{rank}.place"
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "LOCAL_SIZE": ranks}
+    place |= {"NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, VARIABLE: folder / "board"}
     os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if device == "cpu":
         os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
     os.setsid()
@@ -170,28 +141,13 @@ def _serve(
             dist.init_process_group("gloo" if device == "cpu" else None)
         report = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error is reported
-        report = _failure(rank, error)
+        report = failed(rank, error, traceback.format_exc())
     with whole_file(folder / f"rank-{rank}") as part:
         part.write_bytes(pickle.dumps(report))
+    if not isinstance(report, Failure):
+        threading.Event().wait()  # until it is ended: the others may be connecting yet, and rank 0 has their store
     # A normal exit could wait for ever, for threads that the function has left or for a broken process group.
     os._exit(0)
-
-
-def in_a_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")
-
-
-def _failure(rank: int, error: BaseException) -> Failure:
-    return Failure(
-        rank,
-        in_a_line(error),
-        message=str(error) if isinstance(error, UserError) else None,
-        refused=isinstance(error, UserError) and not isinstance(error, RankLost | Apart),
-        traceback=traceback.format_exc(),
-        follows=isinstance(error, RankLost),
-        at=time.time(),
-    )
 
 
 def _end_with_parent() -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gan.files.errors import UserError
 from strategies import private
+from strategies.ranks import agree
 from strategies.sharding.saved_tensors import places_in
 from strategies.sharding.storage import Storage
 from strategies.sharding.versions import end_graphs
@@ -281,7 +281,5 @@ class UnshardOnRead:
 
         The ranks do so the first time that a phase is played.
         """
-        both = torch.tensor([number, -number], device=self.buckets[number].device)
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.storage.group)
-        if both[0] != -both[1]:
+        if not agree(number, self.buckets[number].device, self.storage.group):
             raise UserError(other_order(self.phase, self.policy))

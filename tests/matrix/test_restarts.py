@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gan.app.run.folder import RunFolder
-from strategies.processes.agent import NEVER, Progress
+from strategies.processes.board import NEVER, VARIABLE, Board
 from tests.support.crashes import ARGUMENTS
 from tests.support.parity import EXACT, distance
 from tests.support.saved import tensors
@@ -42,14 +42,13 @@ def ranks_of(process):
     return [int(child) for child in children]
 
 
-def steps_of(rank, size):
-    """The steps of all ranks, from the file that their agent reads."""
+def step_of(rank, size):
+    """The furthest step of all ranks, from the board that their agent reads."""
     for variable in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0"):
         name, _, value = variable.partition(b"=")
-        if name.decode() == Progress.VARIABLE:
-            os.environ[Progress.VARIABLE] = value.decode()
-            return Progress.read(size)
-    return [NEVER] * size
+        if name.decode() == VARIABLE:
+            return Board(Path(value.decode()), size).furthest()
+    return NEVER
 
 
 def kill_one(process, size, chance, setup):
@@ -63,10 +62,10 @@ def kill_one(process, size, chance, setup):
             if len(ranks) == size:
                 if setup and time.monotonic() - began > until:
                     break
-                steps = max(steps_of(ranks[0], size))
-                if not setup and steps != NEVER:
-                    further = steps + until if further is None else further
-                    if steps >= further:
+                step = step_of(ranks[0], size)
+                if not setup and step != NEVER:
+                    further = step + until if further is None else further
+                    if step >= further:
                         break
         except OSError:
             continue

@@ -17,7 +17,7 @@ from strategies.paper.amounts import Held
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings
 from strategies.policies.sharded import WHOLE_BUCKETS
-from strategies.policies.world import World
+from strategies.ranks import World
 from strategies.sharding import bucket
 from tests.support.hard_games import HARD
 from tests.support.parity import EXACT, distance, train

@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
 from strategies import strategy as strategy_module
-from strategies.policies.world import Groups
+from strategies.ranks import Groups
 from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
 from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, often, parts, train, trainer, vectors
 from tests.support.watch import WatchedStrategy, moved, operations, sizes_of

@@ -127,7 +127,7 @@ def test_a_rank_that_gloo_ends_is_named_with_its_phase(pair):
 
 def test_without_lines_in_common_memory_it_is_not(pair):
     """The control."""
-    (said,) = survivors(pair, Unlike, (5, 5), "ddp", ("begin",)).values()
+    (said,) = survivors(pair, Unlike, (5, 5), "ddp", ("_go",)).values()
     assert "RankLost: rank 0 (process" in said and "phase 'first'" not in said
 
 

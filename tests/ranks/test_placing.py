@@ -276,14 +276,14 @@ def test_what_cannot_be_served_is_refused(folder, what, words):
     with pytest.raises(world.WorldFailed) as caught:
         placed(typed, training, total, partial(Changed, folder, what))
     said = caught.value.failure
-    assert said.message is not None and words.replace("(1)", f"({total - 1})") in said.message, said
+    assert said.whole and words.replace("(1)", f"({total - 1})") in said.why, said
 
 
 @pytest.mark.slow
 def test_ranks_that_call_differently_are_named(folder):
     with pytest.raises(world.WorldFailed) as caught:
         placed("teacher=zero3@2-3,*=ddp", 2, 4, partial(Changed, folder, "not alike"))
-    assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.message
+    assert "all must make the same calls in the same order; type teacher=ddp@2-3" in caught.value.failure.why
 
 
 class OneCalls(Distil):
@@ -323,7 +323,7 @@ def test_it_is_said_who_waits_for_whom(folder, tmp_path):
 def test_ranks_that_serve_nobody_are_refused(folder):
     with pytest.raises(world.WorldFailed) as caught:
         placed("generator=ddp,judge=ddp,teacher=ddp,eye=ddp,*=zero3@1", 1, 2, partial(Distil, folder))
-    assert "gives ranks 1 to '*'" in caught.value.failure.message
+    assert "gives ranks 1 to '*'" in caught.value.failure.why
 
 
 @pytest.mark.slow

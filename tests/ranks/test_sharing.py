@@ -13,7 +13,7 @@ from strategies import PhaseStrategy
 from strategies.options import compile
 from strategies.policies.belongings import Belongings, belongings_of
 from strategies.policies.ddp import Ddp
-from strategies.policies.world import World
+from strategies.ranks import World
 from tests.support.duel import SMALL, fit, of, played
 from tests.support.parity import BROKEN, EXACT, Deaf, distance, in_buckets, often, parts, train, trainer, vectors
 from tests.support.saved import read_checkpoint

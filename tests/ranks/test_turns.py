@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from gan import Phase
-from strategies.policies.world import World
+from strategies.ranks import World
 from tests.support.duel import POLICIES, ByHand, Duel, fit, of, played
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.word_games import on_odd_rank

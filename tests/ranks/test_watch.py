@@ -101,7 +101,8 @@ def seen(since, longest, playing=True):
     """A watch over a rank that plays a phase, with the longest time of each phase so far."""
     places, one = Places(), Watch.__new__(Watch)
     places.begin(7, "judge")
-    places.longest, places.playing, one.places = longest, playing, places
+    places.here = places.here._replace(playing=playing)
+    places.longest, one.places = longest, places
     return one.stuck(since)
 
 

@@ -23,8 +23,8 @@ from strategies.cost.tracing import traces
 from strategies.placing.placement import Placement, placement_of
 from strategies.placing.server import Server
 from strategies.policies import POLICIES
-from strategies.policies.world import World
 from strategies.processes import world
+from strategies.ranks import World
 from tests.support.counted import forget
 from tests.support.parity import Whole, trainer
 from tests.support.planned import BUCKET, ROWS, SIDE, STEPS, pictures

@@ -17,7 +17,8 @@ from unittest.mock import Mock, patch
 import pytest
 
 from strategies.processes import lifeline
-from strategies.processes.lifeline import End, Lifeline
+from strategies.processes.failure import LOST, REFUSED, Failure
+from strategies.processes.lifeline import Lifeline
 
 pytestmark = pytest.mark.alone
 SOON = 20  # what comes at once, on a machine that is busy
@@ -66,7 +67,7 @@ def someone(port, says=b""):
 
 
 def hello(token, rank):
-    lost = {"rank": rank, "process": 4321, "host": "far", "why": lifeline.GONE, "lost": True}
+    lost = {"rank": rank, "process": 4321, "host": "far", "why": lifeline.GONE, "kind": LOST}
     return f"{token} {json.dumps(lost)}\n".encode()
 
 
@@ -99,7 +100,7 @@ def test_a_killed_rank_0_is_named_by_all():
     assert quiet(*lines)
     killed(process)
     for line in lines:
-        assert line.learns() == End(0, process.pid, socket.gethostname(), lifeline.GONE, lost=True)
+        assert line.learns() == Failure(0, process.pid, socket.gethostname(), lifeline.GONE, LOST)
         line.leave()
 
 
@@ -114,7 +115,7 @@ def test_a_good_bye_is_no_alarm_in_any_order(order):
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_reason_reaches_the_others_and_not_oneself(rank):
     with world(3) as (lines, _):
-        end = End(rank, 7, "here", "batch 5 is not divisible", whole=True)
+        end = Failure(rank, 7, "here", "batch 5 is not divisible", REFUSED)
         lines[rank].leave(end)
         assert [line.learns() for line in lines if line.lost.rank != rank] == [end, end]
         assert quiet(*lines)
@@ -123,7 +124,10 @@ def test_a_reason_reaches_the_others_and_not_oneself(rank):
 
 def test_the_first_end_counts_and_late_comers_hear_of_it():
     with world(4) as (lines, (port, token)):
-        first, second = End(3, 7, "here", "ended with ValueError: a"), End(2, 8, "here", "ended with OSError: b")
+        first, second = (
+            Failure(3, 7, "here", "ended with ValueError: a"),
+            Failure(2, 8, "here", "ended with OSError: b"),
+        )
         lines[3].leave(first)
         assert lines[1].learns() == first
         lines[2].leave(second)
@@ -185,7 +189,7 @@ def test_nothing_that_is_sent_ends_it(caplog):
 def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
     monkeypatch.setattr(lifeline, "STRANGE", 0.2)
     with world(2) as (lines, (port, _)):
-        for says in (b"", b"x" * (lifeline.GREETING + 1)):
+        for says in (b"", b"x" * (1 << 18)):
             with someone(port, says) as hears, suppress(ConnectionError):
                 assert hears.read() == b""
         assert quiet(*lines)
@@ -205,16 +209,16 @@ def test_a_rank_gets_in_among_any_number_of_strangers():
 
 def test_a_rank_that_is_sent_away_comes_again(monkeypatch):
     """As one that was slow to speak among many strangers."""
-    with world(1) as ((first,), place), monkeypatch.context() as patched:
-        introduction, refused = first._introduction, []
+    with world(1) as (_, place), monkeypatch.context() as patched:
+        known, refused = lifeline.from_json, []
 
-        async def busy(connection):
+        def busy(said):
             if not refused:
-                refused.append(connection)
-                raise OSError
-            return await introduction(connection)
+                refused.append(said)
+                raise ValueError
+            return known(said)
 
-        patched.setattr(first, "_introduction", busy)
+        patched.setattr(lifeline, "from_json", busy)
         line = Line(1)
         line.join(HERE, *place)
         assert refused
@@ -222,18 +226,17 @@ def test_a_rank_that_is_sent_away_comes_again(monkeypatch):
 
 
 def test_without_file_handles_it_waits_for_some(monkeypatch):
-    with world(1) as ((first,), place):
-        accept, fails = first._loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")] * 2
+    with world(1) as (_, place):
+        accept, fails = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 2
 
-        async def none_left(listener):
+        def none_left(listener):
             if fails:
                 raise fails.pop()
-            return await accept(listener)
+            return accept(listener)
 
-        monkeypatch.setattr(first._loop, "sock_accept", none_left)
-        with someone(place[0]):  # the one that it waits for; then it asks the new way
-            line = Line(1)
-            line.join(HERE, *place)
+        monkeypatch.setattr(socket.socket, "accept", none_left)
+        line = Line(1)
+        line.join(HERE, *place)
         assert not fails
         line.leave()
 
@@ -330,7 +333,7 @@ def test_a_dark_host_is_told_from_a_killed_process(error, words):
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         with closing(ours), closing(theirs), patch.object(lifeline, "_watch"):
             first._call(
-                first._follow(reader, Mock(get_extra_info=lambda _: ours), End(1, 7, "far", lifeline.GONE, True))
+                first._follow(reader, Mock(get_extra_info=lambda _: ours), Failure(1, 7, "far", lifeline.GONE, LOST))
             )
         end = first.learns()
         assert str(end).startswith(f"rank 1 (process 7 on far) {words}")
@@ -369,7 +372,7 @@ def test_nothing_is_left_open():
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with world(4) as (lines, (port, _)), someone(port):
-            lines[2].leave(End(2, 1, "here", "ended with ValueError: x"))
+            lines[2].leave(Failure(2, 1, "here", "ended with ValueError: x"))
             assert lines[3].learns().rank == 2
     Line(0).leave()  # one that nobody has joined
     deadline = time.monotonic() + SOON

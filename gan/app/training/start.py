@@ -22,7 +22,7 @@ from gan.app.run.folder import RunFolder
 from gan.files.disk import read_text, whole_file
 from gan.files.errors import UserError
 from strategies.processes import agent, launched
-from strategies.processes.agent import NEVER, Progress
+from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
 
@@ -143,7 +143,7 @@ def folder(place: Launched | None) -> Path | None:
 def note_steps(place: Launched | None) -> None:
     """Let this rank note its steps where the next attempt finds them. Call it before training."""
     if (there := folder(place)) is not None:
-        os.environ[Progress.VARIABLE] = str(there / "steps")
+        os.environ[VARIABLE] = str(there / "board")
 
 
 def check(place: Launched | None) -> None:
@@ -155,7 +155,7 @@ def check(place: Launched | None) -> None:
     if noted.exists():
         failed = json.loads(noted.read_text("utf-8"))
         # When a host comes or goes, the ranks start again too, and the number of the attempt stays.
-        failed.setdefault(str(place.restarts), max(Progress.read(place.local_size)))
+        failed.setdefault(str(place.restarts), Board(there / "board", place.local_size).furthest())
     last = [step for attempt, step in failed.items() if attempt != "0"][-agent.SAME_STEP :]
     if len(last) == agent.SAME_STEP and len(set(last)) == 1:
         where = f"at step {last[0]}" if last[0] != NEVER else "before the first step"
@@ -164,4 +164,4 @@ def check(place: Launched | None) -> None:
             f"what each of them said"
         )
     noted.write_text(json.dumps(failed), encoding="utf-8")
-    Progress.clear(place.local_size)
+    Board.new(there / "board", place.local_size)

@@ -16,7 +16,6 @@ from gan.phase import Phase
 from strategies import PhaseStrategy, random_state
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
-from strategies.processes import world
 from strategies.sharding.resharded_parameter import resharded
 
 
@@ -145,7 +144,6 @@ class Recorded(PhaseStrategy):
         setattr(self.steps, "run", self._watched)  # noqa: B010, a method is replaced
 
     def _watched(self, phase: Phase, batch: Any) -> None:
-        world.here(f"step {self.recorder.step}, phase '{phase.name}'")
         before = random_state.capture()
         with self.recorder.watching:
             self._run(phase, batch)

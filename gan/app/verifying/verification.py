@@ -95,14 +95,14 @@ class Verification:
         try:
             found = self._train(request, devices)
         except world.WorldHangs as hangs:
-            places = "; ".join(f"rank {rank} was in {place}" for rank, place in sorted(hangs.places.items()))
+            places = "; ".join(f"rank {rank} {place}" for rank, place in sorted(hangs.places.items()))
             return Row(f"hangs: {hangs}", more=(places,) if places else (), advice=("phase",))
         except world.WorldFailed as failed:
             failure = failed.failure
-            if failure.message is None:
+            if not failure.whole:
                 return Row(f"fails on rank {failure.rank}: {failure.what}", more=tuple(failure.traceback.splitlines()))
-            (first, *more), kind = failure.message.splitlines(), "refused" if failure.refused else "fails"
-            wrong = failure.what.startswith(f"{Different.__name__}:")
+            (first, *more), kind = failure.why.splitlines(), "refused" if failure.refused else "fails"
+            wrong = failure.error == Different.__name__
             return Row(f"{kind}: {first}", refused=failure.refused, wrong=wrong, more=tuple(more))
         return judged(one, found)
 
@@ -112,8 +112,8 @@ class Verification:
         except world.WorldHangs as hangs:
             raise UserError(f"one device: {hangs}; type fewer --steps, a smaller run, or a longer --limit") from hangs
         except world.WorldFailed as failed:
-            if failed.failure.message is not None:
-                raise UserError(failed.failure.message) from failed
+            if failed.failure.whole:
+                raise UserError(failed.failure.why) from failed
             if request.precision == "64" and DTYPES.search(failed.failure.what):
                 raise UserError(
                     f"one device fails in float64, with {failed.failure.what}; if networks cast to float32 by hand, "

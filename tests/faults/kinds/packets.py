@@ -119,7 +119,7 @@ def _many(place: Place, number: int, word: bytes = b"") -> list[socket.socket]:
 
 
 def _end(**values: object) -> bytes:
-    lost = {"rank": 1, "process": 1, "host": "x", "why": "y", "lost": True, "whole": False}
+    lost = {"rank": 1, "process": 1, "host": "x", "why": "y", "kind": "lost"}
     return json.dumps({**lost, **values}).encode()
 
 

@@ -7,7 +7,8 @@ import torch
 
 from gan.bench.harness import Benchmark, Column, aligned, in_world, reason
 from gan.files.errors import UserError
-from strategies.processes.world import Failure, WorldFailed, WorldHangs
+from strategies.processes.failure import ended, failed
+from strategies.processes.world import WorldFailed, WorldHangs
 
 ONE, TWO, WRONG = ("one", 1), ("two", 2), ("wrong", None)
 SPEEDS = {ONE: [10.0, 1.0, 8.0], TWO: [20.0, 4.0, 8.0]}  # the machine has another speed in each round
@@ -85,13 +86,13 @@ def test_without_any_figures_it_fails():
     [
         (WorldHangs(3, {}), "hangs: no end within 3 s"),
         (
-            WorldFailed(Failure(0, "UserError: 9", message="9\n stages", refused=True, traceback="x")),
+            WorldFailed(failed(0, UserError("9\n stages"), "x")),
             "refused: 9 stages",
         ),
-        (WorldFailed(Failure(1, "RuntimeError: no paint", traceback="x")), "fails: RuntimeError: no paint"),
+        (WorldFailed(failed(1, RuntimeError("no paint"), "x")), "fails: RuntimeError: no paint"),
         (
-            WorldFailed(Failure(0, "rank 0 ended with -9")),
-            "fails: rank 0 ended with -9; is there too little memory?",
+            WorldFailed(ended(0, 7, "host", -11)),
+            "fails: was ended by signal 11 (Segmentation fault); is there too little memory?",
         ),
         (ValueError("no\nmore"), "fails: ValueError: no"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from gan import Phase
 from strategies.policies import world
-from strategies.policies.world import Groups
+from strategies.ranks import Groups
 
 
 def phases(*learners):

@@ -14,8 +14,9 @@ import pytest
 
 from gan.files.errors import UserError
 from strategies.processes import agent
-from strategies.processes.agent import NEVER, SAME_STEP, History, Launch
-from strategies.processes.failure import ERROR, LOST, REFUSED, Failure
+from strategies.processes.agent import SAME_STEP, History, Launch
+from strategies.processes.board import NEVER
+from strategies.processes.failure import ERROR, FOLLOWS, LOST, REFUSED, Failure
 from strategies.processes.rendezvous import Rendezvous
 
 BEGINNING = """
@@ -23,11 +24,12 @@ import json, os, signal, struct, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 def begin(step):
-    file = os.open(os.environ["GAN_STEPS"], os.O_WRONLY)
-    os.pwrite(file, struct.pack("<q", step), 8 * int(os.environ["LOCAL_RANK"]))
+    entry = struct.pack("qqq?127s", 0, 0, step + 1, False, b"")
+    os.pwrite(os.open(os.environ["GAN_BOARD"], os.O_WRONLY), entry, len(entry) * int(os.environ["LOCAL_RANK"]))
 
 def fail(kind, text, status=1):
-    said = {"kind": kind, "message": {"message": text, "extraInfo": {"timestamp": "1"}}}
+    failure = json.dumps({"rank": rank, "process": os.getpid(), "host": "host", "why": text, "kind": kind})
+    said = {"failure": failure, "message": {"message": text, "extraInfo": {"timestamp": "1"}}}
     open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(said))
     sys.exit(status)
 
@@ -104,7 +106,7 @@ def test_a_mistake_is_not_tried_again():
 
 @pytest.mark.slow
 def test_a_failure_at_one_step_three_times_ends_the_run(capfd):
-    code = "begin(4); fail('error', 'ValueError: no such label') if rank == 1 else time.sleep(60)"
+    code = "begin(4); fail('error', 'ended with ValueError: no such label') if rank == 1 else time.sleep(60)"
     with pytest.raises(UserError, match=r"no such label \(step 4\)\nThis was the third failure there"):
         started(code, restarts=10)
     assert attempts() == {0, 1, 2}
@@ -268,7 +270,7 @@ open(f"there-{size}-{rank}", "w").close()
 while size == "2":
     time.sleep(0.05)
     if os.path.exists("lost"):
-        fail("lost", "rank 1 is gone", 2)
+        fail("follows", "rank 1 is gone", 2)
 """
 
 
@@ -331,15 +333,15 @@ def test_a_host_that_comes_later_is_taken_in(tmp_path, capfd):
 # ---- whether to try again ----
 
 
-def failure(kind=ERROR, status=1):
-    return Failure(1, 4711, "host", status, kind, "ValueError: no")
+def failure(kind=ERROR):
+    return Failure(1, 4711, "host", "ended with ValueError: no", kind)
 
 
 def test_a_mistake_in_the_first_step_is_not_tried_again_but_a_kill_is():
     for step in (NEVER, 0):
         assert not History(3).again(failure(), step)
-        assert History(3).again(failure(status=-9), step)
         assert History(3).again(failure(LOST), step)
+        assert History(3).again(failure(FOLLOWS), step)
     assert History(3).again(failure(), 1)
 
 
@@ -351,10 +353,10 @@ def test_the_third_failure_in_a_row_at_one_step_is_the_last():
 
 def test_refused_or_ended_is_not_tried_again():
     assert not History(3).again(failure(REFUSED), 9)
-    assert History(3).again(failure(LOST), 9)
+    assert History(3).again(failure(FOLLOWS), 9)
     history = History(3)
     history.ended = True
-    assert not history.again(failure(status=-9), 9)
+    assert not history.again(failure(LOST), 9)
 
 
 @pytest.mark.slow

@@ -1,12 +1,20 @@
-"""What ranks of one host write for each other, in memory that outlives them."""
+"""What ranks of one host write for each other, and for who has started them, in memory that outlives them."""
 
 import os
 import secrets
 import threading
 from unittest import mock
 
-from strategies.processes import places
-from strategies.processes.places import Board, Entry
+import pytest
+
+from gan.files.errors import UserError
+from strategies.processes import board
+from strategies.processes.board import NEVER, VARIABLE, Board, Entry, shared_board
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_given_one(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 def boards(size):
@@ -14,7 +22,7 @@ def boards(size):
     run, meet, made = secrets.token_hex(8), threading.Barrier(size), {}
 
     def make(rank):
-        made[rank] = Board(rank, size, run, meet.wait)
+        made[rank] = shared_board(size, run, meet.wait)
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -25,24 +33,54 @@ def boards(size):
 
 
 def test_each_reads_what_the_others_wrote_and_no_file_is_left(tmp_path):
-    with mock.patch.object(places, "gettempdir", return_value=str(tmp_path)):
+    with mock.patch.object(board, "gettempdir", return_value=str(tmp_path)):
         one, two, three = boards(3)
     assert not os.listdir(tmp_path)
-    two.write(7, 2**32 - 1, 3, True, "jüge".encode())
-    three.write(8, 5, 4, False, b"x" * 500)
-    assert one.read(0) is None
-    assert one.read(1) == Entry(7, 2**32 - 1, 3, True, "jüge".encode()) == three.read(1)
-    assert two.read(2) == Entry(8, 5, 4, False, b"x" * 127)
+    two.write(1, Entry(7, 2**32 - 1, 3, True, "jüge"))
+    three.write(2, Entry(8, 5, 4, False, "x" * 500))
+    assert one.read() == [Entry(), Entry(7, 2**32 - 1, 3, True, "jüge"), Entry(8, 5, 4, False, "x" * 127)]
+    assert one.furthest() == 4
 
 
 def test_without_a_place_for_it_nothing_is_known(tmp_path):
-    with mock.patch.object(places, "gettempdir", return_value=str(tmp_path / "missing")):
-        one, two = boards(2)
-    two.write(1, 1, 0, True, b"judge")
-    assert one.read(1) is None
+    with mock.patch.object(board, "gettempdir", return_value=str(tmp_path / "missing")):
+        assert boards(2) == [None, None]
 
 
 def test_a_rank_of_its_own_has_none():
-    one = Board()
-    one.write(1, 1, 0, True, b"judge")
-    assert one.memory is None and one.read(0) is None
+    assert shared_board(1, "run", bool) is None
+
+
+def test_who_has_started_the_ranks_reads_their_steps(tmp_path, monkeypatch):
+    path = tmp_path / "board"
+    monkeypatch.setenv(VARIABLE, str(path))
+    theirs = Board.new(path, 3)
+    assert theirs.furthest() == NEVER
+    for rank, step in ((0, 2), (2, 70_000_000_000)):
+        shared_board(3, "run", bool).write(rank, Entry(step=step))
+    assert [entry.step for entry in theirs.read()] == [2, NEVER, 70_000_000_000]
+    assert Board.new(path, 3).furthest() == NEVER
+
+
+def test_a_board_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(UserError, match=f"GAN_BOARD is '{tmp_path}', which cannot be written to .*; unset it"):
+        shared_board(2, "run", bool)
+
+
+def test_who_has_started_the_ranks_may_be_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
+    assert shared_board(1, "run", bool) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (Entry(), "has played no phase yet"),
+        (Entry(step=0), "begins step 0"),
+        (Entry(1, 0, 0, True, "judge"), "plays phase 'judge' of step 0"),
+        (Entry(1, 0, 0, False, "judge"), "has ended step 0 and begins no other"),
+    ],
+)
+def test_a_place_in_words(entry, words):
+    assert str(entry) == words

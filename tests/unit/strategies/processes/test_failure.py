@@ -1,18 +1,24 @@
 import json
+import os
+import socket
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from gan.files.errors import RankLost, UserError, WorkerLost
+from gan.files.errors import RankLost, UserError, WorkerLost, printable
 from strategies.processes import failure
-from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause
+from strategies.processes.failure import ERROR, FILE, FOLLOWS, LOST, REFUSED, Failure, cause, in_a_line
+from strategies.processes.places import Apart
+
+RANK_3 = f"rank 3 (process {os.getpid()} on {socket.gethostname()})"
 
 
 def told(error, path, monkeypatch, status=1):
     """What the agent of rank 3 reads after an error."""
     monkeypatch.setenv(FILE, str(path / "error.json"))
+    monkeypatch.setenv("RANK", "3")
     failure.report(error)
     return failure.read(3, "host", ProcessFailure(0, 4711, status, str(path / "error.json")))
 
@@ -21,20 +27,16 @@ def told(error, path, monkeypatch, status=1):
     ("error", "kind", "text"),
     [
         (UserError("type another batch"), REFUSED, "type another batch"),
-        (RankLost("rank 1 is gone"), LOST, "rank 1 is gone"),
-        (WorkerLost("a lost worker"), ERROR, "rank 3 (process 4711 on host) ended with a lost worker"),
+        (RankLost("rank 1 is gone"), FOLLOWS, "rank 1 is gone"),
+        (WorkerLost("a lost worker"), ERROR, f"{RANK_3} ended with a lost worker"),
         (UserError("no \x1b[2J.png"), REFUSED, "no \\x1b[2J.png"),
-        (
-            ValueError("no such label\nand more"),
-            ERROR,
-            "rank 3 (process 4711 on host) ended with ValueError: no such label",
-        ),
-        (KeyboardInterrupt(), ERROR, "rank 3 (process 4711 on host) ended with KeyboardInterrupt"),
+        (ValueError("no such label\nand more"), ERROR, f"{RANK_3} ended with ValueError: no such label"),
+        (KeyboardInterrupt(), ERROR, f"{RANK_3} was interrupted"),
     ],
 )
 def test_the_agent_reads_what_a_rank_has_reported(error, kind, text, tmp_path, monkeypatch):
     found = told(error, tmp_path, monkeypatch)
-    assert (found.kind, str(found), found.killed) == (kind, text, False)
+    assert (found.kind, printable(str(found))) == (kind, text)
 
 
 def test_an_error_of_a_loaders_worker_is_its_last_line(tmp_path, monkeypatch):
@@ -69,7 +71,7 @@ def test_without_an_agent_nothing_is_written(tmp_path, monkeypatch):
 
 def test_a_rank_that_says_nothing_is_known_by_its_status(tmp_path):
     killed = failure.read(1, "host", ProcessFailure(0, 4711, -9, str(tmp_path / "none")))
-    assert killed.killed
+    assert killed.kind == LOST
     assert (
         str(killed) == "rank 1 (process 4711 on host) was ended by signal 9 (Killed): from outside, or out of memory?"
     )
@@ -80,7 +82,21 @@ def test_a_rank_that_says_nothing_is_known_by_its_status(tmp_path):
 
 
 def test_the_cause_is_the_first_that_does_not_follow_another():
-    follows, first, second = (Failure(rank, 1, "host", 1, kind) for rank, kind in ((0, LOST), (1, ERROR), (2, REFUSED)))
-    assert cause([follows, first, second]) is first
-    assert cause([second, follows, first]) is second
+    follows, first, second, killed = (
+        Failure(0, 1, "host", "why", kind, at=at)
+        for kind, at in ((FOLLOWS, 1.0), (ERROR, 2.0), (REFUSED, 3.0), (LOST, 0.0))
+    )
+    assert cause([follows, second, first]) is first
+    assert cause([follows, first, killed]) is killed
     assert cause([follows]) is follows
+
+
+def test_ranks_that_go_different_ways_are_no_refusal():
+    assert failure.failed(1, UserError("type ddp")).refused
+    apart = failure.failed(1, Apart("rank 1 plays phase 'g' where rank 0 plays 'd'"))
+    assert not apart.refused and str(apart).startswith("rank 1 plays")
+
+
+def test_an_error_in_a_line():
+    assert in_a_line(ValueError("a\nb")) == "ValueError: a"
+    assert in_a_line(KeyError()) == "KeyError"

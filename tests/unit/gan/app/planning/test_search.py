@@ -14,7 +14,7 @@ from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.cost.tracing import traces
 from strategies.policies import POLICIES
-from strategies.policies.world import World
+from strategies.ranks import World
 
 WIDTH = 2048
 

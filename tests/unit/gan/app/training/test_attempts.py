@@ -1,12 +1,14 @@
 """The attempts of a person's torchrun, which tells its ranks only how often it has started them."""
 
+import os
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from gan.app.training import start
 from gan.files.errors import UserError
-from strategies.processes.agent import NEVER, Progress
+from strategies.processes.board import NEVER, VARIABLE, Board, Entry
 from strategies.processes.launched import Launched
 from tests.support.posix import not_on_windows
 
@@ -19,7 +21,7 @@ def place(by="torchrun"):
 def attempt(tmp_path, monkeypatch):
     """`attempt(number, ends)`: torchrun's attempt of this number ends in the steps that its two ranks have begun."""
     monkeypatch.delenv("GAN_AGENT", raising=False)
-    monkeypatch.delenv(Progress.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
 
     def run(number, *ends):
         variables = {
@@ -31,8 +33,7 @@ def attempt(tmp_path, monkeypatch):
             start.note_steps(place())
             start.check(place())
             for rank, step in enumerate(ends):
-                with mock.patch.dict("os.environ", LOCAL_RANK=str(rank)):
-                    Progress().begin(step)
+                Board(Path(os.environ[VARIABLE]), 2).write(rank, Entry(step=step))
 
     return run
 

@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -185,3 +186,14 @@ def beside(world: World, save: str, limit: timedelta | None, lost: Callable[[], 
         return world
     seconds = (limit or default_pg_timeout).total_seconds()
     return StoreWorld(world.size, world.rank, name=save, limit=seconds, lost=lost)
+
+
+def agree(what: object, device: torch.device, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Whether all ranks of the group have the same, as its `repr` says: a tensor, for one small collective.
+
+    To read it waits for the device, so a phase reads it later.
+    """
+    code = zlib.crc32(repr(what).encode())
+    both = torch.tensor([code, -code]).to(device, non_blocking=True)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    return both[:1] == -both[1:]
