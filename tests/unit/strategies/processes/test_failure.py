@@ -33,6 +33,7 @@ def told(error, path, monkeypatch, status=1):
         (ValueError("no such label\nand more"), ERROR, f"{RANK_3} ended with ValueError: no such label"),
         (KeyboardInterrupt(), ERROR, f"{RANK_3} was interrupted"),
     ],
+    ids=["refused", "lost", "worker", "escaped", "error", "interrupted"],
 )
 def test_the_agent_reads_what_a_rank_has_reported(error, kind, text, tmp_path, monkeypatch):
     found = told(error, tmp_path, monkeypatch)
