@@ -35,7 +35,7 @@ from strategies.checkpoint.writing import (
 from strategies.choice import choices
 from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
-from strategies.hooks import Hooks, refuse_what_is_not_called
+from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import prepared
 from strategies.meeting import RanksStrategy
 from strategies.players import Players
@@ -188,8 +188,7 @@ class PhaseStrategy(RanksStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
-        trainer = self.lightning_module.trainer
-        return opened(checkpoint_path, weights_only, trainer if trainer.state.fn == TrainerFn.FITTING else None)
+        return opened(checkpoint_path, weights_only, self.lightning_module.trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
@@ -223,14 +222,17 @@ class PhaseStrategy(RanksStrategy):
             raise Stopped
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.steps.step(*args, **kwargs)
+        """One step: every phase that is due, or what an author's own training_step plays."""
+        own = overrides(self.lightning_module, "training_step", GanModule)
+        return self.steps.step(self.lightning_module.training_step if own else self.play, *args, **kwargs)
 
     def play(self, batch: Any) -> None:
-        """Play every phase that is due: `super().training_step(batch)` in an author's own training_step."""
-        self.steps.play(batch)
+        """Play every phase that is due."""
+        for phase in self.steps.due():
+            self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase, for an author's own training_step."""
+        """Play one phase."""
         self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
