@@ -41,9 +41,9 @@ from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.policies.world import beside
+from strategies.policies.world import world_of_thread
 from strategies.processes.stopping import Stopped
-from strategies.serving import Notice, part_of
+from strategies.serving import EndSignal, part_of
 from strategies.steps import Steps, while_training
 from strategies.turn import Training, all_learning
 
@@ -120,7 +120,7 @@ class PhaseStrategy(RanksStrategy):
         self.connect(game)
         training, signals = trainer.state.fn == TrainerFn.FITTING, self.lockstep.signals
         try:
-            notice = Notice(signals)
+            signal_to_end = EndSignal(signals)
             self.setup_environment()
             if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
@@ -131,7 +131,7 @@ class PhaseStrategy(RanksStrategy):
             move(part, self.root_device, self.precision_plugin)
             self.players.assign(part, chosen, world, self.precision_plugin, {})
             self.players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
-            self.division.serve(self.policies, notice)
+            self.division.serve(self.policies, signal_to_end)
         finally:
             self.players.release()
             self.until_teardown.close()
@@ -266,7 +266,7 @@ class PhaseStrategy(RanksStrategy):
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
-        thread = partial(beside, self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
+        thread = partial(world_of_thread, self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
         self.background.save(path, checkpoint, self.world, thread, self.ending.wish, storage_options)
 
     def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:
