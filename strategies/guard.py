@@ -12,7 +12,7 @@ from strategies.ranks import World
 PATIENCE = 10
 
 
-class Hopeless(UserError):
+class NothingLearned(UserError):
     """The run does not learn any more, so it ends. Every rank raises this together."""
 
     agreed = True
@@ -63,7 +63,7 @@ class Guard:
     def raise_if_hopeless(self) -> None:
         """Stop the run with the reason."""
         if self.verdict is not None:
-            raise Hopeless(self.verdict)
+            raise NothingLearned(self.verdict)
 
 
 def _said(name: str) -> str:

@@ -30,7 +30,7 @@ class SameOrder(DistributedSamplerWrapper):
             return iter(list(super().__iter__()))
 
 
-class Dealt:
+class DealtLoader:
     """A loader of global batches, of which this rank takes its rows: under dp a loader need not know of ranks.
 
     Each rank reads all of it, as one process would. All must read the same, so what the loader draws comes from
@@ -69,9 +69,9 @@ class Dealt:
 
 
 def dealt(loader: Any, rank: int, ranks: int, draws: Mapping[str, Any]) -> Any:
-    """The loader itself if it was made for this rank, as by GlobalLoader in `train_dataloader()`; else `Dealt`."""
+    """The loader itself if it was made for this rank, as by GlobalLoader in `train_dataloader()`; else it is dealt."""
     made_for = getattr(loader, "ranks", None) or getattr(getattr(loader, "sampler", None), "num_replicas", 1)
-    return loader if made_for == ranks else Dealt(loader, rank, ranks, draws)
+    return loader if made_for == ranks else DealtLoader(loader, rank, ranks, draws)
 
 
 def prepared(loader: Any, world: World, training: bool, is_dp: bool) -> Any:
@@ -92,7 +92,7 @@ def check_loader(loader: Any, ranks: int, training: bool) -> None:
             f"train_dataloader() of the game or its data module, where the ranks are known"
         )
     streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    streams = streams and not isinstance(loader, GlobalStream | Dealt)
+    streams = streams and not isinstance(loader, GlobalStream | DealtLoader)
     if training and ranks > 1 and streams:
         rank_zero_warn(
             f"each of the {ranks} ranks reads the stream {type(loader.dataset).__name__} by itself, so training "

@@ -73,7 +73,7 @@ def check_start(
 class RanksStrategy(DDPStrategy):
     """Lightning's DDPStrategy for ranks that anybody has started. They find each other, and end together.
 
-    What they train is PhaseStrategy's, and what a rank is and how it is connected is here: neither changes the other.
+    Which rank this is and how the ranks are connected is decided here alone; what they train, by PhaseStrategy alone.
     `choice` is what was typed for the players, of which some may be served by ranks of their own: [Note: serving].
     """
 

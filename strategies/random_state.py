@@ -54,19 +54,8 @@ def check(state: dict[str, Any]) -> None:
 
 def changed(before: dict[str, Any]) -> bool:
     """Whether something was drawn from torch's generators since that state."""
-    now = capture()
-    return not all(equal(before[name], now[name]) for name in ("torch", "accelerator"))
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Whether two states are the same: nothing was drawn between them."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple):
-        return all(map(equal, one, other))
-    return one == other
+    one, other = ({"torch": each["torch"], **each["accelerator"]} for each in (before, capture()))
+    return one.keys() != other.keys() or not all(torch.equal(one[name], other[name]) for name in one)
 
 
 @contextmanager

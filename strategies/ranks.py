@@ -180,7 +180,7 @@ class StoreWorld(World):
             pause = min(2 * pause, 0.1)
 
 
-def beside(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
+def world_of_thread(world: World, save: str, limit: timedelta | None, lost: Callable[[], bool]) -> World:
     """The ranks for the thread of this save. See StoreWorld."""
     if world.size == 1:
         return world

@@ -80,7 +80,7 @@ class Division:
         }
         return {name: lines[each.ranks] for name, each in served(self.placement, choice, game).items()}
 
-    def serve(self, policies: Mapping[str, Policy], notice: "Notice") -> None:
+    def serve(self, policies: Mapping[str, Policy], notice: "EndSignal") -> None:
         """Answer the ranks that train, until the training ends."""
         for policy in policies.values():
             policy.learn(False)
@@ -119,7 +119,7 @@ def part_of(game: GanModule, players: Collection[str]) -> GanModule:
     return part
 
 
-class Notice:
+class EndSignal:
     """Notices a signal to end, for the ranks that train: they end together, and then this one is told.
 
     Ctrl-C reaches all ranks, and those that train decide what it means.

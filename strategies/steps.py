@@ -1,7 +1,7 @@
 """The steps of a training: each is one pass over the phases of the game."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from strategies.check.first_step import check_step
 from strategies.check.replicas import compare_replicas
 from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
-from strategies.hooks import GameFirst, overrides
+from strategies.hooks import GameFirst
 from strategies.lockstep import Lockstep
 from strategies.processes import heap
 from strategies.turn import Training, play
@@ -46,8 +46,8 @@ class Steps:
         self.trial: Trial | None = None  # that is played now
         self.losses: dict[str, Tensor] = {}  # of this step so far, and norms of gradients
 
-    def step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """One pass over the phases. Lightning counts it as one step, whatever the number of optimizers."""
+    def step(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """One pass over the phases: `play(batch, *args, **kwargs)`. Lightning counts it as one step."""
         game, step = self.game, self.game.step
         self.guard.raise_if_hopeless()
         for policy in self.policies.values():
@@ -56,9 +56,9 @@ class Steps:
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
             if self.trials.due(game.phases, step):
-                check_step(game, self.training, batch, self.trials.ready, partial(self._try, args, kwargs))
+                check_step(game, self.training, batch, self.trials.ready, partial(self._try, play, args, kwargs))
             self.losses = {}
-            output = self._pass(batch, *args, **kwargs)
+            output = self._pass(play, batch, *args, **kwargs)
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
                 raise UserError(
                     f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "
@@ -71,19 +71,15 @@ class Steps:
         private.count_step(game.trainer)
         return output
 
-    def _pass(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Play the phases that are due. An author's own training_step decides when, or plays them one by one."""
+    def _pass(self, play: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self.game.forget_shared()
-        own = overrides(self.game, "training_step", GanModule)
-        output = self.game.training_step(batch, *args, **kwargs) if own else self.play(batch)
+        output = play(batch, *args, **kwargs)
         self.game.forget_shared()
         return output
 
-    def play(self, batch: Any) -> None:
-        """Play every phase that is due in this step."""
-        for phase in self.game.phases:
-            if phase.due(self.game.step, self._asked):
-                self.run(phase, batch)
+    def due(self) -> Iterator[Phase]:
+        """The phases to be played in this step. Whether the next one is due may depend on what this one does."""
+        return (phase for phase in self.game.phases if phase.due(self.game.step, self._asked))
 
     def run(self, phase: Phase, batch: Any) -> None:
         """Play one phase."""
@@ -105,13 +101,15 @@ class Steps:
         """Whether a phase with a `when` is played: the first rank's answer, on all ranks."""
         return self.training.world.answer(phase.when) if self.trial is None else self.trials.ready(phase)
 
-    def _try(self, args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any) -> None:
+    def _try(
+        self, play: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], trial: Trial, batch: Any
+    ) -> None:
         """Play the step for a trial."""
         self.trial = trial
         for policy in self.policies.values():
             policy.trying = True
         try:
-            self._pass(batch, *args, **kwargs)
+            self._pass(play, batch, *args, **kwargs)
         finally:
             self.trial = None
             for policy in self.policies.values():

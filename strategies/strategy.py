@@ -35,15 +35,15 @@ from strategies.checkpoint.writing import (
 from strategies.choice import choices
 from strategies.draws import draws_follow
 from strategies.first_weights import FirstWeights, move, without_values
-from strategies.hooks import Hooks, refuse_what_is_not_called
+from strategies.hooks import Hooks, overrides, refuse_what_is_not_called
 from strategies.loaders import prepared
 from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.processes.stopping import Stopped
-from strategies.ranks import beside
-from strategies.serving import Notice, part_of
+from strategies.ranks import world_of_thread
+from strategies.serving import EndSignal, part_of
 from strategies.steps import Steps, while_training
 from strategies.turn import Training, all_learning
 
@@ -120,7 +120,7 @@ class PhaseStrategy(RanksStrategy):
         self.connect(game)
         training, signals = trainer.state.fn == TrainerFn.FITTING, self.lockstep.signals
         try:
-            notice = Notice(signals)
+            signal_to_end = EndSignal(signals)
             self.setup_environment()
             if training:
                 self.until_teardown.enter_context(draws_follow(self.root_device))
@@ -131,7 +131,7 @@ class PhaseStrategy(RanksStrategy):
             move(part, self.root_device, self.precision_plugin)
             self.players.assign(part, chosen, world, self.precision_plugin, {})
             self.players.adopt(FirstWeights(part, world, seed=0, resumed=False), training)
-            self.division.serve(self.policies, notice)
+            self.division.serve(self.policies, signal_to_end)
         finally:
             self.players.release()
             self.until_teardown.close()
@@ -188,8 +188,7 @@ class PhaseStrategy(RanksStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """A checkpoint's tree. One that a training could not go on from is refused before anything is loaded."""
-        trainer = self.lightning_module.trainer
-        return opened(checkpoint_path, weights_only, trainer if trainer.state.fn == TrainerFn.FITTING else None)
+        return opened(checkpoint_path, weights_only, self.lightning_module.trainer)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Weights and averages."""
@@ -223,14 +222,17 @@ class PhaseStrategy(RanksStrategy):
             raise Stopped
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.steps.step(*args, **kwargs)
+        """One step: every phase that is due, or what an author's own training_step plays."""
+        own = overrides(self.lightning_module, "training_step", GanModule)
+        return self.steps.step(self.lightning_module.training_step if own else self.play, *args, **kwargs)
 
     def play(self, batch: Any) -> None:
-        """Play every phase that is due: `super().training_step(batch)` in an author's own training_step."""
-        self.steps.play(batch)
+        """Play every phase that is due."""
+        for phase in self.steps.due():
+            self.run(phase, batch)
 
     def run(self, phase: Phase, batch: Any) -> None:
-        """Play one phase, for an author's own training_step."""
+        """Play one phase."""
         self.steps.run(phase, batch)
 
     def all_learning(self) -> AbstractContextManager[None]:
@@ -264,7 +266,7 @@ class PhaseStrategy(RanksStrategy):
         self.background.wait()
         self.lockstep.places.compare()
         path, name = self.saving.complete(checkpoint, filepath)
-        thread = partial(beside, self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
+        thread = partial(world_of_thread, self.world, f"save {name}", self._timeout, self.lockstep.is_lost)
         self.background.save(path, checkpoint, self.world, thread, self.ending.wish, storage_options)
 
     def save_in_background(self, path: str | Path, excuse: Callable[[DiskError], None] | None = None) -> None:

@@ -29,7 +29,7 @@ from gan.module import GanModule
 from gan.phase import Phase
 from gan.pool import ImagePool
 from nets.norm import rows_together, unsynchronised
-from strategies.check.trial import Different, Kept, Trial
+from strategies.check.trial import RanksDiffer, Snapshot, Trial
 from strategies.draws import BY_GENERATOR, ByPhase
 from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
@@ -82,7 +82,7 @@ def check_step(
     own, gather = _few_samples(game, training, batch), training.world.gather
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
-    kept = Kept(game, training.policies)
+    kept = Snapshot(game, training.policies)
     if kept.iterators:
         rank_zero_warn(
             f"the first step is not checked against one device, because a trial would move on the iterator "
@@ -116,13 +116,13 @@ def check_step(
         lines = comparison.lines(moved(alone, shaken))
     lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
     if lines:
-        raise Different(_said(lines, training, game.step, together.drawn))
+        raise RanksDiffer(_said(lines, training, game.step, together.drawn))
 
 
 class Tries:
     """Tries a step again and again, each time from what was kept."""
 
-    def __init__(self, game: GanModule, training: Training, kept: Kept, play: Callable[[Trial, Any], None]) -> None:
+    def __init__(self, game: GanModule, training: Training, kept: Snapshot, play: Callable[[Trial, Any], None]) -> None:
         self.game, self.training, self.kept, self.play = game, training, kept, play
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]

@@ -22,7 +22,7 @@ from strategies.reachable import Reachable, content_of, copied, differs
 from strategies.turn import Training, finish, gradients, ready
 
 
-class Kept:
+class Snapshot:
     """Weights, buffers, random states, and all objects that a loss can reach. See [Note: what a loss can reach].
 
     A trial plays with the objects themselves, not with copies: so two names of one object stay two names of it.
@@ -69,7 +69,7 @@ class Kept:
 TIMES = 10  # a phase is played so often from trial to trial
 
 
-class Different(UserError):
+class RanksDiffer(UserError):
     """The ranks together would not train as one device does. Every rank raises this together."""
 
     agreed = True
@@ -173,7 +173,7 @@ class Trial:
         everyone = self.world.gather(what)
         if len(set(everyone)) > 1:
             parts = "; ".join(f"rank {rank} {each}" for rank, each in enumerate(everyone))
-            raise Different(
+            raise RanksDiffer(
                 f"in step {self.step} the ranks go different ways: {parts}. Which phases are due must not depend on a "
                 f"rank's own samples; decide by what all ranks know, e.g. Phase(every=...) or gan.ranks.mean(...)"
             )

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -255,10 +256,10 @@ class State:
         self._set_aside = None
 
 
-def opened(path: Any, weights_only: bool | None, trainer: Trainer | None) -> dict[str, Any]:
-    """A checkpoint's tree. With the trainer of a training, it must be one from which that can go on."""
+def opened(path: Any, weights_only: bool | None, trainer: Trainer) -> dict[str, Any]:
+    """A checkpoint's tree. If the trainer trains, it must be one from which that can go on."""
     tree = load(path, weights_only)
-    if trainer is not None:
+    if trainer.state.fn == TrainerFn.FITTING:
         with failing(Path(path)):
             _check_training(tree, trainer)
     return tree

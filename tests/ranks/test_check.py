@@ -434,7 +434,7 @@ def test_the_control_that_puts_nothing_back_sees_another_loss(ranks):
 
 
 def _reached_without_putting_back():
-    with mock.patch("strategies.check.trial.Kept.put_back"):
+    with mock.patch("strategies.check.trial.Snapshot.put_back"):
         return refused(Reaching, world=2, steps=1, check=True)
 
 

@@ -138,15 +138,10 @@ class Recorded(PhaseStrategy):
         super().__init__(policy, **kwargs)
         self.recorder = recorder
 
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        self._run = self.steps.run
-        setattr(self.steps, "run", self._watched)  # noqa: B010, a method is replaced
-
-    def _watched(self, phase: Phase, batch: Any) -> None:
+    def run(self, phase: Phase, batch: Any) -> None:
         before = random_state.capture()
         with self.recorder.watching:
-            self._run(phase, batch)
+            super().run(phase, batch)
         if self.steps.trial is not None:
             return
         if random_state.changed(before):

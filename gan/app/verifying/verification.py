@@ -10,7 +10,7 @@ from gan.app.verifying.training import Request, Trained, train
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check.first_step import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS
-from strategies.check.trial import Different
+from strategies.check.trial import RanksDiffer
 from strategies.policies import POLICIES
 from strategies.processes import world
 
@@ -102,7 +102,7 @@ class Verification:
             if not failure.whole:
                 return Row(f"fails on rank {failure.rank}: {failure.what}", more=tuple(failure.traceback.splitlines()))
             (first, *more), kind = failure.why.splitlines(), "refused" if failure.refused else "fails"
-            wrong = failure.error == Different.__name__
+            wrong = failure.error == RanksDiffer.__name__
             return Row(f"{kind}: {first}", refused=failure.refused, wrong=wrong, more=tuple(more))
         return judged(one, found)
 

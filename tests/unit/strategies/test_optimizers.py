@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from gan import Player
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.optimizers import why_not_apart
+from strategies.optimizers import LossScale, why_not_apart
 from tests.support.hard_games import Plain
 from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
 from tests.support.parity import distance, parts, snapshot, train, trainer
@@ -171,3 +171,30 @@ def test_the_weights_and_random_numbers_are_as_before(dtype):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert [weight.data_ptr() for weight in net.parameters()] == places
     assert all(weight.grad is None for weight in net.parameters())
+
+
+# ---- the loss scale, which follows the rule of torch's GradScaler ----
+
+
+def test_a_scale_falls_at_once_and_grows_after_a_row_of_good_updates():
+    finite = [True] * 3 + [False] + [True] * 7 + [False, False] + [True] * 4
+    ours = LossScale(2.0**8, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for good in finite:
+        scaler.scale(weight.sum())
+        weight.grad = torch.ones(1) if good else torch.full((1,), float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        ours.update(good)
+        assert ours.scale == scaler.get_scale()
+
+
+def test_the_state_of_a_scale_travels():
+    scale = LossScale()
+    scale.update(False)
+    scale.update(True)
+    other = LossScale()
+    other.load_state_dict(scale.state_dict())
+    assert other == scale
