@@ -53,9 +53,9 @@ class Lockstep:
         run = ranks.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if ranks.size > 1 else "")
         self.equal_rows = EqualRows(ranks.rank, ranks.size, run, ranks.gather)
-        board = shared_board(ranks.per_node, run, lambda: ranks.gather(None))
-        place = {} if self.survivor is None else {"number": self.survivor.rank, "first": self.survivor.first}
-        self.places = Places(ranks.rank, ranks.size, run, ranks.gather, board, **place)
+        number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
+        board = shared_board(ranks.per_node, first, run, lambda: ranks.gather(None))
+        self.places = Places(ranks.rank, ranks.size, run, ranks.gather, board, number)
         if trainer is None:
             return
         if ranks.size > 1:
