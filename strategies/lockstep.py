@@ -53,9 +53,9 @@ class Lockstep:
         run = world.broadcast(secrets.token_hex(8))
         self.ending = Ending(run if world.size > 1 else "")
         self.equal_rows = EqualRows(world.rank, world.size, run, world.gather)
-        board = shared_board(world.per_node, run, lambda: world.gather(None))
-        place = {} if self.survivor is None else {"number": self.survivor.rank, "first": self.survivor.first}
-        self.places = Places(world.rank, world.size, run, world.gather, board, **place)
+        number, first = (0, 0) if self.survivor is None else (self.survivor.rank, self.survivor.first)
+        board = shared_board(world.per_node, first, run, lambda: world.gather(None))
+        self.places = Places(world.rank, world.size, run, world.gather, board, number)
         if trainer is None:
             return
         if world.size > 1:

@@ -39,10 +39,10 @@ class Entry(NamedTuple):
 
 
 class Board:
-    """A file with an entry for each rank of a host. It is made if it is not there."""
+    """A file with an entry for each rank of a host, of which one is the `first`. It is made if it is not there."""
 
-    def __init__(self, path: Path, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, path: Path, ranks: int, first: int = 0) -> None:
+        self.first = first
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             os.ftruncate(file, ranks * LAYOUT.size)
@@ -59,21 +59,21 @@ class Board:
     def write(self, rank: int, entry: Entry) -> None:
         # As the steps are counted from 1 here, a rank that has written nothing has begun none.
         count, code, step, playing, phase = entry
-        LAYOUT.pack_into(self.memory, rank * LAYOUT.size, count, code, step + 1, playing, phase.encode())
+        LAYOUT.pack_into(self.memory, (rank - self.first) * LAYOUT.size, count, code, step + 1, playing, phase.encode())
 
-    def read(self) -> list[Entry]:
-        """What all ranks have written."""
-        found = []
-        for count, code, step, playing, phase in LAYOUT.iter_unpack(self.memory):
-            found.append(Entry(count, code, step - 1, playing, phase.rstrip(b"\0").decode(errors="replace")))
+    def read(self) -> dict[int, Entry]:
+        """What each rank of this host has written."""
+        found = {}
+        for rank, (count, code, step, playing, phase) in enumerate(LAYOUT.iter_unpack(self.memory), self.first):
+            found[rank] = Entry(count, code, step - 1, playing, phase.rstrip(b"\0").decode(errors="replace"))
         return found
 
     def furthest(self) -> int:
         """The last step that a rank has begun."""
-        return max(entry.step for entry in self.read())
+        return max(entry.step for entry in self.read().values())
 
 
-def shared_board(ranks: int, run: str, meet: Callable[[], object]) -> Board | None:
+def shared_board(ranks: int, first: int, run: str, meet: Callable[[], object]) -> Board | None:
     """The board of this host's ranks, which call this together. None if they have no such memory: errors say less.
 
     `run` is the same on all ranks, and secret; `meet` waits for all of them.
@@ -82,7 +82,7 @@ def shared_board(ranks: int, run: str, meet: Callable[[], object]) -> Board | No
     board = None
     if given and os.path.exists(given):
         try:
-            board = Board(Path(given), ranks)
+            board = Board(Path(given), ranks, first)
         except OSError as error:
             raise UserError(
                 f"the environment variable {VARIABLE} is '{given}', which cannot be written to ({error.strerror}); "
@@ -90,7 +90,7 @@ def shared_board(ranks: int, run: str, meet: Callable[[], object]) -> Board | No
             ) from error
     elif ranks > 1:
         with suppress(OSError):
-            board = Board(made, ranks)
+            board = Board(made, ranks, first)
     meet()
     with suppress(OSError):  # all of this host have it, so it needs no name any more
         made.unlink()

@@ -51,15 +51,13 @@ class Places:
         gather: Callable[[Any], list[Any]] = list,
         board: Board | None = None,
         number: int = 0,
-        first: int = 0,
     ) -> None:
         """`run` is a name for this run, the same on all ranks; `gather` returns the values of all ranks.
 
-        The `board` is that of this host. Where some ranks only serve, this one's number among all is another: `number`.
-        The `first` rank of this host has the first entry.
+        `number` is this rank's on the `board` of this host. Where some ranks only serve, it is another than `rank`.
         """
         self.rank, self.size, self.run, self.gather = rank, size, run, gather
-        self.board, self.number, self.first = board, number, first
+        self.board, self.number = board, number
         self.store = default_store() if size > 1 else None
         self.here = Entry()
         self.since = time.monotonic()  # when the place has changed
@@ -86,7 +84,7 @@ class Places:
             self.longest[here.phase] = max(now - self.since, self.longest.get(here.phase, 0.0))
         self.since, self.here = now, there
         if self.board is not None:
-            self.board.write(self.number - self.first, there)
+            self.board.write(self.number, there)
 
     def compare(self) -> None:
         """Raise on all ranks if they have played different phases. All ranks must call it."""
@@ -136,7 +134,7 @@ class Places:
 
     def beside(self, lost: int) -> str:
         """Where a rank was that is lost, and where this one is."""
-        known = {} if self.board is None else dict(enumerate(self.board.read(), self.first))
+        known = {} if self.board is None else self.board.read()
         there = known.get(lost, Entry())  # another host's is not known
         if there.step == NEVER:
             return f"rank {self.rank} {self}" if self.size > 1 else ""

@@ -17,12 +17,12 @@ def nobody_has_given_one(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def boards(size):
-    """Those of some ranks, made at the same time."""
+def boards(size, first=0):
+    """Those of some ranks of a host, made at the same time."""
     run, meet, made = secrets.token_hex(8), threading.Barrier(size), {}
 
     def make(rank):
-        made[rank] = shared_board(size, run, meet.wait)
+        made[rank] = shared_board(size, first, run, meet.wait)
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -34,11 +34,11 @@ def boards(size):
 
 def test_each_reads_what_the_others_wrote_and_no_file_is_left(tmp_path):
     with mock.patch.object(board, "gettempdir", return_value=str(tmp_path)):
-        one, two, three = boards(3)
+        one, two, three = boards(3, first=6)
     assert not os.listdir(tmp_path)
-    two.write(1, Entry(7, 2**32 - 1, 3, True, "jüge"))
-    three.write(2, Entry(8, 5, 4, False, "x" * 500))
-    assert one.read() == [Entry(), Entry(7, 2**32 - 1, 3, True, "jüge"), Entry(8, 5, 4, False, "x" * 127)]
+    two.write(7, Entry(7, 2**32 - 1, 3, True, "jüge"))
+    three.write(8, Entry(8, 5, 4, False, "x" * 500))
+    assert one.read() == {6: Entry(), 7: Entry(7, 2**32 - 1, 3, True, "jüge"), 8: Entry(8, 5, 4, False, "x" * 127)}
     assert one.furthest() == 4
 
 
@@ -48,7 +48,7 @@ def test_without_a_place_for_it_nothing_is_known(tmp_path):
 
 
 def test_a_rank_of_its_own_has_none():
-    assert shared_board(1, "run", bool) is None
+    assert shared_board(1, 0, "run", bool) is None
 
 
 def test_who_has_started_the_ranks_reads_their_steps(tmp_path, monkeypatch):
@@ -57,20 +57,20 @@ def test_who_has_started_the_ranks_reads_their_steps(tmp_path, monkeypatch):
     theirs = Board.new(path, 3)
     assert theirs.furthest() == NEVER
     for rank, step in ((0, 2), (2, 70_000_000_000)):
-        shared_board(3, "run", bool).write(rank, Entry(step=step))
-    assert [entry.step for entry in theirs.read()] == [2, NEVER, 70_000_000_000]
+        shared_board(3, 0, "run", bool).write(rank, Entry(step=step))
+    assert [entry.step for entry in theirs.read().values()] == [2, NEVER, 70_000_000_000]
     assert Board.new(path, 3).furthest() == NEVER
 
 
 def test_a_board_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(UserError, match=f"GAN_BOARD is '{tmp_path}', which cannot be written to .*; unset it"):
-        shared_board(2, "run", bool)
+        shared_board(2, 0, "run", bool)
 
 
 def test_who_has_started_the_ranks_may_be_gone(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
-    assert shared_board(1, "run", bool) is None
+    assert shared_board(1, 0, "run", bool) is None
 
 
 @pytest.mark.parametrize(

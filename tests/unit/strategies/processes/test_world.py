@@ -42,7 +42,7 @@ def fails(how):
 
 def hangs():
     if dist.get_rank() == 1:
-        shared_board(2, "", bool).write(1, Entry(1, 0, 3, True, "judge"))
+        shared_board(2, 0, "", bool).write(1, Entry(1, 0, 3, True, "judge"))
     time.sleep(60)
 
 
