@@ -216,6 +216,25 @@ def test_a_player_may_name_its_blocks(ranks):
     assert "blocks.2.gain" in root
 
 
+class Led(Named):
+    """A player that follows another one, and names no blocks of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.led = Network()
+
+    def configure_players(self):
+        yield from super().configure_players()
+        yield Player("led", self.led, follows="judge", ema=0.9)
+
+    def configure_phases(self):
+        yield Phase("judge", lambda batch: (self.judge(batch["x"]) - self.led(batch["x"]) - 1).square().mean(), "judge")
+
+
+def test_a_player_that_follows_has_the_blocks_of_the_followed(ranks):
+    equals(ranks(2).run(train, Led, policy="fsdp", world=2), train(Led, policy="single"))
+
+
 def collectives(policy, steps=3):
     *_, trace = watched(Once, policy, 2, steps)[-1]
     kinds = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce"}
