@@ -9,7 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.paper.paper import size
 from strategies.paper.sharded import PaperBucket
+from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
 from strategies.sharding.fsdp_unit import Unit
@@ -46,6 +48,13 @@ class Fsdp(Zero3):
             found.setdefault(inside.get(name, 0), {})[name] = each
         for number, part in sorted(found.items()):
             yield from bucket.parts(part, most=math.inf if number else None)
+
+    def flying_at_most(self) -> float:
+        """A few blocks, of whatever size."""
+        if self.always_whole:
+            return super().flying_at_most()
+        largest = max(each.whole for each in (*self.paper_buckets, *self.other_buckets))
+        return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
 
     def paper_bucket(self, part: Mapping[str, nn.Parameter]) -> PaperBucket:
         return PaperBucket(part, self.shards, self.half, twice=True)
