@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
 from strategies.options.blocks import LayerGroups, find_blocks
+from strategies.paper.paper import size
 from strategies.paper.sharded import PaperBucket
+from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
 from strategies.sharding.fsdp_unit import Unit
@@ -17,8 +20,9 @@ from strategies.sharding.fsdp_unit import Unit
 class Fsdp(Zero3):
     """As zero3, but FSDP2 stores and gathers the weights, and what is gathered together is a block of the network.
 
-    The blocks are those that `Player(blocks=...)` names or that are found. All weights outside of them are one unit
-    more. In a block that has weights of two dtypes, or some that do not learn, these are units of their own.
+    The blocks are those that `Player(blocks=...)` names or that are found. Weights outside of them, or in several, are
+    in buckets as under zero3. In a block that has weights of two dtypes, or some that do not learn, these are gathered
+    apart.
 
     Communication, in order: as zero3. `hybrid` is a mesh of copies and shards, `offload` FSDP2's CPUOffloadPolicy, and
     `bf16` its MixedPrecisionPolicy.
@@ -32,16 +36,25 @@ class Fsdp(Zero3):
     takes = Zero3.takes - {"compile"}
 
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-        """What is outside of blocks, and each block. A weight of several blocks belongs to none."""
-        inside: dict[int, int] = {}
-        for number, block in enumerate(self._blocks(), 1):
-            for each in block.parameters():
-                inside[id(each)] = number if id(each) not in inside else 0
+        """What is outside of blocks, and each block. A player that follows another one has the blocks of that one."""
+        like = self if self.followed is None else self.followed
+        names = {id(each): name for name, each in like.belongings.parameters.items()}
+        inside: dict[str | None, int] = {}
+        for number, block in enumerate(like.blocks, 1):
+            for name in (names.get(id(each)) for each in block.parameters()):
+                inside[name] = number if name not in inside else 0
         found: dict[int, dict[str, nn.Parameter]] = {}
         for name, each in weights.items():
-            found.setdefault(inside.get(id(each), 0), {})[name] = each
+            found.setdefault(inside.get(name, 0), {})[name] = each
         for number, part in sorted(found.items()):
             yield from bucket.parts(part, most=math.inf if number else None)
+
+    def flying_at_most(self) -> float:
+        """A few blocks, of whatever size."""
+        if self.always_whole:
+            return super().flying_at_most()
+        largest = max(each.whole for each in (*self.paper_buckets, *self.other_buckets))
+        return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
 
     def paper_bucket(self, part: Mapping[str, nn.Parameter]) -> PaperBucket:
         return PaperBucket(part, self.shards, self.half, twice=True)
@@ -50,8 +63,9 @@ class Fsdp(Zero3):
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh
         return Unit(part, self.sharing, group)
 
-    def _blocks(self) -> list[nn.Module]:
-        """The modules whose weights are gathered together. A network without blocks is one unit."""
+    @cached_property
+    def blocks(self) -> list[nn.Module]:
+        """The modules whose weights are gathered together."""
         try:
             found = find_blocks(self.player)
         except UserError:

@@ -104,8 +104,7 @@ class Sharded(Policy):
     def flying_at_most(self) -> float:
         """A few buckets of whole gradients, or of whole weights too."""
         own = size(self.belongings.parameters.values()) if not self.keep else 0
-        largest = max((each.whole for each in self.paper_buckets), default=0)
-        return min(WHOLE_BUCKETS * max(bucket.SIZE, largest), own + size(self.weights.values()))
+        return min(WHOLE_BUCKETS * bucket.SIZE, own + size(self.weights.values()))
 
     def owned_bytes(self) -> float:
         """What this rank owns of the weights that learn."""

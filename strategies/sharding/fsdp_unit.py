@@ -65,5 +65,7 @@ class Unit(Bucket):
             self.twin.reshard()
 
     def release(self) -> None:
+        """The twin and FSDP2's objects refer to each other, and so to the group, whose threads would stay."""
         super().release()
-        self.mesh = self.twin = None  # references would keep the group's threads
+        vars(self.twin).clear()
+        self.mesh = self.twin = None

@@ -17,6 +17,7 @@ from strategies import PhaseStrategy
 from strategies.policies.fsdp import Fsdp
 from strategies.sharding.bucket import PendingReduction
 from strategies.sharding.fsdp_unit import Unit
+from strategies.sharding.unshard_on_read import UnshardOnRead
 from tests.support.hard_games import HARD, Plain
 from tests.support.parity import BROKEN, distance, equals, often, parts, refused, single, train, trainer, vectors
 from tests.support.watch import watched
@@ -216,6 +217,25 @@ def test_a_player_may_name_its_blocks(ranks):
     assert "blocks.2.gain" in root
 
 
+class Led(Named):
+    """A player that follows another one, and names no blocks of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.led = Network()
+
+    def configure_players(self):
+        yield from super().configure_players()
+        yield Player("led", self.led, follows="judge", ema=0.9)
+
+    def configure_phases(self):
+        yield Phase("judge", lambda batch: (self.judge(batch["x"]) - self.led(batch["x"]) - 1).square().mean(), "judge")
+
+
+def test_a_player_that_follows_has_the_blocks_of_the_followed(ranks):
+    equals(ranks(2).run(train, Led, policy="fsdp", world=2), train(Led, policy="single"))
+
+
 def collectives(policy, steps=3):
     *_, trace = watched(Once, policy, 2, steps)[-1]
     kinds = {"_allgather_base_": "gather", "_reduce_scatter_base_": "reduce"}
@@ -262,6 +282,56 @@ def peak(policy):
 def test_a_player_is_never_whole_while_a_phase_reads_it(ranks):
     assert ranks(2).run(peak, "fsdp") == [2, 2]  # the root's, and one block's
     assert ranks(2).run(peak, "fsdp+whole") == [5, 5]
+
+
+class Mixture(nn.Module):
+    """A block of many sub-modules, two of which have weights of other dtypes, so that it is several units."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.low, self.middle = nn.Linear(WIDTH, WIDTH).bfloat16(), nn.Linear(WIDTH, WIDTH)
+        for layer in self.layers:
+            layer.double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x.double())).float()
+            x = torch.tanh(self.middle(x)) + torch.tanh(self.low(x.bfloat16())).float()
+        return x
+
+
+class Mixtures(GanModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.judge = nn.Sequential(nn.Linear(6, WIDTH), *(Mixture() for _ in range(3)))
+
+    def configure_players(self):
+        yield Player("judge", self.judge, partial(Adam, lr=1e-3), blocks=["1", "2", "3"])
+
+    def configure_phases(self):
+        yield Phase("judge", lambda batch: self.judge(batch["x"]).square().mean(), "judge")
+
+
+def recomputed():
+    """The words of an error, if there is one."""
+    try:
+        return train(Mixtures, single, "fsdp+recompute", 2, steps=2, precision="32-true")
+    except RuntimeError as error:
+        return str(error)
+
+
+def recomputed_without_care():
+    with mock.patch.object(UnshardOnRead, "begin_again", lambda _: None):
+        return recomputed()
+
+
+def test_a_block_that_is_computed_again_keeps_all_of_its_units(ranks):
+    alone = train(Mixtures, single, "single", steps=2, precision="32-true")
+    assert distance(ranks(2).run(recomputed)[0], alone) < 1e-2  # bfloat16 rounds
+    for message in ranks(2).run(recomputed_without_care):
+        assert "storage" in message
 
 
 # ---- ranks that differ ----
