@@ -190,7 +190,7 @@ class ForwardPass:
         program = self.pipe.start([action.stage], piece)
         with self.buffers.chunk():
             leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
-        if form != self.plan.form or program.number != len(self.plan.transfers):
+        if form != self.plan.form or len(program.carried) != len(self.plan.transfers):
             raise another_way(self.pipe.player)
         for number, output in self.plan.outputs.items():
             if output.source == action.stage:

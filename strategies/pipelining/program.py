@@ -124,8 +124,8 @@ class Program(TorchFunctionMode):
         super().__init__()
         self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
         self.copies = copies
-        self.number = 0  # of the next transfer
-        self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}  # by id and target: what is there
+        # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
+        self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
 
@@ -156,10 +156,9 @@ class Program(TorchFunctionMode):
         return leaf if leaf.is_meta else Meta.of(leaf).stand_in()
 
     def _carry(self, leaf: Tensor, source: int, target: int) -> Tensor | None:
-        self.number += 1
         before, self.running = self.running, True  # what the carrier does with tensors is not the forward's
         try:
-            return self.carrier.carry(self.number - 1, leaf, source, target)
+            return self.carrier.carry(len(self.carried), leaf, source, target)
         finally:
             self.running = before
 
