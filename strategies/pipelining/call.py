@@ -10,21 +10,21 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from gan.files.errors import UserError
-from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, Pieces, run
-from strategies.pipelining.pipe import PLAIN, Pipe, Request
-from strategies.pipelining.program import Call, Meta, Plan, Program, Transfer
+from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, run
+from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
+from strategies.pipelining.program import ForwardPlan, Meta, Program, Transfer, UnitCall
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """What `forward` returns for this rank's samples. See [Note: a call through a pipeline]."""
-    request = Request(pipe, forward, args, kwargs)
-    plan = planned(request)
+    request = ForwardRequest(pipe, forward, args, kwargs)
+    request.plan = plan = planned(request)
     if request.graph:
         # The anchor requires a gradient also on a rank whose own weights do not.
         anchor = torch.zeros((), requires_grad=True)
-        found = _Piped.apply(request, plan, anchor, *(request.leaves[n] for n in request.wanted), *request.weights)
+        found = _Piped.apply(request, anchor, *(request.leaves[n] for n in request.wanted), *request.weights)
     else:
-        found, _ = _forward(request, plan)
+        found, _ = _forward(request)
     if request.place is not None:
         request.place.calls += request.draws
     leaves = list(plan.leaves)
@@ -33,9 +33,9 @@ def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any
     return pytree.tree_unflatten(leaves, plan.form)
 
 
-def _forward(request: Request, plan: Plan) -> tuple[tuple[Tensor, ...], Pieces]:
+def _forward(request: ForwardRequest) -> tuple[tuple[Tensor, ...], StageChunks]:
     """What the network returns for this rank's samples, and what its backward needs."""
-    pipe, ahead = request.pipe, ForwardPass(request, plan)
+    pipe, ahead = request.pipe, ForwardPass(request)
     waiting, pipe.waiting = pipe.waiting, None
     run(pipe, ahead, waiting)
     if waiting is not None:
@@ -47,10 +47,10 @@ def _forward(request: Request, plan: Plan) -> tuple[tuple[Tensor, ...], Pieces]:
 
 class _Piped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, request: Request, plan: Plan, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
-        ctx.request, ctx.plan = request, plan
-        found, ctx.pieces = _forward(request, plan)
-        outputs = zip(found, plan.outputs.values(), strict=True)
+    def forward(ctx, request: ForwardRequest, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
+        ctx.request = request
+        found, ctx.pieces = _forward(request)
+        outputs = zip(found, request.plan.outputs.values(), strict=True)
         ctx.mark_non_differentiable(*(each for each, output in outputs if not output.learns))
         ctx.set_materialize_grads(False)
         return found
@@ -66,18 +66,18 @@ class _Piped(torch.autograd.Function):
             )
         pipe.finish()
         pieces, ctx.pieces = ctx.pieces, {}
-        waiting = BackwardPass(request, ctx.plan, pieces, slopes)
+        waiting = BackwardPass(request, pieces, slopes)
         if pipe.overlaps and not pipe.last and not request.wanted:
             pipe.waiting = waiting  # it will give the weights their gradients
-            return (None,) * (3 + len(request.weights))
+            return (None,) * (2 + len(request.weights))
         waiting.run()
-        return None, None, None, *waiting.slopes()
+        return None, None, *waiting.slopes()
 
 
 # ---- what goes from stage to stage ----
 
 
-def planned(request: Request) -> Plan:
+def planned(request: ForwardRequest) -> ForwardPlan:
     """The plan of a call. If some unit looks at the whole batch, the call gets one chunk."""
     pipe = request.pipe
     if request.key not in pipe.plans:
@@ -98,11 +98,11 @@ def planned(request: Request) -> Plan:
 class Discovery:
     """A run of one chunk, by all ranks at once, that makes the plan. What it writes into buffers is undone."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ForwardRequest) -> None:
         self.request, self.pipe = request, request.pipe
-        self.made = Plan()
+        self.made = ForwardPlan()
 
-    def plan(self) -> Plan:
+    def plan(self) -> ForwardPlan:
         plan, rows = self.made, self.request.bounds(0)[1]
         leaves, program, written = self.tried(0)
         for number, leaf in enumerate(leaves):
@@ -180,7 +180,7 @@ class Discovery:
         dist.recv(received, group=pipe.group, group_src=sender)
         return received.requires_grad_() if learns else received
 
-    def told(self, stage: int, call: Call | None) -> Call:
+    def told(self, stage: int, call: UnitCall | None) -> UnitCall:
         box = [call]
         dist.broadcast_object_list(box, group=self.pipe.group, group_src=self.pipe.rank_of(stage))
         self.made.calls.append(box[0])

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.files.errors import UserError
-from strategies.pipelining.pipe import Pipe, Request
-from strategies.pipelining.program import Call, Plan, Transfer
+from strategies.pipelining.pipe import ForwardRequest, Pipe
+from strategies.pipelining.program import Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 
 PLAIN = (bool, int, float, str)
@@ -131,12 +131,12 @@ class Wires:
         return room
 
 
-class Piece:
+class StageChunk:
     """One chunk in one stage: it carries tensors over the wires in the forward, and keeps them for the backward."""
 
-    def __init__(self, player: str, plan: Plan, wires: Wires, action: Action) -> None:
-        self.player, self.plan, self.wires, self.action = player, plan, wires, action
-        self.calls = iter(plan.calls)
+    def __init__(self, request: ForwardRequest, wires: Wires, action: Action) -> None:
+        self.player, self.plan, self.wires, self.action = request.pipe.player, request.plan, wires, action
+        self.calls = iter(self.plan.calls)
         self.inputs: list[Tensor] = []  # leaves of the network's inputs
         self.received: dict[int, Tensor] = {}  # leaves, by transfer
         self.sent: dict[int, Tensor] = {}
@@ -157,13 +157,13 @@ class Piece:
             self.received[number] = received.requires_grad_()
         return received
 
-    def told(self, stage: int, call: Call | None) -> Call:
+    def told(self, stage: int, call: UnitCall | None) -> UnitCall:
         if (known := next(self.calls, None)) is None:
             raise another_way(self.player)
         return known
 
 
-Pieces = dict[Action, Piece]
+StageChunks = dict[Action, StageChunk]
 
 
 def another_way(player: str) -> UserError:
@@ -177,20 +177,20 @@ def another_way(player: str) -> UserError:
 class ForwardPass:
     """The forwards of this rank's stages. `pieces` are what their backward needs."""
 
-    def __init__(self, request: Request, plan: Plan) -> None:
-        self.request, self.plan, self.pipe = request, plan, request.pipe
+    def __init__(self, request: ForwardRequest) -> None:
+        self.request, self.plan, self.pipe = request, request.plan, request.pipe
         self.inputs = request.inputs()
-        self.pieces: Pieces = {}
+        self.pieces: StageChunks = {}
         self.held: dict[int, list[Tensor]] = {}  # the chunks of each output that this rank's stages have
-        self.buffers = Buffers(self.pipe.network, plan.written.get(self.pipe.rank, ()))
+        self.buffers = Buffers(self.pipe.network, self.plan.written.get(self.pipe.rank, ()))
 
     def step(self, action: Action, wires: Wires) -> None:
         """One chunk in one stage."""
-        piece = Piece(self.pipe.player, self.plan, wires, action)
+        piece = StageChunk(self.request, wires, action)
         program = self.pipe.start([action.stage], piece)
         with self.buffers.chunk():
             leaves, form, piece.inputs = self.request.run(program, self.inputs, action.chunk)
-        if form != self.plan.form or program.number != len(self.plan.transfers):
+        if form != self.plan.form or len(program.carried) != len(self.plan.transfers):
             raise another_way(self.pipe.player)
         for number, output in self.plan.outputs.items():
             if output.source == action.stage:
@@ -231,8 +231,8 @@ class ForwardPass:
 class BackwardPass:
     """The backwards of this rank's stages. `slopes` are the gradients of the network's outputs, of this rank's rows."""
 
-    def __init__(self, request: Request, plan: Plan, pieces: Pieces, slopes: Sequence[Tensor | None]) -> None:
-        self.request, self.plan, self.pipe, self.pieces = request, plan, request.pipe, pieces
+    def __init__(self, request: ForwardRequest, pieces: StageChunks, slopes: Sequence[Tensor | None]) -> None:
+        self.request, self.plan, self.pipe, self.pieces = request, request.plan, request.pipe, pieces
         rows = request.rows * request.owners
         self.of_outputs = self._gathered(slopes)
         self.of_inputs = [leaf.new_zeros(rows, *leaf.shape[1:]) for leaf in (request.leaves[n] for n in request.wanted)]

@@ -16,7 +16,7 @@ from gan.noise import Place
 from nets.norm import rows_together
 from strategies import private
 from strategies.pipelining.cutting import Balance, Unit
-from strategies.pipelining.program import Carrier, Plan, Program
+from strategies.pipelining.program import Carrier, ForwardPlan, Program
 
 PLAIN = (Tensor, int, float, str, bool, type(None), torch.dtype, torch.device)  # of what a call may get and return
 
@@ -57,7 +57,7 @@ class Pipe:
     device: torch.device
     chunks: int | None
     overlaps: bool = False  # schedule 1f1b
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, ForwardPlan] = field(default_factory=dict)
     tables: set[tuple[Any, int]] = field(default_factory=set)  # arguments that have no row for each sample
     program: Program | None = None  # the run that goes on
     whole_batch: bool = False  # some unit looks at the whole batch
@@ -151,13 +151,14 @@ class ChunkPlace(Place):
         return [each[max(start - copy * size, 0) : max(stop - copy * size, 0)] for copy, each in enumerate(calls)]
 
 
-class Request:
+class ForwardRequest:
     """One call of a network, with this rank's arguments. It cuts all ranks' samples into chunks."""
 
     def __init__(self, pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.pipe, self.forward, self.place = pipe, forward, noise.here()
         self.leaves, self.form = pytree.tree_flatten((args, kwargs))
         self.draws = 0  # of noise, in the last run
+        self.plan: ForwardPlan  # found out next
 
         # Whose samples go through the stages. In a trial as one device all ranks have the same, and one has them all.
         self.alone = not ranks.more_than_one()

@@ -40,7 +40,7 @@ class Meta:
 
 
 @dataclass(frozen=True)
-class Call:
+class UnitCall:
     """One call of a unit: what it returns, where a tensor is a `Meta`, and how often it draws noise."""
 
     unit: str
@@ -60,10 +60,10 @@ class Transfer:
 
 
 @dataclass
-class Plan:
+class ForwardPlan:
     """What a run of the whole forward has shown. It is the same on all ranks of a pipeline."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[UnitCall] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     form: Any = None  # of what the network returns
     leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
@@ -81,7 +81,7 @@ class Carrier(Protocol):
         Elsewhere than on the source's rank `tensor` is a stand-in.
         """
 
-    def told(self, stage: int, call: Call | None) -> Call:
+    def told(self, stage: int, call: UnitCall | None) -> UnitCall:
         """The call of a unit: this rank's own, or that of the rank that has the stage."""
 
 
@@ -124,8 +124,8 @@ class Program(TorchFunctionMode):
         super().__init__()
         self.player, self.mine, self.stage_of, self.carrier, self.device = player, mine, stage_of, carrier, device
         self.copies = copies
-        self.number = 0  # of the next transfer
-        self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}  # by id and target: what is there
+        # What has been carried, by id and target, in the order of transfers: the tensor, and what is there of it.
+        self.carried: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self.running = False  # a unit of this rank: torch works as usual
         self.whole_batch = ""  # a unit that has looked at the whole batch
 
@@ -156,10 +156,9 @@ class Program(TorchFunctionMode):
         return leaf if leaf.is_meta else Meta.of(leaf).stand_in()
 
     def _carry(self, leaf: Tensor, source: int, target: int) -> Tensor | None:
-        self.number += 1
         before, self.running = self.running, True  # what the carrier does with tensors is not the forward's
         try:
-            return self.carrier.carry(self.number - 1, leaf, source, target)
+            return self.carrier.carry(len(self.carried), leaf, source, target)
         finally:
             self.running = before
 
@@ -249,12 +248,12 @@ class Program(TorchFunctionMode):
         drawn = 0 if noise.here() is None else noise.here().calls - before
         leaves, form = pytree.tree_flatten(found)
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._known(unit.name, self.carrier.told(stage, Call(unit.name, form, told, drawn)))
+        self._known(unit.name, self.carrier.told(stage, UnitCall(unit.name, form, told, drawn)))
         # A unit may return its input, which is a tensor of another stage, or its parameter.
         found = [leaf.view_as(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return self._marked(pytree.tree_unflatten(found, form), stage)
 
-    def _known(self, unit: str, call: Call) -> Call:
+    def _known(self, unit: str, call: UnitCall) -> UnitCall:
         if call.unit != unit:
             raise UserError(
                 f"player '{self.player}': its forward calls '{unit}', where it called '{call.unit}' before; a pipeline "

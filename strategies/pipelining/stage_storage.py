@@ -18,21 +18,12 @@ from strategies.sharding.whole_weights import OneOwner
 class StageStorage(OneOwner):
     """A rank has the parameters of its stages, whole; between `unshard` and `reshard` also those of the others.
 
-    `ranks` says which rank of the group has a parameter, by its name. `others` are the parameters that do not learn.
+    `parts` are the parameters of each rank of the group, also those that do not learn.
     """
 
     def __init__(
-        self,
-        weights: Mapping[str, nn.Parameter],
-        others: Mapping[str, nn.Parameter],
-        ranks: Mapping[str, int],
-        group: dist.ProcessGroup,
+        self, weights: Mapping[str, nn.Parameter], parts: Sequence[Mapping[str, nn.Parameter]], group: dist.ProcessGroup
     ) -> None:
-        everything = {**weights, **others}
-        parts = [
-            {name: each for name, each in everything.items() if ranks[name] == rank}
-            for rank in range(dist.get_world_size(group))
-        ]
         super().__init__(weights, parts, group)
         self.of_others = [each for part in parts if part is not self.own for each in part.values()]
         _give_memory(each for each in self.own.values() if isinstance(each, ReshardedParameter))  # made on meta

@@ -42,7 +42,7 @@ from strategies.choice import ranks_as_typed
 from strategies.paper.amounts import Held
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
-from strategies.placing.server import Attributes, ServersOnPaper
+from strategies.placing.server import Fingerprint, ServersOnPaper
 from strategies.policies.policy import Policy
 from strategies.sharding.resharded_parameter import hide, resharded
 from strategies.sharding.storage import Storage
@@ -235,7 +235,7 @@ class RemotePlayer(Policy):
             made = {name: self._caller(called, getattr(module, name)) for name, called in names.items()}
             self.before[module] = {name: vars(module).get(name) for name in names}
             vars(module).update(made)
-        self.attributes = Attributes(self.player.module)
+        self.attributes = Fingerprint(self.player.module)
 
     def _caller(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

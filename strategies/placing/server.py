@@ -29,7 +29,7 @@ PLAIN = (int, float, complex, str, bytes, bool)
 Graph = tuple[list[Tensor], list[Tensor]]  # what a call has returned, and its arguments
 
 
-class Attributes:
+class Fingerprint:
     """The modules, buffers and an author's attributes of a network, as they are when this is made.
 
     A checkpoint that is loaded writes the same values into buffers, which is no change.
@@ -90,7 +90,7 @@ class Answers:
     def __init__(self, policies: Mapping[str, Policy], device: torch.device, where: str) -> None:
         self.policies, self.device, self.where = policies, device, where
         self.graphs: dict[tuple[int, str, int], Graph] = {}  # by training rank, player and key
-        self.attributes: dict[str, Attributes] = {}  # by player, as they were before the first call
+        self.attributes: dict[str, Fingerprint] = {}  # by player, as they were before the first call
 
     def called(self, rank: int, call: Call, signal: int = 0) -> Returned:
         """Run a call, and keep its graph."""
@@ -99,7 +99,7 @@ class Answers:
         policy = self.policies[call.player]
         network = policy.player.module
         if call.player not in self.attributes:
-            self.attributes[call.player] = Attributes(network)
+            self.attributes[call.player] = Fingerprint(network)
         for path, module in network.named_modules():
             module.training = path in call.training
         # A copy of what learns may be written to, as any tensor inside a graph, and then there is a clear error.

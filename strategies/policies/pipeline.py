@@ -135,17 +135,17 @@ class Pipeline(Policy):
         return self.divided
 
     @cached_property
-    def stages_of(self) -> dict[str, int]:
-        """The stage of each parameter. One outside of units is in the first."""
-        found = dict.fromkeys(self.belongings.parameters, 0)
-        return found | {name: unit.stage for _, units in self.staged for unit in units for name in unit.parameters}
+    def parts(self) -> list[dict[str, nn.Parameter]]:
+        """The parameters of each rank of a group. One outside of units is in the first stage."""
+        stages = {name: unit.stage for _, units in self.staged for unit in units for name in unit.parameters}
+        found: list[dict[str, nn.Parameter]] = [{} for _ in range(self.shape[0])]
+        for name, parameter in self.belongings.parameters.items():
+            found[stages.get(name, 0) % len(found)][name] = parameter
+        return found
 
-    def of_largest(self) -> list[str]:
-        """The names of the parameters on the rank that has most."""
-        ranks: list[list[str]] = [[] for _ in range(self.shape[0])]
-        for name, stage in self.stages_of.items():
-            ranks[stage % len(ranks)].append(name)
-        return max(ranks, key=lambda names: size(self.belongings.parameters[name] for name in names))
+    def of_largest(self) -> dict[str, nn.Parameter]:
+        """The parameters of the rank that has most."""
+        return max(self.parts, key=lambda part: size(part.values()))
 
     def holds(self) -> Held:
         if not self.divided:
@@ -153,8 +153,7 @@ class Pipeline(Policy):
         mine = self.of_largest()
         learning = size(self.weights[name] for name in mine if name in self.weights)
         state = self.optimizer_cost.state * learning
-        whole = size(self.belongings.parameters[name] for name in mine)
-        return Held(whole + self.buffers, 0, state, self.averaged_part * learning)
+        return Held(size(mine.values()) + self.buffers, 0, state, self.averaged_part * learning)
 
     def at_most(self) -> Held:
         mine = self.of_largest() if self.divided else self.weights
@@ -178,11 +177,9 @@ class Pipeline(Policy):
     # ---- storage ----
 
     def make_storage(self) -> Storage:
-        parameters = self.belongings.parameters
-        if self.world.size == 1 or not parameters:
+        if not self.divided:
             return super().make_storage()
         self._refuse()
-        ranks, _ = self.shape
         group = self.group if self.mesh is None else self.mesh.get_group("stages")
         overlaps, chunks = self.options.get("schedule") == "1f1b", self.options.get("chunks")
         for network, units in self.staged:
@@ -190,10 +187,7 @@ class Pipeline(Policy):
             pipe = Pipe(self.player.name, network, units, group, self.copies, device, chunks, overlaps=overlaps)
             self.pipes.append(pipe)
             self._tell(units)
-        others = {name: each for name, each in parameters.items() if name not in self.weights}
-        return StageStorage(
-            self.weights, others, {name: stage % ranks for name, stage in self.stages_of.items()}, group
-        )
+        return StageStorage(self.weights, self.parts, group)
 
     def _refuse(self) -> None:
         """What a pipeline cannot do, by name."""

@@ -19,7 +19,7 @@ from gan import ranks as every_rank
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.pipelining import passes
-from strategies.pipelining.pipe import Request
+from strategies.pipelining.pipe import ForwardRequest
 from strategies.pipelining.stage_storage import StageReduction
 from strategies.policies.pipeline import Pipeline
 from tests.support.composite import WIDTH, SizedEvenly
@@ -159,7 +159,7 @@ def without(what):
     elif what == "the gradients of later stages' inputs":
         patch = mock.patch.object(passes.BackwardPass, "_own_rows", lambda self, total: total[: self.request.rows] * 0)
     else:
-        patch = mock.patch.object(Request, "_compared", lambda self: [self.place.first] * self.owners)
+        patch = mock.patch.object(ForwardRequest, "_compared", lambda self: [self.place.first] * self.owners)
     with patch:
         return train(Staged, policy="encoder=ddp,*=pipeline+stages:2", world=dist.get_world_size())
 

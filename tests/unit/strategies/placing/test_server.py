@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.placing.server import Attributes
+from strategies.placing.server import Fingerprint
 
 
 class Dial:
@@ -40,7 +40,7 @@ CHANGES: list[tuple[str, Callable[[Network], Any]]] = [
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
 def test_what_is_set_is_named(name, change):
     network = Network()
-    before = Attributes(network)
+    before = Fingerprint(network)
     change(network)
     found = before.changed()
     assert found is not None and (found == name or found.startswith(f"{name}."))
@@ -48,7 +48,7 @@ def test_what_is_set_is_named(name, change):
 
 def test_what_is_the_same_is_no_change():
     network = Network()
-    before = Attributes(network)
+    before = Fingerprint(network)
     network.strength, network.seen = 1.0, network.seen
     network.eval()
     network.shift.copy_(network.shift.clone())  # as a checkpoint that is loaded
