@@ -49,6 +49,7 @@ class Drawn(NamedTuple):
 
     `rows` is how many samples were computed where it was drawn. `dim` is the dimension of the samples; None is one draw
     for the whole batch. `whole`: they were all, so the draw is the same whichever dimension is that of samples.
+    `beside`: several rows of one sample lie side by side, as the heads of attention do.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Drawn(NamedTuple):
     rows: int
     dim: int | None
     whole: bool = False
+    beside: bool = False
 
     def like(self, name: str, shape: Sequence[int]) -> bool:
         """Whether a draw is of this kind. What is before the samples is often a time, and varies."""
@@ -136,8 +138,8 @@ class Place:
         """How many rows a draw of n rows has in the whole global batch."""
         return self.total * n // self.rows
 
-    def dim_of_samples(self, call: int, name: str, shape: Sequence[int]) -> int | None:
-        """The dimension with the samples in a draw of a network; None for one draw that the whole batch shares.
+    def drawn_by_network(self, call: int, name: str, shape: Sequence[int]) -> Drawn:
+        """A draw of a network: which dimension has the samples.
 
         A trial has seen a shape with few samples, and with all ranks' (strategies/draws.py). Without one, what
         looks like a row for each sample, or a few, is taken for it.
@@ -151,8 +153,21 @@ class Place:
             dim = known.dim if known.dim is not None and self._fits(shape[known.dim]) else None
         else:
             dim = 0 if self._fits(n) and n <= COPIES * max(self.samples, *self.others, 1) else None
-        self.drawn[call] = Drawn(name, tuple(shape), self.samples, dim, self.samples == self.total)
-        return dim
+        beside = known is not None and known.beside and dim == 0
+        drawn = Drawn(name, tuple(shape), self.samples, dim, self.samples == self.total, beside)
+        self.drawn[call] = drawn
+        return drawn
+
+    def parts_of(self, drawn: Drawn) -> list[range] | None:
+        """The rows that a draw of a network has here. None stands for all, in their order."""
+        if drawn.dim is None:
+            return None
+        n = drawn.shape[drawn.dim]
+        parts = self.numbers_of(self.samples if drawn.beside else n)
+        if parts is None or not drawn.beside:
+            return parts
+        each = n // self.samples
+        return [range(number * each, (number + 1) * each) for part in parts for number in part]
 
     def _fits(self, n: int) -> bool:
         return n > 0 and (n % self.samples == 0 or n in self.others)

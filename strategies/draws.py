@@ -19,7 +19,9 @@ first step notices it by the generator's state.
 [Note: draws with a row for each sample]
 A draw of 8 rows, where a rank has 4 samples, may be two rows for each sample, or 8 numbers that have nothing to do with
 samples. A trial plays a phase with few samples and with many (check/first_step.py). The dimension that has grown with
-the samples is theirs, and what has not grown is one draw for the whole batch.
+the samples is theirs, and what has not grown is one draw for the whole batch. Several rows for each sample may be
+copies of the batch, one after the other, as torch.cat makes them, or lie side by side, as the heads of attention do.
+If the trial differs with the first, it is played with the second.
 
 [Note: a forward that is run again]
 torch.utils.checkpoint runs a forward again in backward, where no place is set. It saves torch's random state before
@@ -126,8 +128,8 @@ def _in_place(
     dtype = torch.float32 if halved else self.dtype
     whole = self.is_contiguous() and not halved
     call = place.next_call()
-    dim = place.dim_of_samples(call, name if generator is None else name + BY_GENERATOR, self.shape)
-    parts = None if dim is None else place.numbers_of(self.shape[dim])
+    drawn = place.drawn_by_network(call, name if generator is None else name + BY_GENERATOR, self.shape)
+    dim, parts = drawn.dim, place.parts_of(drawn)
 
     def draw(part: Tensor, generator: torch.Generator) -> Tensor:
         return original(part, *args, generator=generator)
@@ -153,8 +155,8 @@ def _in_place(
 
 def _by_rows(original: Kernel, place: Place, name: str, self: Tensor, *args: Any) -> Tensor:
     call, device, n = place.next_call(), self.device, len(self) if self.dim() > BY_ROWS[name] else 0
-    dim = place.dim_of_samples(call, name, self.shape if n else ())
-    parts = place.numbers_of(n) if dim == 0 else None
+    drawn = place.drawn_by_network(call, name, self.shape if n else ())
+    parts = place.parts_of(drawn) if drawn.dim == 0 else None
     with noise.at(None):  # what it is made of draws by this generator
         if not n:
             return original(self, *args, generator=noise.seeded(device, place.seed(call, 0)))
@@ -243,6 +245,21 @@ class Draws:
                 known = {call: few[phase][call]._replace(dim=dim) for call, dim in grown.items()}
                 self.known[phase] = self.known.get(phase, {}) | known
         return wrong
+
+    def turn(self) -> bool:
+        """Take several rows for each sample for what they were not taken for. Returns whether there are any."""
+        turned = False
+        for known in self.known.values():
+            for call, draw in known.items():
+                if draw.dim == 0 and draw.shape[0] > draw.rows and not draw.name.endswith(BY_GENERATOR):
+                    known[call] = draw._replace(beside=not draw.beside)
+                    turned = True
+        return turned
+
+    def lost(self, phase: Phase) -> list[str]:
+        """Draws that one device, which has no trial, would not follow from one micro-batch to the next."""
+        drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
+        return [f"{list(draw.shape)} ({draw.name})" for draw in drawn if draw.dim or draw.beside]
 
     def said(self, phase: Phase) -> str:
         """What was taken for what; nothing if the phase draws nothing."""

@@ -58,10 +58,11 @@ A_MEAN_OVER_SAMPLES = (
     "gan.ranks.sum(x) or gan.ranks.gather(x). So must a batch norm that is written by hand, or call F.batch_norm."
 )
 DRAWS = (
-    "The phase draws. A draw must have a row for each sample, or several in blocks as torch.cat makes them; not rows "
-    "for a part of the samples, nor those of a sample side by side. The latter is how nn.MultiheadAttention drops its "
-    "weights; call it with need_weights=False."
+    "The phase draws. A draw must have a row for each sample, or several: all draws of the game in blocks, as "
+    "torch.cat makes them, or all side by side, as nn.MultiheadAttention drops its weights (not with "
+    "need_weights=False)."
 )
+IN_MICRO_BATCHES = "In micro-batches the rows of a draw must be the samples, in blocks; or leave micro_batches= out."
 DRAWS_BY_GENERATOR = (
     "The phase draws with generator=. Leave that out, or take gan.noise; or seed the generator alike on all ranks, and "
     "give it to torch.randn, torch.rand and torch.randint only."
@@ -93,28 +94,20 @@ def check_step(
     tries.compare_answers(ready)
     samples = join_batches(gather(own))
     try:
-        together, alone = tries(own), tries(samples, alone=True)
-        if training.draws.learn(gather((together.drawn, alone.drawn))):
-            together, alone = tries(own), tries(samples, alone=True)
+        together, lines = tries.compare(own, samples)
+        if lines and training.draws.turn():
+            _, lines = tries.compare(own, samples)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
         return
-
-    unlike = {name for each in gather(together.unlike) for name in each}
-    if unlike:
+    if together.unlike:
         rank_zero_warn(
-            f"phase {', '.join(map(repr, sorted(unlike)))}: not compared with one device, because it draws other "
-            f"numbers on each rank: by Phase(draws='torch'), in backward, or within nn.LSTM or attention on a GPU"
+            f"phase {', '.join(map(repr, sorted(together.unlike)))}: not compared with one device, because it draws "
+            f"other numbers on each rank: by Phase(draws='torch'), in backward, or within nn.LSTM or attention on a GPU"
         )
-    learners = [policy for policy in training.policies.values() if policy.requiring_grad]
-    dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
-    rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
-    comparison = Comparison(gather(together.losses), gather(alone.losses), together, alone, rounding, unlike)
-    lines = comparison.lines({})
-    if any(gather(bool(lines))):
-        shaken = [tries(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
-        lines = comparison.lines(moved(alone, shaken))
-    lines = dict(line for each in gather(lines) for line in each.items())  # so that all ranks raise, or none
+    for phase in game.phases:
+        if lost := training.draws.lost(phase):
+            lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(lost)}"] = IN_MICRO_BATCHES
     if lines:
         raise RanksDiffer(_said(lines, training, game.step, together.drawn))
 
@@ -152,6 +145,24 @@ class Tries:
             trial.meet("has ended the step")
             trial.state = self.kept.written()
         return trial
+
+    def compare(self, own: Any, samples: Any) -> tuple[Trial, dict[str, str]]:
+        """The trial of all ranks together, and on every rank what differs, on any, from its trial alone."""
+        training, gather = self.training, self.training.world.gather
+        together, alone = self(own), self(samples, alone=True)
+        if training.draws.learn(gather((together.drawn, alone.drawn))):
+            together, alone = self(own), self(samples, alone=True)
+        together.unlike = {name for each in gather(together.unlike) for name in each}
+        learners = [policy for policy in training.policies.values() if policy.requiring_grad]
+        dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
+        rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
+        losses, repeated = gather(together.losses), gather(alone.losses)
+        comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike)
+        lines = comparison.lines({})
+        if any(gather(bool(lines))):
+            shaken = [self(samples, alone=True, shake=number + 1) for number in range(SHAKES)]
+            lines = comparison.lines(moved(alone, shaken))
+        return together, dict(line for each in gather(lines) for line in each.items())
 
     def compare_answers(self, ready: Callable[[Phase], bool]) -> None:
         """Warn of a `when` that ranks answer in different ways."""

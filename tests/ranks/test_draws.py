@@ -78,12 +78,36 @@ class OfEachRank(Recurrent):
 
 
 class SideBySide(Plain):
+    """The heads of a sample lie side by side."""
+
+    micro_batches = 1
+
     def __init__(self):
         super().__init__()
         self.generator = nn.MultiheadAttention(6, 2, 0.4)
 
+    def configure_phases(self):
+        yield Phase("discriminator", self.judge, "discriminator", micro_batches=self.micro_batches)
+        yield Phase("generator", self.fool, "generator", micro_batches=self.micro_batches)
+
     def fake(self, real):
         return self.generator(*[torch.stack([real, real.roll(1, 1)])] * 3)[0][0]
+
+
+class BothWays(SideBySide):
+    """Also two rows for each sample, as torch.cat makes them: one of the two is taken for what it is not."""
+
+    def fake(self, real):
+        n, width = real.shape
+        return super().fake(real) + torch.randn(2 * n, width, dtype=real.dtype).view(2, n, width).sum(0)
+
+
+class SideBySideInParts(SideBySide):
+    micro_batches = 2
+
+
+class RecurrentInParts(Recurrent):
+    micro_batches = 2
 
 
 class OfNumPy(Draws):
@@ -163,9 +187,21 @@ def test_samples_in_the_second_dimension_and_the_authors_generator_are_followed(
     assert distance(control[0], alone) > BROKEN
 
 
+def test_a_trial_tells_rows_side_by_side_from_copies(ranks):
+    alone = train(SideBySide, policy="single")
+    equals(ranks(2).run(train, SideBySide, world=2, check=True), alone)
+    control = ranks(2).run(train, SideBySide, world=2)
+    assert distance(control[0], alone) > BROKEN
+
+
 @pytest.mark.parametrize(
     ("game", "typed"),
-    [(OfEachRank, "seed the generator alike on all ranks"), (SideBySide, "call it with need_weights=False")],
+    [
+        (OfEachRank, "seed the generator alike on all ranks"),
+        (BothWays, "or all side by side"),
+        (RecurrentInParts, "In micro-batches"),
+        (SideBySideInParts, "In micro-batches"),
+    ],
 )
 def test_what_cannot_follow_is_refused_with_what_to_type(game, typed, ranks):
     for message in ranks(2).run(refused, game, world=2, check=True):

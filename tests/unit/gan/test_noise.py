@@ -205,7 +205,7 @@ def test_what_belongs_to_no_sample_is_refused_on_several_ranks():
 
 
 def of_network(place, shape, name="normal_"):
-    dim = place.dim_of_samples(place.next_call(), name, shape)
+    dim = place.drawn_by_network(place.next_call(), name, shape).dim
     assert place.drawn[place.calls - 1].dim == dim
     return dim
 
