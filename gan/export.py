@@ -1,6 +1,6 @@
 """`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,6 @@ from gan.app.outputs import run, say
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.files.checkpoint import load, whole
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
 from gan.games.sean import Sean
@@ -86,7 +85,8 @@ def export(
     `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
     averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
-    opened, players = _open(which, out, weights, **overrides)
+    opened = open_run(which, out, exactly=weights, **overrides)
+    players = networks(opened.run.game, opened.averaged)
     files = {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
     if published:
         files |= _published(opened.run.game, players)
@@ -102,50 +102,24 @@ def export(
         raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
 
 
-def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
-    """The players' networks exactly as a checkpoint has them, also in its number format."""
-    # A weight is `generator.0.weight` in the game and `0.weight` in its network: they are the same tensor object.
-    places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
-    found = []
+def networks(game: GanModule, averaged: Collection[str]) -> list[Exported]:
+    """The players' networks as they are; the weights of the players in `averaged` are averages."""
+    found: list[Exported] = []
     for name, player in game.players.items():
-        average = saved["players"][name]["ema"] if weights == "ema" else None
-        tensors = dict([*player.module.named_buffers(), *player.module.named_parameters()])
-        averages = {id(tensors[key]): tensor for key, tensor in (average or {}).items()}
-        state = {}
-        for key, tensor in _state(player.module).items():
+        state = player.module.state_dict()
+        for key, tensor in state.items():
             if not isinstance(tensor, Tensor):
                 raise UserError(
                     f"player '{name}': '{key}' of its state dict is no tensor but {type(tensor).__name__}, "
                     f"which a safetensors file cannot hold; keep it in a buffer"
                 )
-            if id(tensor) in averages:
-                state[key] = averages[id(tensor)]
-            elif id(tensor) in places:
-                state[key] = saved["state_dict"][places[id(tensor)]]
-            else:
-                state[key] = tensor.detach()  # left out of checkpoints, as Player(saved=False) asks
         # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
-        state = {key: tensor.clone() for key, tensor in whole(state).items()}
+        state = {key: tensor.clone() for key, tensor in state.items()}
         file = name_for(name)
         while file.lower() in (each.file.lower() for each in found):  # Windows and macOS take G and g for one
             file += "_"
-        found.append(Exported(name, file, player.module, "raw" if average is None else "ema", state))
+        found.append(Exported(name, file, player.module, "ema" if name in averaged else "raw", state))
     return found
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    return module.state_dict(keep_vars=True)  # the parameters themselves, not views of them
-
-
-def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[SavedRun, list[Exported]]:
-    while True:
-        opened = open_run(which, out, **overrides)
-        try:
-            return opened, networks(opened.run.game, load(opened.checkpoint), weights)
-        except UserError:
-            if opened.checkpoint.exists() or str(opened.checkpoint) == which:
-                raise
-            continue  # training has just replaced it with a newer one
 
 
 def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse import Namespace
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
@@ -24,7 +26,7 @@ from strategies.accelerator import best, counted
 class SavedRun:
     """A run with the weights of one of its checkpoints, which was saved after `step`.
 
-    `name` is the run's, as its settings have it.
+    `name` is the run's, as its settings have it. `averaged` are the players whose weights are averages.
     """
 
     name: str
@@ -33,6 +35,7 @@ class SavedRun:
     step: int
     settings: dict[str, Any]
     run: Run
+    averaged: frozenset[str]
 
 
 def open_run(
@@ -41,13 +44,15 @@ def open_run(
     device: str = "cpu",
     data: str | Path | None = None,
     name: str | None = None,
+    exactly: Literal["ema", "raw"] | None = None,
     **overrides: Any,
 ) -> SavedRun:
     """Build a run from its settings and load a checkpoint's weights, averaged ones where a player has them.
 
     `which` is a run's folder, a checkpoint inside one, or `auto`: the newest run below `out` that has a checkpoint.
     `data` is the folder of the run's pictures, if they have moved. `name` is a run's name, as for `--run`: `auto` is
-    then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. The
+    then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. With
+    `exactly` the weights keep the number format of the checkpoint, and with "raw" no player gets an average. The
     networks are in evaluation mode and require no gradients. The run may still be training.
     """
     place, gone = _device(device), None
@@ -64,7 +69,7 @@ def open_run(
         run = _build(settings, where)
         try:
             saved = load(checkpoint)
-            _load(run, saved, checkpoint)
+            averaged = _load(run, saved, checkpoint, exactly)
         except UserError as error:
             if isinstance(error, NotFinite):
                 earlier = where.before(checkpoint)
@@ -77,7 +82,7 @@ def open_run(
             gone = checkpoint  # training has just replaced it with a newer one
             continue
         run.game.eval().requires_grad_(False).to(place)
-        return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
+        return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run, averaged)
 
 
 def _device(device: str) -> torch.device:
@@ -132,8 +137,8 @@ def _build(settings: Namespace, where: RunFolder) -> Run:
         ) from error
 
 
-def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
-    """Load weights and averages, after a check that they are of this game."""
+def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path, exactly: str | None = None) -> frozenset[str]:
+    """Load weights and averages, after a check that they are of this game. Returns whose weights are averages."""
     game = run.game
     game.assemble()
     meant = {name: as_made(player.module) for name, player in game.players.items()}
@@ -147,9 +152,11 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
         )
     with failing(checkpoint):
         state, _ = need(saved, "state_dict", dict), need(saved, "global_step", int)
-        averages = {name: averages_of(saved, name) or {} for name in players}
+        averages = {name: (exactly != "raw" and averages_of(saved, name)) or {} for name in players}
     left_out = saved.get("left_out", {})
     in_files = reopened(game, game.players.values(), saved)
+    if exactly:
+        _take_format(game.state_dict(keep_vars=True), state)
     try:
         load_module_state(game, state, left_out=in_files.union(left_out))
     except RuntimeError as error:
@@ -163,6 +170,17 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
         tensors |= dict(player.module.named_parameters(remove_duplicate=False))
         if unknown := averages[name].keys() - tensors.keys():
             raise UserError(f"{checkpoint} has an average of '{min(unknown)}', which player '{name}' does not have")
+        if exactly:
+            _take_format(tensors, averages[name])
         read({there: Share.whole(tensors[tensor]) for tensor, there in averages[name].items()})
     if bad := bad or of_players(networks, meant):
         raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")
+    return frozenset(name for name, average in averages.items() if average)
+
+
+def _take_format(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Let these tensors have numbers of the format of those that are saved under their names."""
+    for name, tensor in own.items():
+        dtype = getattr(saved.get(name), "dtype", None)
+        if isinstance(tensor, Tensor) and dtype is not None and not is_lazy(tensor):
+            tensor.data = tensor.data.to(dtype)
