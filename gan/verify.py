@@ -54,7 +54,7 @@ def _verify(settings: Namespace, verification: Verification) -> int:
     where = f"in float{settings.precision}, on ranks of this computer's CPU"
     say(f"{short_name(settings.run)}: {settings.steps} steps{batch}{start} {where}")
     one = verification.one(settings.precision)
-    say(f"one device: {one.trained.seconds:.1f} s", *([CASTS] if one.trained.record.cast else []), "")
+    say(f"one device: {one.record.seconds:.1f} s", *([CASTS] if one.record.cast else []), "")
 
     width = max(len(word) for word in (*settings.strategy, "strategy"))
     say(f"{'strategy':{width}}  ranks{'distance':>20}")

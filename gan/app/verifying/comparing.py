@@ -34,15 +34,15 @@ class Tolerance:
     ends: Mapping[str, float] = field(default_factory=dict)  # of the last weights, buffers and averages
 
     @classmethod
-    def measured(cls, one: Record, shaken: Record, ends: Mapping[str, float], precision: str) -> "Tolerance":
-        """From one device's training and its second one, whose last tensors are `ends` away."""
+    def measured(cls, one: Record, shaken: Record, precision: str) -> "Tolerance":
+        """From one device's training and its second one, which was compared with the first."""
         exact, most, least = LIMITS[precision]
         largest, moved = {}, {}
         for moment, numbers in one.moments.items():
             if moment.kind != "batch" and moment in shaken.moments:
                 found = max(largest.get(moment[2:], 0.0), gap(shaken.moments[moment], numbers, least))
                 largest[moment[2:]] = moved[moment.kind, moment.name, moment.step] = found
-        return cls(exact, most, least, moved, ends)
+        return cls(exact, most, least, moved, shaken.distances)
 
     def at(self, moment: Moment) -> float:
         """For a number on the way."""

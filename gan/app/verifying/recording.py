@@ -45,6 +45,8 @@ class Record:
     last: dict[str, Tensor] = field(default_factory=dict)  # weights, buffers and averages after the last step
     elsewhere: set[str] = field(default_factory=set)  # weights of players that other ranks serve
     cast: bool = False  # whether a phase makes float32 of float64
+    distances: dict[str, float] = field(default_factory=dict)  # of the last tensors from one device's, by their names
+    seconds: float = 0.0
 
 
 def digest(tensor: Tensor) -> tuple[float, float]:
