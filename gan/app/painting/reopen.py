@@ -60,11 +60,17 @@ def open_run(
         overrides["data"] = data
     while True:
         try:
-            where, checkpoint = _find(which, out, name and full_name(name))
+            found = folder.find(which, out, name and full_name(name))
         except FileNotFoundError:
             continue  # training has just removed a checkpoint: there is a newer one
         except OSError as error:
             raise UserError(f"cannot look for the run '{which}': {reason(error)}") from error
+        if found is None:
+            what = f"run of {full_name(name)}" if name else "run"
+            raise UserError(
+                f"no {what} with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
+            )
+        where, checkpoint = found
         settings = options.load(where.settings, name, **overrides)
         run = _build(settings, where)
         try:
@@ -98,29 +104,6 @@ def _device(device: str) -> torch.device:
     if place.type != "cpu" and (place.index or 0) >= there:
         raise UserError(f"device '{device}' is not there: this machine has {counted(there, place.type)}; type cpu")
     return place
-
-
-def _find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path]:
-    if which == "auto":
-        found = folder.find("auto", out, name)
-        if found is None:
-            of = "" if name is None else f" of {name}"
-            raise UserError(
-                f"no run{of} with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
-            )
-        return found
-    path = Path(which)
-    if not path.exists():
-        raise UserError(
-            f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
-        )
-    where = folder.holding(path)
-    if not where.settings.is_file():
-        raise UserError(f"'{which}' is not of a run: {where.settings} is missing; give a run's folder, or auto")
-    checkpoint = path if folder.is_checkpoint(path) else where.newest_checkpoint()
-    if checkpoint is None:
-        raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
-    return where, checkpoint
 
 
 def _build(settings: Namespace, where: RunFolder) -> Run:
