@@ -23,7 +23,7 @@ from gan.app.training.alike import strategy_of, trainer_of
 from gan.app.training.callbacks import Bar, Pictures, Score, Steps, WriteSettings
 from gan.app.training.describe import describe
 from gan.app.training.keep import Keep
-from gan.app.training.metrics import Record
+from gan.app.training.metrics import Record, first_and_last
 from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError
 from gan.files.finite import NotFinite
@@ -156,7 +156,7 @@ def train(
 ) -> None:
     """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
-    log, score = Record(where), Score(run.scores)
+    log = Record(where)
     strategy.lockstep.requeues = False
     strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
     strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
@@ -177,7 +177,7 @@ def train(
         callbacks=[
             Bar(settings.get("batch_size")),
             Pictures(where, log, every),
-            score,
+            Score(run.scores),
             keep,
             WriteSettings(texts),
             Steps(),
@@ -202,7 +202,7 @@ def train(
             requeue(trainer.is_global_zero)
     else:
         began = checkpoint and folder.step_of(checkpoint)
-        finish(run, score, trainer, where, keep, began, time.monotonic() - started)
+        finish(run, log, trainer, where, keep, began, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
 
 
@@ -250,7 +250,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
 
 
 def finish(
-    run: Run, score: Score, trainer: Trainer, where: RunFolder, keep: Keep, began: int | None, seconds: float
+    run: Run, log: Record, trainer: Trainer, where: RunFolder, keep: Keep, began: int | None, seconds: float
 ) -> None:
     """Print the scores and where the results are. `began` is the step at which this training began."""
     step = trainer.global_step
@@ -259,7 +259,7 @@ def finish(
     else:
         say(f"\n{step} steps, {seconds / 60:.1f} minutes")
         for name, words in run.scores.items():
-            first, last = score.first.get(name), score.last.get(name)
+            first, last = first_and_last(log.rows, name) or (0, 0)
             if first:
                 say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
     saved, best = where.checkpoint(step), keep.best_checkpoint()

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.outputs import say
-from gan.app.painting import grids, sounds
+from gan.app.painting import grids
 from gan.app.painting.held_out import NOTHING_HELD_OUT, first_samples, samples, shown
 from gan.app.painting.painter import Painter, Picture
 from gan.app.painting.reopen import SavedRun
@@ -41,14 +41,14 @@ def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path
     path = output_path(opened, settings, sheet.name, ".png")
     rows = max(map(len, sheet.columns.values()))
     save_png(grids.grid(sheet.columns, rows, sheet.titles), path)
-    paths = [path, *sounds.save_columns(sheet.columns, path)]
+    paths = [path, *grids.save_sounds(sheet.columns, path)]
     if not settings.singles:
         return paths
     for name, sample in sheet.singles.items():
         single = path.with_suffix("") / f"{name_for(name)}.png"
         save_png(grids.picture(sample), single)
         if isinstance(sample, Sound):
-            sounds.save(sample, single.with_suffix(".wav"))
+            grids.save_sound(sample, single.with_suffix(".wav"))
     return [*paths, path.with_suffix("")]
 
 

@@ -1,7 +1,7 @@
 """Use a trained SEAN: read styles from pictures, and paint label maps in them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 from tqdm import tqdm
 
-from datasets.augment import to_tensors
+from datasets.augment import Prepared, to_tensors
 from datasets.files import pairs
 from gan import noise
 from gan.app.painting import grids
@@ -198,9 +198,9 @@ class Painter:
         count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
         if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
-        numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
+        numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
         workers = self.opened.settings.get("workers", 0)
-        items = DataLoader(Subset(_PicturesAndLabels(self.train), numbers), batch_size=8, num_workers=workers)
+        items = DataLoader(Prepared(self.train), batch_size=8, sampler=numbers, num_workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:
@@ -243,14 +243,3 @@ def _written(path: Path) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-
-
-class _PicturesAndLabels:
-    """A data set without its other entries, as tensors."""
-
-    def __init__(self, dataset: Sequence[dict[str, Tensor]]) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        item = to_tensors(self.dataset[index])
-        return {name: item[name] for name in ("image", "label")}
