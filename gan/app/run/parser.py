@@ -13,21 +13,6 @@ from jsonargparse import DefaultHelpFormatter
 from gan.app.run.settings_file import limit_typed_values
 from gan.files.errors import UserError, printable
 
-WHERE = "auto, a run's folder or a checkpoint in it"
-TYPE = {
-    "RUN": WHERE,
-    "run": "the name of one, see --list-runs, or FILE.py:FUNCTION",
-    "resume": WHERE,
-    "from_checkpoint": WHERE,
-    "config": "a YAML file, such as the settings.yaml of a run",
-    "out": "a folder, such as runs",
-    "to": "a folder to write to",
-    "file": "a file to write to",
-    "data": "the folder of the pictures",
-    "inception": "a file of weights",
-    "segmenter": "a file of weights",
-}
-
 limit_typed_values()
 
 
@@ -81,8 +66,9 @@ class Strict:
         action = next(fits, None)
         if action is None or action.default == "":
             return  # an unknown option, which is reported later, or one that is empty by default
-        name, of = (_hyphens(option), action.dest) if option else (action.metavar or action.dest.upper(),) * 2
-        raise UserError(f"{name} is empty; type {TYPE.get(of, 'a value')}, or leave {name} out")
+        name = _hyphens(option) if option else action.metavar or action.dest.upper()
+        about = f" ({action.help})" if action.help else ""
+        raise UserError(f"{name} is empty; type a value, or leave {name} out{about}")
 
     def error(self, message: str, *more: Any) -> NoReturn:
         """Say what may have been meant: the closest known option to an unknown one, or the run."""
