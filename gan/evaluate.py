@@ -1,7 +1,6 @@
 """`python -m gan.evaluate RUN`: scores of the pictures that a run makes, as a table and as JSON."""
 
 import json
-import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
@@ -65,21 +64,12 @@ def table(result: dict[str, Any]) -> str:
 
 def save(result: dict[str, Any], path: Path) -> None:
     """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them."""
+    plain = json.loads(json.dumps(result, default=str), parse_constant=lambda word: str(float(word)))
     try:
         with whole_file(path) as part:
-            part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+            part.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}; the scores are in the table above") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    return value if isinstance(value, str | int | None) else str(value)
 
 
 EXAMPLES = """examples:

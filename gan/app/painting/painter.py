@@ -1,5 +1,6 @@
 """Use a trained SEAN: read styles from pictures, and paint label maps in them."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional
 from tqdm import tqdm
 
 from datasets.augment import Prepared, to_tensors
@@ -20,7 +19,6 @@ from gan import noise
 from gan.app.painting import grids
 from gan.app.painting.reopen import SavedRun
 from gan.app.painting.styles import Styles
-from gan.files.disk import regular
 from gan.files.errors import UserError
 
 # Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
@@ -31,8 +29,7 @@ Size = tuple[int, int]
 
 def read_picture(path: Path, size: Size) -> Tensor:
     """A picture [3, H, W] in -1 to 1, resized."""
-    image = functional.resize(pairs.read_picture(_there(path)), list(size), InterpolationMode.BICUBIC, antialias=True)
-    return image.float() / 127.5 - 1
+    return pairs.resize_picture(pairs.read_picture(_there(path)), size).float() / 127.5 - 1
 
 
 def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) -> Tensor:
@@ -44,16 +41,8 @@ def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) ->
     """
     numbers = _coloured(path, labels)
     if numbers is None:
-        numbers = pairs.read_map(path).astype(np.int32)
-        for value, label in void.items():
-            numbers[numbers == value] = label
-        for value in (numbers.min(), numbers.max()):
-            if not 0 <= value < labels:
-                raise UserError(
-                    f"{path} has the label {value}; with {labels} labels the allowed range is 0..{labels - 1}"
-                )
-    small = Image.fromarray(numbers).resize(size[::-1], Image.Resampling.NEAREST)
-    return torch.from_numpy(np.array(small)).long()
+        numbers = pairs.labels_in(path, pairs.read_map(path), labels, void)
+    return torch.from_numpy(pairs.resize_map(numbers, size)).long()
 
 
 def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int]) -> tuple[Tensor, Tensor]:
@@ -93,12 +82,8 @@ def _open(path: Path) -> Image.Image:
 
 
 def _there(path: Path) -> Path:
-    try:
-        regular(path)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file '{path}'") from error
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
+    if not os.path.exists(path):
+        raise UserError(f"there is no file '{path}'")
     return path
 
 
