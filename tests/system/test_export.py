@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from gan import GanModule, Player
 from gan import export as command
+from gan.app.painting import reopen
 from gan.app.painting.reopen import open_run
 from gan.export import export, main, networks, parse
 from gan.files.errors import UserError
@@ -334,7 +335,7 @@ def test_options_that_are_none_are_refused(capsys):
 
 
 def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeypatch):
-    calls, real = [], command.open_run
+    calls, real = [], reopen.open_run
 
     def replacing(which, out, **overrides):
         opened = real(which, out, **overrides)
@@ -343,7 +344,7 @@ def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeyp
         calls.append(opened.checkpoint.name)
         return opened
 
-    monkeypatch.setattr(command, "open_run", replacing)
+    monkeypatch.setattr(reopen, "open_run", replacing)
     assert len(export(str(sean))) == 4
     assert calls == ["step-000002.ckpt", "step-000003.ckpt"]
 

@@ -11,7 +11,7 @@ from gan.app.run import folder
 from gan.app.run import resumed as resuming
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead, newest_whole, to_resume
-from gan.app.training import alike, start
+from gan.app.training import alike, start, train
 from gan.files.errors import UserError
 from gan.files.finite import NotFinite
 from strategies.checkpoint.writing import save
@@ -106,7 +106,7 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     run.settings.write_text("run: wgan-gp-faces\n")
     damage(run.checkpoint(30))
     chosen = []
-    monkeypatch.setattr(command, "train", lambda *args: chosen.append(args[4].checkpoint))
+    monkeypatch.setattr(train, "train", lambda *args: chosen.append(args[4].checkpoint))
     if started_again:
         monkeypatch.setattr(command, "launched", lambda: Launched("environment", 0, 0, 1, 1, 0))
         monkeypatch.setattr(start, "launcher_of", lambda _: "a launcher")
