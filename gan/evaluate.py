@@ -3,25 +3,23 @@
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch.distributed as dist
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.app import outputs
-from gan.app.command import command, run_ranks, take_place
+from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
-from gan.app.painting.reopen import open_run
 from gan.app.run import options
-from gan.app.run.computer import Computer, machine
 from gan.app.run.parser import Parser
-from gan.app.scoring.features import INCEPTION
-from gan.app.scoring.scorer import NEEDS
-from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
+from gan.app.scoring.names import INCEPTION, NEEDS
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
-from strategies.processes.launched import connect, launched
+from strategies.processes.launched import launched
+
+if TYPE_CHECKING:
+    from gan.app.run.computer import Computer
 
 ROWS = {
     "ssim": "SSIM, data range 1",
@@ -85,6 +83,12 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
+    with working():
+        import torch.distributed as dist
+
+        from gan.app.run.computer import machine
+        from strategies.processes.cluster import connect
+
     asked = {"accelerator": request.accelerator, "devices": request.devices}
     computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
     place = launched()
@@ -124,8 +128,11 @@ def parse(argv: list[str] | None = None) -> Namespace:
     return request
 
 
-def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> None:
+def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> None:
     """The work of one process; the first one prints and saves the result."""
+    from gan.app.painting.reopen import open_run
+    from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
+
     device = computer.device(local_rank)
 
     # All ranks open the checkpoint that the first one finds, since training may be writing newer ones.

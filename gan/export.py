@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jsonargparse import Namespace
@@ -12,17 +12,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gan.app.command import command
+from gan.app.command import command, working
 from gan.app.outputs import run, say
-from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
-from gan.games.sean import Sean
-from gan.module import GanModule
-from nets.discriminator import MultiScaleDiscriminator
-from nets.published import export_discriminator, export_generator
+
+if TYPE_CHECKING:
+    from gan.app.painting.reopen import SavedRun
+    from gan.module import GanModule
 
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
@@ -52,6 +51,9 @@ class Exported:
 def main(argv: list[str]) -> None:
     """Write the networks, and name the files."""
     request = parse(argv)
+    with working():
+        import gan.app.painting.reopen  # noqa: F401 - now, and not inside of `export`
+
     moved = {"data": request.data, "name": request.run}
     written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
     say(*written)
@@ -85,6 +87,8 @@ def export(
     `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
     averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
+    from gan.app.painting.reopen import open_run
+
     opened = open_run(which, out, exactly=weights, **overrides)
     players = networks(opened.run.game, opened.averaged)
     files = {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
@@ -102,7 +106,7 @@ def export(
         raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
 
 
-def networks(game: GanModule, averaged: Collection[str]) -> list[Exported]:
+def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
     """The players' networks as they are; the weights of the players in `averaged` are averages."""
     found: list[Exported] = []
     for name, player in game.players.items():
@@ -122,7 +126,7 @@ def networks(game: GanModule, averaged: Collection[str]) -> list[Exported]:
     return found
 
 
-def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
+def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
     about = {
         "format": "pt",
         "run": opened.folder.path.resolve().name,
@@ -138,8 +142,12 @@ def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
     return lambda path: save_file(each.state, path, metadata=about)
 
 
-def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[Path], None]]:
+def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable[[Path], None]]:
     """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
+    from gan.games.sean import Sean
+    from nets.discriminator import MultiScaleDiscriminator
+    from nets.published import export_discriminator, export_generator
+
     if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
         raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
     for each in players:
@@ -160,7 +168,7 @@ def _write(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
+def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str:
     first = players[0]
     about = [
         f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "

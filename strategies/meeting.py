@@ -19,9 +19,9 @@ from strategies.assignment import check_ranks, is_dp
 from strategies.choice import Choice
 from strategies.placing.elsewhere import refuse_a_group
 from strategies.placing.placement import Placement, placement_of
+from strategies.processes.cluster import connect, place_of
+from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_meeting, own_name
-from strategies.processes.launched import connect, place_of
-from strategies.processes.launched import store as store_of
 
 KNOWN = ("gloo", "nccl", "mpi")
 TYPE_GLOO = "type gloo (process_group_backend, in gan.fit --backend), or leave it out"
@@ -118,7 +118,7 @@ class Meeting:
         if place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
             if self.divided:
                 return store_of(place)
-            connect(place, self.backend, **self.options)  # see `launched.store`; other hosts count restarts themselves
+            connect(place, self.backend, **self.options)  # see `cluster.store`; other hosts count restarts themselves
             return private.default_store()
         main, port = self.environment.main_address, self.environment.main_port
         os.environ.update(MASTER_ADDR=main, MASTER_PORT=str(port))

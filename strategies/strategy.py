@@ -43,8 +43,8 @@ from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
 from strategies.policies.world import Groups, World
+from strategies.processes.cluster import environment
 from strategies.processes.interface import clear_errors
-from strategies.processes.launched import environment
 from strategies.processes.launcher import Here, OwnRanks, launcher
 from strategies.processes.stopping import Ending, Stopped
 from strategies.ranks import Ranks

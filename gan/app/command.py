@@ -2,22 +2,27 @@
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from datasets.workers import explained
-from gan.app.outputs import quiet
-from gan.app.run.computer import Computer
+from gan.app import outputs
 from gan.app.run.limits import named
-from gan.files.errors import UserError, refuse
+from gan.files.errors import UserError, escape_warnings, refuse
+from gan.files.loading import loading
 from strategies.processes import agent
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
 from strategies.processes.launched import Launched
 from strategies.processes.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from gan.app.run.computer import Computer
 
 
 def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
@@ -28,7 +33,7 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
 
     @wraps(work)
     def main(argv: list[str] | None = None) -> int:
-        quiet()
+        escape_warnings()
         try:
             with explained():
                 return work(sys.argv[1:] if argv is None else argv) or 0
@@ -44,6 +49,14 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
     return main
 
 
+@contextmanager
+def working() -> Iterator[None]:
+    """Inside the `with`, a command that has read what was typed imports what it works with, Lightning among it."""
+    with loading():
+        yield
+    outputs.quiet()
+
+
 def take_place(place: Launched | None) -> None:
     """Be the rank that somebody else has started: only the first one prints, and each ends with torchrun."""
     rank_zero_only.rank = place.rank if place is not None else 0
@@ -54,7 +67,7 @@ def take_place(place: Launched | None) -> None:
 def run_ranks(
     module: str,
     argv: Sequence[str],
-    computer: Computer,
+    computer: "Computer",
     rendezvous: Rendezvous = Rendezvous(),  # noqa: B008 - it cannot be changed
     restarts: int = 0,
     advice: Callable[[str], str] = lambda agent: "",

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gan.files.loading import not_compiled
 from nets.blocks import resize_nearest
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Neighbourhoods:
     style_sums: RowSums
 
 
-@torch.compiler.disable  # how many there are depends on the data
+@not_compiled  # how many there are depends on the data
 def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     """The neighbourhoods of one-hot planes [B,labels,H,W], or with one plane more for edges.
 
@@ -213,7 +214,7 @@ class Masks:
         return self._sizes[size]
 
 
-@torch.compiler.disable  # as find_neighbourhoods
+@not_compiled  # as find_neighbourhoods
 def _with_neighbourhoods(planes: Tensor, labels: int, size: tuple[int, int]) -> "SizedMasks":
     def find() -> SizedMasks:
         sized = resize_nearest(planes.detach(), size)

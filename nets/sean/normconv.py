@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from gan import ranks
 from gan.files.errors import UserError
+from gan.files.loading import not_compiled
 from nets.norm import SyncBatchNorm, follow, global_moments, pooled_moments, wide_sum
 
 
@@ -63,7 +64,7 @@ class Settings:
     plain: bool = False
 
 
-@torch.compiler.disable  # it is one operation already, with an all-reduce inside
+@not_compiled  # it is one operation already, with an all-reduce inside
 def norm_conv(
     settings: Settings,
     x: Tensor,

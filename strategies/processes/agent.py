@@ -41,7 +41,6 @@ from torch.distributed.elastic.rendezvous import (
 from gan.files.errors import UserError, printable
 from strategies.processes.failure import ERROR, FILE, LOST, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
-from strategies.processes.stopping import SIGNALS
 
 NEVER = -1  # no step has begun
 _STEP = struct.Struct("<q")
@@ -301,6 +300,8 @@ class Signals:
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
+            from strategies.processes.stopping import SIGNALS
+
             for number in (signal.SIGINT, *SIGNALS):
                 if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a run must continue
                     self.before[number] = signal.signal(number, self._hand_on)

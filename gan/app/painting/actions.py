@@ -1,6 +1,6 @@
 """The actions of `python -m gan.sample`: a function each, which draws a grid or writes a file and gives its path.
 
-The help of the command shows each docstring.
+gan/sample.py says what each does.
 """
 
 from collections.abc import Callable, Sequence
@@ -155,7 +155,6 @@ def _same(one: Picture, other: Picture) -> bool:
 
 
 def show(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Draw the grid that training draws, and write its sounds; for any game."""
     if not hasattr(opened.run.game, "show"):
         raise UserError(f"run {opened.name} shows nothing: its game needs show(batch)")
     found, held = samples(opened.run, settings.count)
@@ -170,7 +169,6 @@ def show(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Paint pictures again from their own label maps and styles."""
     painter = Painter(opened, settings.seed)
     which = settings.picture or [str(number) for number in range(min(settings.count, len(painter.val)))]
     chosen = [painter.picture(each) for each in which]
@@ -182,7 +180,6 @@ def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def transfer(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Paint some pictures in the styles of others, or in those of some regions only."""
     painter = Painter(opened, settings.seed)
     few = [str(number) for number in range(min(5, len(painter.val)))]
     to = [painter.picture(each) for each in settings.to or few]
@@ -233,7 +230,6 @@ def _region_by_region(
 
 
 def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Go from the styles of one picture to those of another in equal steps."""
     painter = Painter(opened, settings.seed)
     between = settings.between or ["0", str(min(1, len(painter.val) - 1))]
     if len(between) != 2:
@@ -269,7 +265,6 @@ def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def repaint(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Paint a picture again after its label map was edited."""
     painter = Painter(opened, settings.seed)
     if settings.label is None:
         raise UserError(
@@ -290,7 +285,6 @@ def repaint(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Take the mean of each region's styles over training pictures, and paint held-out label maps in it."""
     painter = Painter(opened, settings.seed)
     mean = painter.mean(settings.mean_of)
     without = [name for name, has in zip(painter.label_names, mean.present, strict=True) if not has]
@@ -304,7 +298,6 @@ def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Write the styles of a picture to a file, to be used wherever styles are asked for."""
     painter = Painter(opened)
     styles = painter.styles(painter.picture(settings.picture))
     path = output_path(opened, settings, file_name("styles", [settings.picture]), ".pt")
@@ -315,7 +308,6 @@ def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def save_labels(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Write the label map of a picture as a palette PNG to paint on, and what its colours mean."""
     painter = Painter(opened)
     if len(painter.label_names) > 256:
         raise UserError(f"a palette PNG has 256 colours and this run knows {len(painter.label_names)} labels")

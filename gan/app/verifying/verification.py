@@ -16,7 +16,7 @@ from gan.app.outputs import quiet
 from gan.app.run.folder import holding
 from gan.app.run.options import run_settings
 from gan.app.run.resumed import Resumed
-from gan.app.training.alike import strategy_of, trainer_of
+from gan.app.training.train import strategy_of, trainer_of
 from gan.app.verifying import options
 from gan.app.verifying.comparing import SPREAD, Tolerance, compare, distances
 from gan.app.verifying.recording import Record, Recorded, Recorder

@@ -12,10 +12,11 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record
+from gan.app.training.train import finish, keeper
 from gan.files.errors import UserError
-from gan.fit import finish, keeper
 from gan.runs import Run
 from strategies import TorchAccelerator
+from strategies.processes import agent
 
 
 def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_path):
@@ -58,7 +59,7 @@ def test_ranks_on_tpus_get_their_variables_before_they_start(monkeypatch):
     done = []
     tpu = SimpleNamespace(distributed=SimpleNamespace(set_tpu_launch_env=lambda **given: done.append(given)))
     monkeypatch.setattr(torch, "tpu", tpu, raising=False)
-    monkeypatch.setattr(command.agent, "run", done.append)
+    monkeypatch.setattr(agent, "run", done.append)
     computer = Computer(TorchAccelerator(), "tpu", devices=4, nodes=1)
     command.start_ranks(options.parse(["r3gan-faces"])[0], computer, Path("runs"), [])
     assert done[0] == {"nproc_per_node": 4} and len(done) == 2

@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from gan import evaluate, export, sample
+from gan.app.painting import reopen
 from gan.files.errors import UserError
 
 COMMANDS = [evaluate, export, sample]
@@ -14,7 +15,7 @@ def ends(command, error, monkeypatch) -> int:
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(command, "open_run", fails)
+    monkeypatch.setattr(reopen, "open_run", fails)
     typed = ["--devices", "1", "--accelerator", "cpu"] if command is evaluate else []
     try:
         return command.main(typed)
