@@ -34,7 +34,7 @@ class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
         return re.sub(r" \(default: (null|False)\)", "", text)
 
 
-class Strict:
+class Parser(jsonargparse.ArgumentParser):
     """A parser that refuses abbreviations and empty values. For an unknown option it suggests the closest one.
 
     An abbreviation may mean another option after a new option is added. And gan.fit parses the command line twice, for
@@ -44,8 +44,8 @@ class Strict:
     a run would start from the beginning instead of being resumed.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **texts: str) -> None:
+        super().__init__(formatter_class=Help, print_config=None, allow_abbrev=False, **texts)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Refuse empty values, then parse. Without `args` it parses the command line."""
@@ -83,17 +83,6 @@ class Strict:
         if word and "--run" in known and all(action.option_strings for action in self._actions):
             message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
         return super().error(printable(message), *more)
-
-
-class Parser(Strict, jsonargparse.ArgumentParser):
-    """For commands whose options come from function signatures or a settings file."""
-
-    def __init__(self, **texts: str) -> None:
-        super().__init__(formatter_class=Help, print_config=None, **texts)
-
-
-class PlainParser(Strict, argparse.ArgumentParser):
-    """For commands with a few plain options."""
 
 
 def _hyphens(option: str) -> str:
