@@ -20,7 +20,6 @@ from gan.app.training.metrics import Spare
 from gan.files.disk import whole_file
 from gan.sound import Sound
 from strategies import random_state
-from strategies.processes.agent import Progress
 
 SHOWN = 8
 
@@ -180,13 +179,3 @@ class WriteSettings(Callback):
             for path, text in self.texts.items():
                 with self._spare.trying(path), whole_file(path) as part:
                     part.write_text(text, encoding="utf-8")
-
-
-class Steps(Callback):
-    """Tells the agent of this rank which step begins, so that it knows a failure that comes back at one step."""
-
-    def __init__(self) -> None:
-        self.progress = Progress()
-
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self.progress.begin(trainer.global_step)

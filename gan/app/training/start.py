@@ -51,8 +51,8 @@ def launcher_of(place: Launched | None) -> str | None:
     host = socket.gethostname()
     if agent.speaks():
         return agent.name()
-    if place is not None and place.by == "torchrun" and FILE in os.environ:
-        return f"torchrun {host} {Path(os.environ[FILE]).parents[2]}"  # each torchrun makes itself a folder
+    if (there := folder(place)) is not None:
+        return f"torchrun {host} {there}"
     if place is not None and place.by == "slurm":
         return f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
     return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger
 
 from gan.app.outputs import say
@@ -17,7 +18,7 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
 from gan.app.training import start
-from gan.app.training.callbacks import Bar, Pictures, Score, Steps, WriteSettings
+from gan.app.training.callbacks import Bar, Pictures, Score, WriteSettings
 from gan.app.training.describe import describe
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record, first_and_last
@@ -28,6 +29,7 @@ from gan.runs import Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.accelerator import GPUS
 from strategies.processes import agent, slurm
+from strategies.processes.agent import Progress
 from strategies.processes.launched import Launched
 from strategies.processes.stopping import WARNING, Signals, Stopped
 
@@ -139,7 +141,7 @@ def train(
 ) -> None:
     """Make the Trainer, train, and print how it ended."""
     where, checkpoint = chosen.folder, chosen.checkpoint
-    log = Record(where)
+    log, progress = Record(where), Progress()
     strategy.lockstep.requeues = False
     strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
     strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
@@ -163,7 +165,8 @@ def train(
             Score(run.scores),
             keep,
             WriteSettings(texts),
-            Steps(),
+            # So that the agent of this rank knows a failure that comes back at one step.
+            LambdaCallback(on_train_batch_start=lambda trainer, *_: progress.begin(trainer.global_step)),
         ],
         default_root_dir=where.path,
     )
