@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
         say(job.submit(script) if settings.submit else script)
         return
     computer = machine(settings)
-    before.check_files(settings, computer.processes)
+    before.allow_files(settings, computer.processes)
     out = Path(settings.out) if resumed is None else resumed[0].path.parent
     if place is None and computer.processes > 1 and not settings.dry_run:
         before.check(settings, strategy, computer.devices, computer.kind == "cpu")

@@ -76,7 +76,7 @@ def _verify(settings: Namespace, verification: "Verification") -> int:
 
 def _conclude(rows: "Sequence[Row]", known: "Mapping[str, OneDevice]", allow_refused: bool) -> int:
     """Print what the words mean and what to do. Returns the exit status."""
-    from gan.app.verifying.comparing import SPREAD
+    from gan.app.verifying.records import SPREAD
     from gan.app.verifying.verification import ADVICE
 
     say("", WORDS)

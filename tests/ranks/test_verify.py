@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from gan.app.verifying.comparing import LIMITS, Tolerance
+from gan.app.verifying.records import LIMITS, Tolerance
 from gan.app.verifying.verification import OneDevice, Row, judged, train
 from strategies.policies import POLICIES
 from tests.support.parity import Deaf, often

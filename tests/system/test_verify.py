@@ -8,8 +8,7 @@ import pytest
 
 from gan import fit as fit
 from gan import verify as command
-from gan.app.verifying.comparing import LIMITS, Tolerance
-from gan.app.verifying.recording import Record
+from gan.app.verifying.records import LIMITS, Record, Tolerance
 from gan.app.verifying.verification import OneDevice, Row
 from tests.support.saved import damage
 

@@ -19,9 +19,8 @@ from torchvision import tv_tensors
 from datasets.augment import Prepared, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
-from gan.app.painting.held_out import first_samples, has_numbers, samples, shown
 from gan.app.painting.painter import Painter, has_styles
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, samples, shown
 from gan.app.run import settings_file
 from gan.app.training import metrics
 from gan.app.training.callbacks import SHOWN

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from gan.app.outputs import say
 from gan.app.painting import grids
-from gan.app.painting.held_out import NOTHING_HELD_OUT, first_samples, samples, shown
 from gan.app.painting.painter import Painter, Picture
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
 from gan.app.painting.styles import Styles, regions
 from gan.files.disk import name_for
 from gan.files.errors import UserError

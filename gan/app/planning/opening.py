@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from datasets.files.made_up import MadeUp
-from gan.app.painting.held_out import batches_of, ready
+from gan.app.painting.reopen import batches_of, ready
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run

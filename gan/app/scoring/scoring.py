@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from datasets.augment import Prepared
 from gan import noise
-from gan.app.painting.held_out import NOTHING_HELD_OUT, has_numbers, samples
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, samples
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, choose
 from strategies.micro_batches import rows

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gan.app.painting import grids
-from gan.app.painting.held_out import batches_of, first_samples, shown
+from gan.app.painting.reopen import batches_of, first_samples, shown
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
 from gan.app.training.metrics import Spare

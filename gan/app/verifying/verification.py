@@ -18,8 +18,7 @@ from gan.app.run.options import run_settings
 from gan.app.run.resumed import Resumed
 from gan.app.training.train import strategy_of, trainer_of
 from gan.app.verifying import options
-from gan.app.verifying.comparing import SPREAD, Tolerance, compare, distances
-from gan.app.verifying.recording import Record, Recorded, Recorder
+from gan.app.verifying.records import SPREAD, Record, Recorded, Recorder, Tolerance, compare, distances
 from gan.files.checkpoint import load
 from gan.files.contents import need
 from gan.files.errors import UserError

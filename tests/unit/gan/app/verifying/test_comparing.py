@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from gan.app.verifying.comparing import LIMITS, Tolerance, compare, distances, gap
-from gan.app.verifying.recording import Moment, Record, digest
+from gan.app.verifying.records import LIMITS, Moment, Record, Tolerance, compare, digest, distances, gap
 
 EXACTLY = Tolerance(*LIMITS["64"])
 
