@@ -91,7 +91,9 @@ def export(
 
     opened = open_run(which, out, exactly=weights, **overrides)
     players = networks(opened.run.game, opened.averaged)
-    files = {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
+    files: dict[str, Callable[[Path], object]] = {
+        f"{each.file}.safetensors": _safetensors(each, opened) for each in players
+    }
     if published:
         files |= _published(opened.run.game, players)
     files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published), "utf-8")
@@ -142,7 +144,7 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
     return lambda path: save_file(each.state, path, metadata=about)
 
 
-def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable[[Path], None]]:
+def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable[[Path], object]]:
     """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
     from gan.games.sean import Sean
     from nets.discriminator import MultiScaleDiscriminator

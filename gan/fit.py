@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     settings, resumed = options.parse(argv)
     if settings.list_runs:
         for name, function in RUNS.items():
-            say(f"{name:16} {function.__doc__.splitlines()[0]}")
+            say(f"{name:16} {(function.__doc__ or '').partition(chr(10))[0]}")
         return
     take_place(place)
     with working():

@@ -85,6 +85,7 @@ def _several(name: str, metavar: str, help: str) -> Option:
 def _missing(*ways: str) -> Option:
     own = ", the painted picture's own" if "own" in ways else ""
     what = f"styles of regions that a picture lacks: the mean of training pictures{own}, or none"
+    # pyrefly: ignore[not-a-type] - jsonargparse reads this type when the program runs
     return "--missing", {"type": Literal[ways], "default": "mean", "help": what}
 
 

@@ -51,7 +51,8 @@ def _start(settings: Namespace) -> Path | None:
     """The checkpoint to begin from, all of which is as it was written."""
     if settings.found is None:
         return None
-    return to_resume(settings.from_checkpoint, *settings.found, say, "--from-checkpoint ")
+    folder, checkpoint = settings.found
+    return to_resume(settings.from_checkpoint, folder, checkpoint, say, "--from-checkpoint ")
 
 
 def _verify(settings: Namespace, verification: "Verification") -> int:

@@ -1,11 +1,20 @@
 """Samples that are made up, for the plan of a run whose pictures are not here."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
+from datasets.augment import Samples
 from datasets.files.pairs import as_size
+
+
+class Labelled(Samples, Protocol):
+    """A data set that knows how many labels it has."""
+
+    num_labels: int
 
 
 class MadeUp(Dataset):

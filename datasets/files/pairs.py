@@ -133,7 +133,7 @@ class Pairs(Dataset):
 
         pixels = resize_picture(read_picture(picture, stamp), resized)
         values = self._labels(label, crop(resize_map(read_map(label, label_stamp), resized)))
-        item = {
+        item: dict[str, Tensor] = {
             "image": tv_tensors.Image(crop(pixels).contiguous()),
             "label": tv_tensors.Mask(torch.from_numpy(values)),
         }

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
@@ -101,4 +102,8 @@ def refuse(error: Exception) -> int:
 def escape_warnings() -> None:
     """From now on warnings are shown as `printable` text, in the form that they have now."""
     shown = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **kwargs: printable(shown(*args, **kwargs))
+
+    def escaped(*args: Any, **kwargs: Any) -> str:
+        return printable(shown(*args, **kwargs))
+
+    warnings.formatwarning = escaped

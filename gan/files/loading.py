@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Lightning reads its rank in the first of these when it is imported, and fails without naming it if that is no number.
 # strategies/processes/launched.py refuses it by name.

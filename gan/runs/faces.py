@@ -1,12 +1,12 @@
 """Runs on drawn faces, in sizes for a small CPU: minutes and not days. They paint, translate or represent pictures."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch.utils.data import Dataset
 
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from nets.byol import Online, ResnetEncoder, perceptron
@@ -19,6 +19,7 @@ from nets.vqgan import VqAutoencoder
 
 if TYPE_CHECKING:
     from datasets import GanData
+    from datasets.augment import Samples
 
 
 @dataclass
@@ -41,13 +42,22 @@ class DrawnFaces:
     faces: PositiveInt = 2000
     held_out: PositiveInt = 64
 
-    def data(self, flip: bool, kind: type[Dataset] | None = None, **how: Any) -> "GanData":
-        """Faces to train on and others to score on. `how` are the other keywords of their data set."""
+    def data(
+        self,
+        flip: bool,
+        kind: "Callable[..., Samples] | None" = None,
+        scored: "Callable[..., Samples] | None" = None,
+        **how: Any,
+    ) -> "GanData":
+        """Faces to train on and others to score on, of a `kind`, those that are `scored` perhaps of another.
+
+        `how` are the other keywords of their data sets.
+        """
         from datasets import Faces, GanData
 
         kind = kind or Faces
         train = kind(self.faces, self.size, self.seed, **how)
-        val = kind(self.held_out, self.size, self.seed, first=HELD_OUT, **how)
+        val = (scored or kind)(self.held_out, self.size, self.seed, first=HELD_OUT, **how)
         return GanData(train, val, batch_size=self.batch_size, workers=self.workers, seed=self.seed, flip=flip)
 
 
@@ -107,11 +117,12 @@ def sean_or_spade(
     check_size((drawn.size, drawn.size), upsamplings)
     labels = Faces.num_labels
     torch.manual_seed(drawn.seed)
-    encoders = [] if style is None else [StyleEncoder(style, width=16, normalise=False, gain=1.0)]
-    game = (Spade if style is None else Sean)(
-        *encoders,
+    encoder = None if style is None else StyleEncoder(style, width=16, normalise=False, gain=1.0)
+    networks = (
         SeanGenerator(labels, style, width, hidden, upsamplings, gain=1.0),
         MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
+    )
+    rules: dict[str, Any] = dict(
         labels=labels,
         steps=max_steps,
         generator_rate=generator_rate,
@@ -120,17 +131,16 @@ def sean_or_spade(
         matching=matching,
         fake_once=fake_once,
     )
-    if style is None:
+    if encoder is None:
         scores = {"val/paint_error": "paint error on held-out faces"}
-        return Run(game, drawn.data(flip=False, look="poster"), max_steps, scores)
-    data = drawn.data(flip=False)
-    data.val = FaceTransfers(data.val)
+        return Run(Spade(*networks, **rules), drawn.data(flip=False, look="poster"), max_steps, scores)
+    data = drawn.data(flip=False, scored=lambda *size, **how: FaceTransfers(Faces(*size, **how)))
     scores = {
         "val/transfer_error": "transfer error on held-out faces",
         "val/region_error": "transfer error of one region's style, in that region",
         "val/region_spill": "change that makes in the other regions, as a share of its own",
     }
-    return Run(game, data, max_steps, scores)
+    return Run(Sean(encoder, *networks, **rules), data, max_steps, scores)
 
 
 def pix2pix_faces(
@@ -204,8 +214,7 @@ def cyclegan_faces(
         identity=identity,
         pool=pool,
     )
-    data = drawn.data(flip=True, kind=FaceDomains)
-    data.val.truth = True
+    data = drawn.data(flip=True, kind=FaceDomains, scored=partial(FaceDomains, truth=True))
     return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
 
 

@@ -162,12 +162,14 @@ def dmd2_faces(
         sigma_max: The most noise.
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
+    from datasets import Faces
     from datasets.augment import to_tensors
     from gan.games.dmd2 import Dmd2
 
     _check_sigmas("dmd2-faces", sigma_min, sigma_max)
     # The teacher does not know mirrored faces.
     data, widths = new_faces(flip=False, faces=faces, **settings)
+    assert isinstance(data.train, Faces)
     pictures = torch.stack([to_tensors({"image": data.train.image(face)})["image"] for face in range(len(data.train))])
     fine_to_coarse = widths[::-1]
     game = Dmd2(
@@ -219,10 +221,12 @@ def dmd2_lora_faces(
         sigma_max: The most noise, from which the student draws.
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
+    from datasets import Faces
     from gan.games.dmd2 import Dmd2Lora
 
     _check_sigmas("dmd2-lora-faces", sigma_min, sigma_max)
     data, widths = new_faces(flip=True, faces=faces, **settings)
+    assert isinstance(data.train, Faces)
     fine_to_coarse = widths[::-1]
     game = Dmd2Lora(
         Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),

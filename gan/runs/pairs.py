@@ -1,6 +1,6 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch.utils.data import Dataset
 
 from gan.files.errors import UserError
 from gan.runs.run import Run, Seed, Upsamplings, check_size
@@ -18,6 +17,7 @@ from nets.sean.generator import SeanGenerator
 
 if TYPE_CHECKING:
     from datasets import Pairs
+    from datasets.files.made_up import Labelled
     from gan.games.spade import Spade
 
 _PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
@@ -111,12 +111,13 @@ def spade_folder(**settings: Any) -> Run:
     return sean_folder(style=None, **settings)
 
 
-def open_splits(kind: "type[Pairs]", data: str, **how: Any) -> tuple[Dataset, Dataset]:
+def open_splits(kind: "type[Pairs]", data: str, **how: Any) -> "tuple[Labelled, Labelled]":
     """A data set's training and held-out split."""
     from datasets.files.made_up import MadeUp
 
+    made: Callable[..., Pairs] = kind  # with a split, which each data set takes
     try:
-        return kind(data, split="train", **how), kind(data, split="val", **how)
+        return made(data, split="train", **how), made(data, split="val", **how)
     except UserError:
         if not _PLANNED.get():
             raise

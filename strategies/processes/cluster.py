@@ -52,6 +52,7 @@ def store(place: Launched) -> dist.Store:
     global _store
     if _store is None:
         where = environment(LightningEnvironment())
+        assert where is not None
         os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
         with clear_meeting(where.main_address, where.main_port):
             found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
