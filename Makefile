@@ -37,9 +37,10 @@ gpu: $(VENV)/installed-test  ## on a machine with GPUs: matrix, crashes and spee
 	$(RUN) -m gan.bench speed $(STYLEGAN) --write strategies/GPU.md
 	-$(RUN) -m gan.bench peers --device cuda
 
-lint: $(VENV)/installed-test  ## check style
+lint: $(VENV)/installed-test  ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m pyrefly check --python-interpreter-path $(RUN)
 
 clean:  ## remove the environment; runs/ stays
 	rm -rf $(VENV)

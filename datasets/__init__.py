@@ -3,15 +3,20 @@
 `datasets` is also the name of a well-known package: give this one an environment of its own.
 """
 
-from datasets.augment import Augment
-from datasets.batches import GlobalBatches, ResumableLoader
-from datasets.data import GanData
-from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
-from datasets.drawn.tones import Tones
-from datasets.files.celebamask import CelebAMask
-from datasets.files.layouts import ADE20K, Cityscapes, CocoStuff, Facades, FolderPairs
-from datasets.files.pairs import Pairs
-from datasets.loaders import GlobalLoader, GlobalStream
+from typing import TYPE_CHECKING
+
+from gan.files.loading import by_name
+
+if TYPE_CHECKING:
+    from datasets.augment import Augment
+    from datasets.batches import GlobalBatches, ResumableLoader
+    from datasets.data import GanData
+    from datasets.drawn.faces import FLIP_PAIRS, LABELS, LOOKS, FaceDomains, Faces, FaceTransfers
+    from datasets.drawn.tones import Tones
+    from datasets.files.celebamask import CelebAMask
+    from datasets.files.layouts import ADE20K, Cityscapes, CocoStuff, Facades, FolderPairs
+    from datasets.files.pairs import Pairs
+    from datasets.loaders import GlobalLoader, GlobalStream
 
 __all__ = [
     "ADE20K",
@@ -35,3 +40,17 @@ __all__ = [
     "ResumableLoader",
     "Tones",
 ]
+__getattr__ = by_name(
+    __name__,
+    {
+        "datasets.augment": "Augment",
+        "datasets.batches": "GlobalBatches ResumableLoader",
+        "datasets.data": "GanData",
+        "datasets.drawn.faces": "FLIP_PAIRS LABELS LOOKS FaceDomains Faces FaceTransfers",
+        "datasets.drawn.tones": "Tones",
+        "datasets.files.celebamask": "CelebAMask",
+        "datasets.files.layouts": "ADE20K Cityscapes CocoStuff Facades FolderPairs",
+        "datasets.files.pairs": "Pairs",
+        "datasets.loaders": "GlobalLoader GlobalStream",
+    },
+)

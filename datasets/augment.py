@@ -1,6 +1,6 @@
 """From a data set's bytes to tensors for networks, mirrored and cropped at random."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Augment:
             item = {name: _crop(value, down, right) for name, value in item.items()}
         return self._mirror(item, mirror)
 
-    def load(self, dataset: Dataset, epoch: int, index: int) -> Item:
+    def load(self, dataset: Any, epoch: int, index: int) -> Item:
         """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one."""
         if not (self.crop and hasattr(dataset, "load_crop")):
             return self(dataset[index], epoch, index)
@@ -80,7 +80,7 @@ def _crop(value: Any, down: float, right: float) -> Any:
     return functional.crop(grown, top, left, height, width)
 
 
-def _swap(label: tv_tensors.Mask, pairs: tuple[tuple[int, int], ...]) -> tv_tensors.Mask:
+def _swap(label: tv_tensors.Mask, pairs: tuple[tuple[int, int], ...]) -> Tensor:
     swapped = label.clone()
     for left, right in pairs:
         swapped[label == left], swapped[label == right] = right, left
@@ -100,10 +100,17 @@ def to_tensors(item: Item) -> Item:
     return {name: convert(value) for name, value in item.items()}
 
 
+class Samples(Protocol):
+    """A data set that can be counted, which torch's `Dataset` need not be."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 class Prepared(Dataset):
     """A data set with the index (epoch, index), whose items are augmented and made tensors."""
 
-    def __init__(self, dataset: Dataset, augment: Augment | None = None) -> None:
+    def __init__(self, dataset: Samples, augment: Augment | None = None) -> None:
         self.dataset, self.augment = dataset, augment
 
     def __len__(self) -> int:

@@ -37,6 +37,7 @@ class GlobalBatches(DistributedSampler):
         shuffle: bool | None = None,
     ) -> None:
         shuffle = training if shuffle is None else shuffle
+        # pyrefly: ignore[bad-argument-type] - torch asks for the length alone
         super().__init__(range(length), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed, drop_last=True)
         assert batch_size % ranks == 0, "checked by the loaders"
         self.length, self.batch_size = length, batch_size
@@ -95,7 +96,7 @@ class ResumableLoader(Loader):
     batches, so a run can resume on another number of ranks.
     """
 
-    sampler: GlobalBatches
+    sampler: GlobalBatches  # pyrefly: ignore[bad-override-mutable-attribute] - nobody puts another in its place
 
     def __init__(
         self,

@@ -2,9 +2,8 @@
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.utils.data import Dataset
 
-from datasets.augment import Augment, Prepared
+from datasets.augment import Augment, Prepared, Samples
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
 from gan.files.errors import UserError
 
@@ -19,8 +18,8 @@ class GanData(LightningDataModule):
 
     def __init__(
         self,
-        train: Dataset,
-        val: Dataset | None = None,
+        train: Samples,
+        val: Samples | None = None,
         *,
         batch_size: int,
         val_batch_size: int | None = None,
@@ -45,7 +44,7 @@ class GanData(LightningDataModule):
             fits = len(self.train) // ranks * ranks
             advice = f"try --batch-size {fits}" if fits else f"try at most {len(self.train)} ranks"
             raise UserError(f"{len(self.train)} training samples do not fill a batch of {self.batch_size}; {advice}")
-        if self.trainer is not None and self.trainer.overfit_batches:
+        if getattr(self.trainer, "overfit_batches", 0):
             raise UserError("overfit_batches would replace the sampler; try limit_train_batches, or a smaller data set")
         if self.val is not None:
             check_divides(self.val_batch_size, ranks, "validation batch", "--val-batch-size ")

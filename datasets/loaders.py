@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from datasets.augment import Samples
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
 from datasets.workers import Loader
 from gan.files.errors import UserError
@@ -29,7 +30,7 @@ class GlobalLoader(ResumableLoader):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Samples,
         batch_size: int,
         *,
         training: bool = True,
@@ -67,8 +68,9 @@ class GlobalStream(Loader):
     ) -> None:
         rank, self.ranks = _rank_of_ranks()
         check_divides(batch_size, self.ranks, "batch", "batch_size=")
+        self.rows = Rows(stream, batch_size, rank, self.ranks, seed)
         super().__init__(
-            Rows(stream, batch_size, rank, self.ranks, seed),
+            self.rows,
             batch_size=batch_size // self.ranks,
             collate_fn=collate_fn,
             seed=seed,
@@ -76,14 +78,14 @@ class GlobalStream(Loader):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self.dataset.passes += 1
+        self.rows.passes += 1
         return super().__iter__()
 
 
 class Seeded(Dataset):
     """A data set with the index (epoch, index), in which all global generators are seeded for each sample."""
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
+    def __init__(self, dataset: Samples, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
 
     def __len__(self) -> int:

@@ -4,29 +4,19 @@ A game is a `GanModule`. It names its `Player`s (networks) and its `Phase`s (tur
 decides how players are distributed over devices.
 """
 
-import gc
-import os
+from typing import TYPE_CHECKING
 
 from gan.files import names
+from gan.files.loading import by_name, loading
 
 names.take()
 
-# Lightning reads these when it is imported, and fails without naming them. What is no number is refused by
-# strategies/processes/launcher.py, by name.
-_wrong = {
-    name: os.environ.pop(name)
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-    if not os.environ.get(name, "0").isdecimal()
-}
-_collected = gc.isenabled()
-gc.disable()  # a fifth of the time of importing torch and Lightning is a search for garbage, and there is none
+with loading():
+    from gan import noise, ranks
+    from gan.phase import Phase, Player
 
-from gan import noise, ranks  # noqa: E402
-from gan.module import GanModule  # noqa: E402
-from gan.phase import Phase, Player  # noqa: E402
-
-os.environ.update(_wrong)
-if _collected:
-    gc.enable()
+if TYPE_CHECKING:
+    from gan.module import GanModule
 
 __all__ = ["GanModule", "Phase", "Player", "noise", "ranks"]
+__getattr__ = by_name(__name__, {"gan.module": "GanModule"})

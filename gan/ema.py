@@ -41,7 +41,7 @@ class Ema:
         decay: Callable[[int], float],
         average: Sequence[Tensor] | None = None,
         network: nn.Module | None = None,
-        averages: Mapping[str, Tensor] | None = None,
+        averages: dict[str, Tensor] | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         clones = (parameter.detach().clone() for parameter in self.parameters.values())

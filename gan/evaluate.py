@@ -1,28 +1,25 @@
 """`python -m gan.evaluate RUN`: scores of the pictures that a run makes, as a table and as JSON."""
 
 import json
-import math
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch.distributed as dist
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
 from gan.app import outputs
-from gan.app.command import command, run_ranks, take_place
+from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
-from gan.app.painting.reopen import open_run
 from gan.app.run import options
-from gan.app.run.computer import Computer, machine
 from gan.app.run.parser import Parser
-from gan.app.scoring.features import INCEPTION
-from gan.app.scoring.scorer import NEEDS
-from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
+from gan.app.scoring.names import INCEPTION, NEEDS
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
-from strategies.processes.launched import connect, launched
+from strategies.processes.launched import launched
+
+if TYPE_CHECKING:
+    from gan.app.run.computer import Computer
 
 ROWS = {
     "ssim": "SSIM, data range 1",
@@ -65,21 +62,12 @@ def table(result: dict[str, Any]) -> str:
 
 def save(result: dict[str, Any], path: Path) -> None:
     """Write the JSON. Infinities and NaN become strings, since JSON has no numbers for them."""
+    plain = json.loads(json.dumps(result, default=str), parse_constant=lambda word: str(float(word)))
     try:
         with whole_file(path) as part:
-            part.write_text(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+            part.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", "utf-8")
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}; the scores are in the table above") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    return value if isinstance(value, str | int | None) else str(value)
 
 
 EXAMPLES = """examples:
@@ -95,6 +83,12 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> None:
     """Score a run, on one device or by ranks that share the work."""
     request = parse(argv)
+    with working():
+        import torch.distributed as dist
+
+        from gan.app.run.computer import machine
+        from strategies.processes.cluster import connect
+
     asked = {"accelerator": request.accelerator, "devices": request.devices}
     computer = machine(Namespace(**asked, nodes=1, strategy="ddp", precision="32-true"))
     place = launched()
@@ -134,8 +128,11 @@ def parse(argv: list[str] | None = None) -> Namespace:
     return request
 
 
-def _evaluate(request: Namespace, computer: Computer, local_rank: int = 0) -> None:
+def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> None:
     """The work of one process; the first one prints and saves the result."""
+    from gan.app.painting.reopen import open_run
+    from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
+
     device = computer.device(local_rank)
 
     # All ranks open the checkpoint that the first one finds, since training may be writing newer ones.

@@ -1,10 +1,10 @@
 """`python -m gan.export RUN`: write a run's networks, a file for each player, to be loaded with plain torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jsonargparse import Namespace
@@ -12,18 +12,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gan.app.command import command
+from gan.app.command import command, working
 from gan.app.outputs import run, say
-from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.files.checkpoint import load, whole
 from gan.files.disk import name_for, whole_file
 from gan.files.errors import UserError
-from gan.games.sean import Sean
-from gan.module import GanModule
-from nets.discriminator import MultiScaleDiscriminator
-from nets.published import export_discriminator, export_generator
+
+if TYPE_CHECKING:
+    from gan.app.painting.reopen import SavedRun
+    from gan.module import GanModule
 
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
@@ -53,6 +51,9 @@ class Exported:
 def main(argv: list[str]) -> None:
     """Write the networks, and name the files."""
     request = parse(argv)
+    with working():
+        import gan.app.painting.reopen  # noqa: F401 - now, and not inside of `export`
+
     moved = {"data": request.data, "name": request.run}
     written = export(request.which, request.to, request.weights, request.published, request.out, **moved)
     say(*written)
@@ -86,8 +87,13 @@ def export(
     `which`, `out` and `overrides` are those of `open_run`. With `ema` a player that keeps an average is written with
     averaged weights, and any other with raw ones. All networks are made before the first file is written.
     """
-    opened, players = _open(which, out, weights, **overrides)
-    files = {f"{each.file}.safetensors": _safetensors(each, opened) for each in players}
+    from gan.app.painting.reopen import open_run
+
+    opened = open_run(which, out, exactly=weights, **overrides)
+    players = networks(opened.run.game, opened.averaged)
+    files: dict[str, Callable[[Path], object]] = {
+        f"{each.file}.safetensors": _safetensors(each, opened) for each in players
+    }
     if published:
         files |= _published(opened.run.game, players)
     files["README.txt"] = lambda path: path.write_text(_readme(opened, players, published), "utf-8")
@@ -102,53 +108,27 @@ def export(
         raise UserError(f"cannot write to '{folder}': {reason}; choose a folder with --to") from error
 
 
-def networks(game: GanModule, saved: Mapping[str, Any], weights: Literal["ema", "raw"]) -> list[Exported]:
-    """The players' networks exactly as a checkpoint has them, also in its number format."""
-    # A weight is `generator.0.weight` in the game and `0.weight` in its network: they are the same tensor object.
-    places = {id(tensor): key for key, tensor in _state(game).items() if key in saved["state_dict"]}
-    found = []
+def networks(game: "GanModule", averaged: Collection[str]) -> list[Exported]:
+    """The players' networks as they are; the weights of the players in `averaged` are averages."""
+    found: list[Exported] = []
     for name, player in game.players.items():
-        average = saved["players"][name]["ema"] if weights == "ema" else None
-        tensors = dict([*player.module.named_buffers(), *player.module.named_parameters()])
-        averages = {id(tensors[key]): tensor for key, tensor in (average or {}).items()}
-        state = {}
-        for key, tensor in _state(player.module).items():
+        state = player.module.state_dict()
+        for key, tensor in state.items():
             if not isinstance(tensor, Tensor):
                 raise UserError(
                     f"player '{name}': '{key}' of its state dict is no tensor but {type(tensor).__name__}, "
                     f"which a safetensors file cannot hold; keep it in a buffer"
                 )
-            if id(tensor) in averages:
-                state[key] = averages[id(tensor)]
-            elif id(tensor) in places:
-                state[key] = saved["state_dict"][places[id(tensor)]]
-            else:
-                state[key] = tensor.detach()  # left out of checkpoints, as Player(saved=False) asks
         # Copies, since safetensors refuses shared memory: a layer with two names is written under both.
-        state = {key: tensor.clone() for key, tensor in whole(state).items()}
+        state = {key: tensor.clone() for key, tensor in state.items()}
         file = name_for(name)
         while file.lower() in (each.file.lower() for each in found):  # Windows and macOS take G and g for one
             file += "_"
-        found.append(Exported(name, file, player.module, "raw" if average is None else "ema", state))
+        found.append(Exported(name, file, player.module, "ema" if name in averaged else "raw", state))
     return found
 
 
-def _state(module: nn.Module) -> dict[str, Any]:
-    return module.state_dict(keep_vars=True)  # the parameters themselves, not views of them
-
-
-def _open(which: str, out: Path, weights: Literal["ema", "raw"], **overrides: Any) -> tuple[SavedRun, list[Exported]]:
-    while True:
-        opened = open_run(which, out, **overrides)
-        try:
-            return opened, networks(opened.run.game, load(opened.checkpoint), weights)
-        except UserError:
-            if opened.checkpoint.exists() or str(opened.checkpoint) == which:
-                raise
-            continue  # training has just replaced it with a newer one
-
-
-def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
+def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
     about = {
         "format": "pt",
         "run": opened.folder.path.resolve().name,
@@ -164,8 +144,12 @@ def _safetensors(each: Exported, opened: SavedRun) -> Callable[[Path], None]:
     return lambda path: save_file(each.state, path, metadata=about)
 
 
-def _published(game: GanModule, players: list[Exported]) -> dict[str, Callable[[Path], None]]:
+def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable[[Path], object]]:
     """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
+    from gan.games.sean import Sean
+    from nets.discriminator import MultiScaleDiscriminator
+    from nets.published import export_discriminator, export_generator
+
     if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
         raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
     for each in players:
@@ -186,7 +170,7 @@ def _write(path: Path, write: Callable[[Path], object]) -> Path:
     return path
 
 
-def _readme(opened: SavedRun, players: list[Exported], published: bool) -> str:
+def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str:
     first = players[0]
     about = [
         f"{opened.folder.path.resolve().name}, step {opened.step}: one file a player, which needs torch and "

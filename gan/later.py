@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gan.files.loading import not_compiled
+
 _asked: ContextVar[list[tuple[Tensor, Callable[[list[float]], Any]]] | None] = ContextVar("asked", default=None)
 
 
-@torch.compiler.disable
+@not_compiled
 def read(values: Tensor, told: Callable[[list[float]], Any]) -> None:
     """Call `told` with the values: at once, or in a phase before its update, when the CPU waits for the device anyway.
 

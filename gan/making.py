@@ -106,7 +106,7 @@ class Making:
             below = [self.makers[each] for each in maker.module.modules() if each in self.makers]
             wanted = {id(each) for other in below for each in other.tensors.values()} & kept.keys()
             if len(below) == 1 and next(maker.module.children(), None) is None:
-                wanted = {key for key in wanted if kept[key] is not None and kept[key].tensor.numel()}
+                wanted = {key for key in wanted if (share := kept[key]) is not None and share.tensor.numel()}
             if wanted:
                 self._make(maker, {key: kept[key] for key in wanted}, seed, device)
 
@@ -222,7 +222,8 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
     return {key: each for key, each in own.items() if each is not None and each.is_meta}
 
 
-def _there(module: nn.Module, attribute: str) -> Tensor | None:
+def _there(module: nn.Module, attribute: str) -> Any:
+    """A parameter or buffer, or what code has put in its place."""
     return module._parameters.get(attribute, module._buffers.get(attribute))
 
 
@@ -263,6 +264,7 @@ def _scratch(modules: Iterable[nn.Module], making: Collection[int], device: torc
     try:
         for module, *places in before:
             names = [dict(place.items()) for place in places]
+            # pyrefly: ignore[bad-assignment] - the scratch memory of a parameter is a parameter
             module._parameters, module._buffers = ({key: scratch(each) for key, each in own.items()} for own in names)
         yield
     finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 from lightning import LightningModule
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gan import noise
@@ -63,9 +64,20 @@ class GanModule(LightningModule):
         """How many passes over the phases are done. It is 0 without a trainer."""
         return self._trainer.global_step if self._trainer is not None else 0
 
+    @property
+    def _strategy(self) -> Any:
+        """The PhaseStrategy, which games stand below."""
+        return self.trainer.strategy
+
+    def _of_all_ranks(self, values: Tensor) -> Tensor:
+        """The values of all ranks, stacked; the same values on one device. Outside of phases."""
+        found = self.all_gather(values)
+        assert isinstance(found, Tensor)
+        return found
+
     def training_step(self, batch: Any) -> None:
         """Play every phase that is due in this step."""
-        self.trainer.strategy.play(batch)
+        self._strategy.play(batch)
 
     def shared(self, name: str, make: Callable[..., T], *args: Any) -> T:
         """`make(*args)`, computed once in a step (and micro-batch) for all phases that ask for `name`.
@@ -76,7 +88,7 @@ class GanModule(LightningModule):
         place = noise.here()
         key = (name, None if place is None else (place.first, place.rows))
         if key not in self._shared:
-            with self.trainer.strategy.all_learning() if self._trainer is not None else nullcontext():
+            with self._strategy.all_learning() if self._trainer is not None else nullcontext():
                 self._shared[key] = make(*args)
         return self._shared[key]
 
@@ -92,12 +104,12 @@ class GanModule(LightningModule):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the `with`, players compute with their averaged weights (EMA). Validation does this by itself."""
-        with self.trainer.strategy.averaged() if self._trainer is not None else nullcontext():
+        with self._strategy.averaged() if self._trainer is not None else nullcontext():
             yield
 
     def player_of(self, optimizer: Optimizer) -> Player:
         """The player that an optimizer trains: hooks, such as `on_before_optimizer_step`, get a learner's optimizer."""
-        policies = self.trainer.strategy.policies.values()
+        policies = self._strategy.policies.values()
         return next(self.players[policy.player.name] for policy in policies if policy.optimizer is optimizer)
 
     @classmethod

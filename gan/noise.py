@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan.files.errors import UserError
+from gan.files.loading import not_compiled
 
 SMALL, FEW_ROWS, LARGE, PARTS = 2**10, 8, 2**17, 16  # sizes of a block: see `_rows_of_a_block`
 OF_ACCELERATOR = 2**20
@@ -290,7 +291,7 @@ def randint(low: int, high: int, shape: Sequence[int], like: Tensor | None = Non
 def _draw(
     draw: Callable[..., Any], shape: Sequence[int], like: Tensor | None, common: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
-    if torch.compiler.is_compiling():  # torch.compiler.disable by itself would cost more than a small draw
+    if torch.compiler.is_compiling():  # not_compiled by itself would cost more than a small draw
         return _outside_graphs(draw, shape, like, common, dtype)
     device = None if like is None else like.device
     if dtype is None:
@@ -309,7 +310,7 @@ def _draw(
     return out.double() if dtype is torch.float64 else out
 
 
-_outside_graphs = torch.compiler.disable(_draw)  # a compiled graph would keep the numbers of its first call
+_outside_graphs = not_compiled(_draw)  # a compiled graph would keep the numbers of its first call
 
 
 # ---- dropout ----

@@ -99,6 +99,7 @@ class Player:
 
     def decay(self, updates: int) -> float:
         """The decay of the average's next update, after so many."""
+        assert self.ema is not None
         if not callable(self.ema):
             return self.ema
         decay = float(self.ema(updates))
@@ -212,8 +213,11 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
 
     # A player follows one that can learn and has the same network.
     named = {player.name: player for player in players}
-    followers = [(player, named.get(player.follows)) for player in players if player.follows is not None]
-    for player, followed in followers:
+    followers: list[tuple[Player, Player]] = []
+    for player in players:
+        if player.follows is None:
+            continue
+        followed = named.get(player.follows)
         if followed is None or followed.frozen:
             learning = [name for name, each in named.items() if not each.frozen]
             raise UserError(
@@ -221,6 +225,7 @@ def check_game(players: Sequence[Player], phases: Sequence[Phase]) -> None:
                 f"{', '.join(learning)}"
             )
         _check_alike(player, followed)
+        followers.append((player, followed))
     own = parameters_of(players)
     for player, followed in followers:
         _check_shared(player, followed, own)

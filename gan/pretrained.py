@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class WeightFiles:
 
     def __init__(self, player: Player) -> None:
         """Read the headers only."""
+        assert player.weights is not None
         self.player = player
         self.path = Path(player.weights).expanduser()
         self.entries: dict[str, Piece] = {}
@@ -75,7 +77,7 @@ class WeightFiles:
         self.identities[file] = _identity(file)
 
     @contextmanager
-    def _opened(self, file: Path) -> Iterator[BinaryIO]:
+    def _opened(self, file: Path) -> Iterator[FileIO]:
         with self._failing(file):
             if _identity(file) != self.identities[file]:
                 raise UserError("it was changed while the run was set up; start again")

@@ -36,6 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gan.files.errors import UserError
+from gan.files.loading import not_compiled
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _world() -> World:
 # torch.compile leaves these functions alone: each rank compiles by itself, and all must meet in one order.
 
 
-@torch.compiler.disable
+@not_compiled
 def sum(values: Tensor) -> Tensor:
     """The sum over all ranks, in the values' own type; that of booleans is a count.
 
@@ -80,7 +81,7 @@ def sum(values: Tensor) -> Tensor:
     return _Sum.apply(values, _world()) if more_than_one() else values
 
 
-@torch.compiler.disable
+@not_compiled
 def mean(values: Tensor) -> Tensor:
     """The mean over all ranks of floating-point values. It can be differentiated as often as you like."""
     if not (values.is_floating_point() or values.is_complex()):
@@ -92,7 +93,7 @@ def mean(values: Tensor) -> Tensor:
 def gather(rows: Tensor) -> Tensor: ...
 @overload
 def gather(rows: Tensor, own: Literal[True]) -> tuple[Tensor, slice]: ...
-@torch.compiler.disable
+@not_compiled
 def gather(rows: Tensor, own: bool = False) -> Tensor | tuple[Tensor, slice]:
     """All ranks' rows, concatenated along dimension 0: the rows of the global batch, in its order.
 

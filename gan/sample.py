@@ -7,11 +7,8 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
-from gan.app.command import command
+from gan.app.command import command, working
 from gan.app.outputs import run, say
-from gan.app.painting.actions import ACTIONS
-from gan.app.painting.painter import has_styles
-from gan.app.painting.reopen import open_run
 from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
@@ -34,6 +31,17 @@ examples:
   python -m gan.sample auto transfer --from me.pt --to 0 1 2
   python -m gan.sample runs/001-sean-faces transfer --help       the options of an action
 """
+ACTIONS = {
+    "show": "Draw the grid that training draws, and write its sounds; for any game.",
+    "reconstruct": "Paint pictures again from their own label maps and styles.",
+    "transfer": "Paint some pictures in the styles of others, or in those of some regions only.",
+    "interpolate": "Go from the styles of one picture to those of another in equal steps.",
+    "repaint": "Paint a picture again after its label map was edited.",
+    "mean-styles": "Take the mean of each region's styles over training pictures, and paint held-out label maps in it.",
+    "save-styles": "Write the styles of a picture to a file, to be used wherever styles are asked for.",
+    "save-labels": "Write the label map of a picture as a palette PNG to paint on, and what its colours mean.",
+}
+
 Frames = restricted_number_type("Frames", int, [(">=", 2)])
 
 
@@ -41,11 +49,16 @@ Frames = restricted_number_type("Frames", int, [(">=", 2)])
 def main(argv: list[str]) -> None:
     """Open the run, do one thing with its networks, and name the files that were written."""
     settings = parse(argv)
+    with working():
+        from gan.app.painting import actions
+        from gan.app.painting.painter import has_styles
+        from gan.app.painting.reopen import open_run
+
     opened = open_run(settings.which, settings.out, settings.device, settings.data, settings.run)
     if settings.action is None:
         settings.action, settings.picture = ("reconstruct" if has_styles(opened) else "show"), None
     say(f"{opened.folder.path}, step {opened.step}")
-    say(*(f"  {path}" for path in ACTIONS[settings.action](opened, settings)))
+    say(*(f"  {path}" for path in actions.ACTIONS[settings.action](opened, settings)))
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -72,6 +85,7 @@ def _several(name: str, metavar: str, help: str) -> Option:
 def _missing(*ways: str) -> Option:
     own = ", the painted picture's own" if "own" in ways else ""
     what = f"styles of regions that a picture lacks: the mean of training pictures{own}, or none"
+    # pyrefly: ignore[not-a-type] - jsonargparse reads this type when the program runs
     return "--missing", {"type": Literal[ways], "default": "mean", "help": what}
 
 
@@ -120,11 +134,11 @@ OPTIONS: dict[str | None, tuple[Option, ...]] = {
 
 
 def _parser(action: str | None) -> Parser:
-    described = "\n".join(f"  {name:13}{function.__doc__.splitlines()[0]}" for name, function in ACTIONS.items())
+    described = "\n".join(f"  {name:13}{what}" for name, what in ACTIONS.items())
     parser = Parser(
         prog="python -m gan.sample",
         usage=f"python -m gan.sample [RUN [{action or 'ACTION'}]] [options]",
-        description=ACTIONS[action].__doc__ if action else "Look at what a run's networks make.",
+        description=ACTIONS[action] if action else "Look at what a run's networks make.",
         epilog=EXAMPLES.format(actions=described),
     )
     options.add_saved_run(parser)

@@ -3,18 +3,19 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
 from datasets.batches import check_divides
-from gan.app.command import command
+from gan.app.command import command, working
 from gan.app.outputs import run, say
 from gan.app.run.resumed import to_resume
 from gan.app.verifying import options
-from gan.app.verifying.comparing import SPREAD
-from gan.app.verifying.verification import ADVICE, OneDevice, Row, Verification
 from gan.runs import short_name
-from strategies import PhaseStrategy
+
+if TYPE_CHECKING:
+    from gan.app.verifying.verification import OneDevice, Row, Verification
 
 NOT_EXACT = 1
 CASTS = "a phase casts float64 to float32 by hand, which rounds all that follows: type --precision 32"
@@ -26,6 +27,9 @@ size (of 1, if they are smaller). exact: none is further than this, and no loss 
 def main(argv: list[str]) -> int:
     """Train and compare. Returns the exit status: 0 where all is exact, else 1; 2 if nothing could be compared."""
     settings = options.parse(argv)
+    with working():
+        from gan.app.verifying.verification import Verification
+
     _check(settings)
     with tempfile.TemporaryDirectory() as folder:
         verification = Verification(argv, settings.limit, Path(folder), settings.precision, _start(settings))
@@ -34,6 +38,8 @@ def main(argv: list[str]) -> int:
 
 def _check(settings: Namespace) -> None:
     """Refuse what no strategy could train, before anything is trained."""
+    from strategies import PhaseStrategy
+
     for strategy in settings.strategy:
         PhaseStrategy(strategy)
     for devices in settings.devices:
@@ -45,16 +51,17 @@ def _start(settings: Namespace) -> Path | None:
     """The checkpoint to begin from, all of which is as it was written."""
     if settings.found is None:
         return None
-    return to_resume(settings.from_checkpoint, *settings.found, say, "--from-checkpoint ")
+    folder, checkpoint = settings.found
+    return to_resume(settings.from_checkpoint, folder, checkpoint, say, "--from-checkpoint ")
 
 
-def _verify(settings: Namespace, verification: Verification) -> int:
+def _verify(settings: Namespace, verification: "Verification") -> int:
     batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
     start = f" from {verification.start}" if verification.start else ""
     where = f"in float{settings.precision}, on ranks of this computer's CPU"
     say(f"{short_name(settings.run)}: {settings.steps} steps{batch}{start} {where}")
     one = verification.one(settings.precision)
-    say(f"one device: {one.trained.seconds:.1f} s", *([CASTS] if one.trained.record.cast else []), "")
+    say(f"one device: {one.record.seconds:.1f} s", *([CASTS] if one.record.cast else []), "")
 
     width = max(len(word) for word in (*settings.strategy, "strategy"))
     say(f"{'strategy':{width}}  ranks{'distance':>20}")
@@ -68,8 +75,11 @@ def _verify(settings: Namespace, verification: Verification) -> int:
     return _conclude(rows, verification.known, settings.allow_refused)
 
 
-def _conclude(rows: Sequence[Row], known: Mapping[str, OneDevice], allow_refused: bool) -> int:
+def _conclude(rows: "Sequence[Row]", known: "Mapping[str, OneDevice]", allow_refused: bool) -> int:
     """Print what the words mean and what to do. Returns the exit status."""
+    from gan.app.verifying.records import SPREAD
+    from gan.app.verifying.verification import ADVICE
+
     say("", WORDS)
     for precision, one in known.items():
         tolerance = one.tolerance

@@ -63,7 +63,7 @@ def conv(
     kind = NormedConv2d if normed else nn.Conv2d
     layer = kind(inside, outside, kernel, stride, kernel // 2 if padding is None else padding, bias=bias)
     xavier_(layer.weight, gain)
-    if bias:
+    if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     # Spectral norm comes last: it starts its singular vectors from the weights.
     return spectral_norm(layer) if spectral else layer
@@ -76,7 +76,7 @@ def conv_doubling(
     kind = NormedConvTranspose2d if normed else nn.ConvTranspose2d
     layer = kind(inside, outside, kernel, 2, 1, output_padding=kernel % 2, bias=bias)
     xavier_(layer.weight, gain)
-    if bias:
+    if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
 
@@ -112,6 +112,7 @@ class NormedConvTranspose2d(nn.ConvTranspose2d):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = without_gradient(self.bias) if self.training else self.bias
+        # pyrefly: ignore[bad-argument-type] - only a convolution that is not transposed has padding by a word
         return F.conv_transpose2d(x, self.weight, bias, self.stride, self.padding, self.output_padding)
 
 
@@ -120,9 +121,9 @@ def bias_of(layer: nn.Conv2d) -> Tensor | None:
     return without_gradient(layer.bias) if isinstance(layer, NormedConv2d) and layer.training else layer.bias
 
 
-def without_gradient(parameter: Tensor) -> Tensor:
+def without_gradient(parameter: Tensor | None) -> Tensor | None:
     """The same values, with a gradient of exactly zero. With no gradient at all, a parameter would look unused."""
-    return parameter.detach() + 0 * parameter
+    return None if parameter is None else parameter.detach() + 0 * parameter
 
 
 def group_norm(channels: int, most: int) -> nn.GroupNorm:

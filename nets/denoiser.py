@@ -31,8 +31,8 @@ class Denoiser(nn.Module):
         self.up = nn.ModuleList(_Block(a + b, a, embedding) for a, b in _climb(widths))
         self.norm = group_norm(widths[0], GROUPS)
         self.paint = nn.Conv2d(widths[0], 3, 3, padding=1)
-        nn.init.zeros_(self.paint.weight)
-        nn.init.zeros_(self.paint.bias)
+        for parameter in self.paint.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, noisy: Tensor, sigma: Tensor) -> Tensor:
         """The pictures without their noise of size `sigma` [B]."""
@@ -128,8 +128,8 @@ class _Block(nn.Module):
         self.affine = nn.Linear(embedding, 2 * outside)
         self.second = nn.Conv2d(outside, outside, 3, padding=1)
         self.shortcut = nn.Conv2d(inside, outside, 1, bias=False) if inside != outside else nn.Identity()
-        nn.init.zeros_(self.second.weight)
-        nn.init.zeros_(self.second.bias)
+        for parameter in self.second.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
         scale, shift = self.affine(F.silu(embedded))[:, :, None, None].chunk(2, 1)

@@ -1,7 +1,9 @@
 """The networks of HiFi-GAN, Kong, Kim and Bae 2020: a generator of waves, and the judges of periods and of scales."""
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import add
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,7 +57,7 @@ class Fusion(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(width, kernel, dilations) for kernel in kernels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return sum(block(x) for block in self.blocks) / len(self.blocks)
+        return reduce(add, (block(x) for block in self.blocks)) / len(self.blocks)
 
 
 class ResidualBlock(nn.Module):

@@ -1,8 +1,11 @@
 """LoRA, Hu et al. 2021: a frozen network learns by additions of low rank to its layers."""
 
 import copy
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
+
+N = TypeVar("N", bound=nn.Module)
 
 
 class LowRank(nn.Module):
@@ -15,7 +18,7 @@ class LowRank(nn.Module):
             self.down = nn.Linear(layer.in_features, rank, bias=False)
             self.up = nn.Linear(rank, layer.out_features, bias=False)
         else:
-            place = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+            place: tuple[Any, ...] = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
             self.down = nn.Conv2d(layer.in_channels, rank, *place, bias=False, padding_mode=layer.padding_mode)
             self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
         nn.init.zeros_(self.up.weight)
@@ -24,7 +27,7 @@ class LowRank(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-def adapted(network: nn.Module, rank: int) -> nn.Module:
+def adapted(network: N, rank: int) -> N:
     """The network with adapters: its modules are copies, and its parameters are those of `network`, the same objects.
 
     Every linear layer and every convolution without groups gets an adapter. At first it computes what `network` does.

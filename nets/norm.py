@@ -37,7 +37,7 @@ def batch_norm(
     if not training or not (several or mixed or group):
         return torchs(input, running_mean, running_var, weight, bias, training, momentum, eps)
     mean, variance, count = global_moments(input, group)
-    if running_mean is not None:
+    if running_mean is not None and running_var is not None:
         follow(running_mean, running_var, mean, variance, count, momentum)
     if group is not None:
         mean, variance = mean.repeat_interleave(group, 0), variance.repeat_interleave(group, 0)
@@ -78,7 +78,8 @@ class SyncBatchNorm(_BatchNorm):
 
     def count(self) -> float:
         """Count a batch, and return its share in the running statistics."""
-        self.num_batches_tracked += 1
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
         return self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
 
 
@@ -111,7 +112,9 @@ def in_groups(network: nn.Module, size: int) -> nn.Module:
             f"call nets.norm.batch_norm(..., group={size}) in them"
         )
     for norm in norms.values():
-        norm.__class__, norm.group = SyncBatchNorm, size
+        norm.__class__ = SyncBatchNorm
+        assert isinstance(norm, SyncBatchNorm)
+        norm.group = size
     return network
 
 

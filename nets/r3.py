@@ -108,14 +108,15 @@ def _stages(widths: Sequence[int], blocks: int, expansion: int, group: int) -> n
     for before, after in pairwise((widths[0], *widths)):
         layers: list[nn.Module] = []
         if before != after:
-            layers.append(nn.Conv2d(before, after, 1, bias=False))
-            kaiming_(layers[0], SQUARE_ROOT_OF_HALF)
+            layer = nn.Conv2d(before, after, 1, bias=False)
+            kaiming_(layer, SQUARE_ROOT_OF_HALF)
+            layers.append(layer)
         layers += [R3Block(after, expansion, group, depth=blocks * len(widths)) for _ in range(blocks)]
         stages.append(nn.Sequential(*layers))
     return stages
 
 
-def kaiming_(layer: nn.Module, gain: float) -> None:
+def kaiming_(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
     """Normal weights that keep the variance through a leaky ReLU (He et al. 2015), times `gain`. Biases are 0."""
     nn.init.kaiming_normal_(layer.weight, SLOPE)
     with torch.no_grad():

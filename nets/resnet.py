@@ -15,7 +15,7 @@ class ResnetGenerator(nn.Module):
     def __init__(self, inside: int = 3, outside: int = 3, width: int = 64, blocks: int = 9, gain: float = 0.02) -> None:
         super().__init__()
 
-        def normed(convolution: nn.Module) -> list[nn.Module]:
+        def normed(convolution: nn.Conv2d | nn.ConvTranspose2d) -> list[nn.Module]:
             return [convolution, nn.InstanceNorm2d(convolution.out_channels), nn.ReLU()]
 
         def block(channels: int) -> Residual:

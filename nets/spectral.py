@@ -1,6 +1,7 @@
 """Spectral norm, with the same steps as in the networks that were published with it."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 WARM_UP = 15
+L = TypeVar("L", bound=nn.Module)
 
 
 class SpectralNorm(nn.Module):
@@ -17,6 +19,9 @@ class SpectralNorm(nn.Module):
     iteration moves v first and then u. torch's own parametrisation moves u first. So with the u and v of a network
     that was published with torch.nn.utils.spectral_norm (SPADE, SEAN), its first training step has other weights.
     """
+
+    _u: Tensor
+    _v: Tensor
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -73,7 +78,7 @@ def _full_precision(kind: str) -> AbstractContextManager:
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
-def spectral_norm(layer: nn.Module) -> nn.Module:
+def spectral_norm(layer: L) -> L:
     """Give a layer spectral norm, in place. Its weight must have its starting values already."""
-    parametrize.register_parametrization(layer, "weight", SpectralNorm(layer.weight))
+    parametrize.register_parametrization(layer, "weight", SpectralNorm(layer.get_parameter("weight")))
     return layer

@@ -38,7 +38,7 @@ class Vgg19(nn.Module):
         # On "meta" no memory is filled: the given tensors become the network's.
         width = len(_tensor(weights, "features.0.weight"))
         with torch.device("meta"):
-            layers = vgg.make_layers([step if step == "M" else step * width // 64 for step in vgg.cfgs["E"]])
+            layers = vgg.make_layers([step if isinstance(step, str) else step * width // 64 for step in vgg.cfgs["E"]])
         self.features = layers[: RELUS[-1] + 1]
         found = {}
         for name, wanted in self.features.state_dict().items():
@@ -83,7 +83,7 @@ def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
         del state[name]
 
 
-def _keep(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _keep(module: Vgg19, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Loading a state dict, which has none of these weights, leaves them as they are."""
     for name, tensor in module.features.state_dict(prefix=f"{prefix}features.").items():
         state[name] = tensor

@@ -103,7 +103,7 @@ def _conv(inside: int, outside: int, kernel: int, gain: float, bias: bool = True
     return layer
 
 
-def _spread_(layer: nn.Module, gain: float) -> None:
+def _spread_(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
     """Uniform weights of variance gain**2 / inputs (He et al. 2015 have the gain of a ReLU). Biases are 0."""
     inputs = layer.weight[0].numel()
     nn.init.uniform_(layer.weight, -gain * (3 / inputs) ** 0.5, gain * (3 / inputs) ** 0.5)

@@ -6,6 +6,8 @@ The game is DMD2 (gan/games/dmd2.py). Its student, fake score and teacher are al
 billions of parameters. The pictures are noise: only their shapes matter here.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -88,7 +90,9 @@ class Distillation(Dmd2):
     large network that is more memory than anything else.
     """
 
-    def __init__(self, *players: nn.Module, size: int, batch_size: int, ema: float | None) -> None:
+    fake_score: Transformer
+
+    def __init__(self, *players: Any, size: int, batch_size: int, ema: float | None) -> None:
         super().__init__(*players, ema=ema)
         self.size, self.batch_size = size, batch_size
 

@@ -17,7 +17,7 @@ from gan.app.outputs import run
 from gan.app.page import run_tables, style_tables
 from gan.app.page.table import Charts, Table
 from gan.app.painting.reopen import SavedRun, open_run
-from gan.app.run.parser import PlainParser
+from gan.app.run.parser import Parser
 from gan.files.disk import whole_file
 from gan.files.errors import UserError, refuse
 
@@ -53,7 +53,7 @@ SECTIONS = (
 
 def main(argv: list[str] | None = None) -> int:
     """The command: 0 when the page is written, 2 with one clear message when it could not be."""
-    parser = PlainParser(prog="python samples/gallery.py", description=__doc__.split("\n\n")[1])
+    parser = Parser(prog="python samples/gallery.py", description=__doc__.split("\n\n")[1])
     parser.add_argument("run", nargs="?", default="auto", help="a run's folder or a checkpoint; default the newest run")
     parser.add_argument("--out", type=Path, help="the page, or the folder to put it in; default the run's folder")
     parser.add_argument("--data", help="where the run's pictures are now, if they have moved")

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gan.files.errors import UserError
-from strategies.pipelining import schedule
 from strategies.policies import deepspeed_config
-from strategies.policies.policy import Policy
+
+if TYPE_CHECKING:
+    from strategies.policies.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ def _number(text: str) -> int:
     return int(text)
 
 
+def _schedule(text: str) -> str:
+    from strategies.pipelining import schedule
+
+    return schedule.read(text)
+
+
 NEEDED = object()  # an option without a value says nothing
 
 OPTIONS: dict[str, Option] = {
@@ -41,7 +48,7 @@ OPTIONS: dict[str, Option] = {
     "chunks": Option(
         "in how many parts the samples go through the stages; by default two for each rank", _number, NEEDED
     ),
-    "schedule": Option("gpipe, 1f1b or interleaved: see strategies/README.md", schedule.read, NEEDED),
+    "schedule": Option("gpipe, 1f1b or interleaved: see strategies/README.md", _schedule, NEEDED),
     "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
 
@@ -63,7 +70,7 @@ def ranks_as_typed(ranks: range) -> str:
     return f"{ranks.start}-{ranks[-1]}" if len(ranks) > 1 else str(ranks.start)
 
 
-def choices(typed: str | Mapping[str, str], policies: Mapping[str, type[Policy]]) -> dict[str, Choice]:
+def choices(typed: str | Mapping[str, str], policies: Mapping[str, "type[Policy]"]) -> dict[str, Choice]:
     """The choice for each player, `*` for the rest: from `zero3`, `generator=zero3+offload,*=ddp`, or a mapping.
 
     `teacher=zero3@2-3` also says on which ranks the player is.
@@ -82,7 +89,7 @@ def choices(typed: str | Mapping[str, str], policies: Mapping[str, type[Policy]]
     return {player: _choice(text, policies) for player, text in pairs.items()}
 
 
-def _choice(text: str, policies: Mapping[str, type[Policy]]) -> Choice:
+def _choice(text: str, policies: Mapping[str, "type[Policy]"]) -> Choice:
     text, at, where = text.partition("@")
     name, *options = (part.strip() for part in text.split("+"))
     if name not in policies:
@@ -104,7 +111,7 @@ def _ranks(where: str, text: str) -> range:
     return range(int(first), int(last if dash else first) + 1)
 
 
-def _option(text: str, policy: str, policies: Mapping[str, type[Policy]]) -> tuple[str, Any]:
+def _option(text: str, policy: str, policies: Mapping[str, "type[Policy]"]) -> tuple[str, Any]:
     name, colon, value = text.partition(":")
     if name not in OPTIONS:
         raise UserError(f"unknown option '{name}' of strategy '{policy}'; known: {', '.join(OPTIONS) or 'none'}")
@@ -114,7 +121,7 @@ def _option(text: str, policy: str, policies: Mapping[str, type[Policy]]) -> tup
     option = OPTIONS[name]
     if not colon:
         if option.default is NEEDED:
-            example = 2 if option.read is _number else schedule.SCHEDULES[0]
+            example = 2 if option.read is _number else "gpipe"
             raise UserError(f"option '{name}' of strategy '{policy}' needs a value, e.g. {policy}+{name}:{example}")
         return name, option.default
     if option.read is None:

@@ -15,7 +15,7 @@ from strategies.processes.board import shared_board
 from strategies.processes.equal_rows import EqualRows
 from strategies.processes.lost_ranks import Survivor
 from strategies.processes.places import Places
-from strategies.processes.slurm import Requeue
+from strategies.processes.requeue import Requeue
 from strategies.processes.stopping import OTHERS, Ending, Signals, tell
 from strategies.processes.watch import Watch
 from strategies.ranks import World

@@ -19,9 +19,9 @@ from strategies.checkpoint.writing import refuse_other
 from strategies.choice import Choice
 from strategies.lockstep import Lockstep
 from strategies.placing.placement import Placement, placement_of, refuse_a_group
+from strategies.processes.cluster import connect, environment, place_of
+from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
-from strategies.processes.launched import connect, environment, place_of
-from strategies.processes.launched import store as store_of
 from strategies.processes.launcher import Here, OwnRanks, launcher
 from strategies.processes.stopping import Ending
 from strategies.ranks import Groups, World
@@ -199,7 +199,7 @@ class RanksStrategy(DDPStrategy):
         if place is not None and place.by == "torchrun" and place.restarts and place.nodes == 1:
             if self.division.part is not None:
                 return store_of(place)
-            # See `launched.store`; other hosts count restarts themselves.
+            # See `cluster.store`; other hosts count restarts themselves.
             connect(place, self._get_process_group_backend(), **self._group)
             return private.default_store()
         main, port = self.cluster_environment.main_address, self.cluster_environment.main_port

@@ -133,7 +133,7 @@ class Cut:
             join = torch.cat if isinstance(first, Tensor) else np.concatenate
             return join(list(nodes)) if first.ndim and len(first) == self.total else first
         if (fields := _fields(first)) is not None:
-            columns = {name: [_fields(node)[name] for node in nodes] for name in fields}
+            columns = {name: [(_fields(node) or {})[name] for node in nodes] for name in fields}
             return _rebuilt(first, {name: self.joined(each, f"{path}[{name!r}]") for name, each in columns.items()})
         if isinstance(first, (list, tuple)):
             if self._has_samples(first, path, top):
@@ -200,7 +200,7 @@ def _fields(node: Any) -> Mapping[Any, Any] | None:
     """The named values of a dict, NamedTuple or dataclass."""
     if type(node) is dict or isinstance(node, Mapping):
         return node
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
+    if isinstance(node, tuple) and hasattr(node, "_asdict"):
         return node._asdict()
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}

@@ -47,15 +47,13 @@ class Content(NamedTuple):
     """How the content of an object is read, and put back. `fill` does nothing if the content is the same."""
 
     read: Callable[[Any], Any]
-    fill: Callable[[Any, Any], None]
+    fill: Callable[[Any, Any], object]
 
 
 class Scope:
     """Names with values: attributes of an object, a class or a module, or those globals that functions name."""
 
-    def __init__(
-        self, owner: Any, counts: Callable[[str], bool] = bool, values: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, owner: Any, counts: Callable[[str], bool] = bool, values: dict[str, Any] | None = None) -> None:
         """`counts` says whether a name is one of them. `values` are the owner's attributes, if nothing else is said."""
         self.owner, self.counts = owner, counts
         self.values = getattr(owner, "__dict__", {}) if values is None else values
@@ -122,7 +120,9 @@ class Reachable:
             parts = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
             yield from (("", getattr(value, part)) for part in parts if hasattr(value, part))
         elif isinstance(value, CellType | ContextVar):
-            yield "", content_of(value).read(value)
+            content = content_of(value)
+            assert content is not None
+            yield "", content.read(value)
         elif isinstance(value, type | ModuleType):
             if self._own(value.__module__ if isinstance(value, type) else value.__name__):
                 yield from self._in_scope(name or value.__name__, Scope(value, _is_no_dunder))
@@ -216,7 +216,7 @@ def _filler(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
 def _fill_dict(value: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     if list(value) != list(before) or any(dict.__getitem__(value, key) is not each for key, each in before.items()):
-        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         kind.clear(value)
         kind.update(value, before)
 

@@ -5,6 +5,7 @@ known: the shape of one face, drawn in the styles of another.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class Faces(Dataset):
             raise UserError(f"look {look!r} is not known; try one of {', '.join(LOOKS)}")
         self.length, self.size, self.seed, self.first, self.look = length, size, seed, first, look
         # Picture and labels are drawn from one portrait, so we keep the latest one.
-        self._latest: tuple[int | None, np.ndarray | None] = (None, None)
+        self._latest: tuple[int, np.ndarray] | None = None
         self._kept: dict[tuple, torch.Tensor] = {}
         self._kept_bytes = 0
 
@@ -80,11 +81,10 @@ class Faces(Dataset):
         return Image.fromarray(self._cells(shape)[fine // 2 :: fine, fine // 2 :: fine] // len(Tone))
 
     def _cells(self, shape: int) -> np.ndarray:
-        drawn, cells = self._latest
-        if drawn != shape:
+        if self._latest is None or self._latest[0] != shape:
             cells = draw_portrait(seed_for("shape", self.seed, shape), self.size * supersampling(self.size))
             self._latest = shape, cells
-        return cells
+        return self._latest[1]
 
     def _styles(self, shape: int, style: int | Mapping[str | int, int] | None) -> list[Style]:
         if isinstance(style, Mapping):
@@ -119,7 +119,7 @@ class FaceTransfers(Dataset):
     def __len__(self) -> int:
         return len(self.faces)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         faces = self.faces
         a, b = faces.face(index), faces.face((index + 1) % len(self))
         item = {"image": faces.image(a), "label": faces.label_map(a), "truth": faces.image(a, style=b)}
@@ -150,7 +150,7 @@ class FaceDomains(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         even = self.posters.face(2 * index)
-        item = {"a": self.posters.image(even), "b": self.neons.image(even + 1)}
+        item: dict[str, torch.Tensor] = {"a": self.posters.image(even), "b": self.neons.image(even + 1)}
         if self.truth:
             item |= {"truth_b": self.neons.image(even), "truth_a": self.posters.image(even + 1)}
         return item

@@ -72,7 +72,7 @@ class Style(NamedTuple):
 
 
 def _hex(colours: str) -> list[Colour]:
-    return [tuple(bytes.fromhex(colour)) for colour in colours.split()]
+    return [(red, green, blue) for red, green, blue in map(bytes.fromhex, colours.split())]
 
 
 _SKIN = _hex("f8dcc8 f0c3a2 dda57f bd8058 945f40 6a432e a8cfae a9b8e4 d8b0d8 efcf86")
@@ -100,8 +100,8 @@ def any_style(seed: int, face: int, region: Region) -> Style:
     colours, swing = _WARDROBE[region]
     dice = Random(seed_for("style", seed, face, int(region))).random
     colour = colours[int(dice() * len(colours))]
-    colour = tuple(min(255, max(0, round(channel + 20 * dice() - 10))) for channel in colour)
-    return Style(colour, swing * (0.4 + 0.6 * dice()), list(TEXTURES)[int(dice() * len(TEXTURES))])
+    red, green, blue = (min(255, max(0, round(channel + 20 * dice() - 10))) for channel in colour)
+    return Style((red, green, blue), swing * (0.4 + 0.6 * dice()), list(TEXTURES)[int(dice() * len(TEXTURES))])
 
 
 def _fixed(swing: float, texture: str, colours: str) -> Callable[[int, int, Region], Style]:

@@ -19,13 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from datasets.workers import explained
 from gan.files.disk import regular
-from gan.files.errors import UserError, printable
+from gan.files.errors import UserError, printable, this_rank
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
@@ -155,7 +154,7 @@ def _to_do(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[
 
 
 def _save(file: Path, keys: Sequence[str], stamps: np.ndarray, good: np.ndarray) -> None:
-    names = np.array([os.fsencode(keys[entry]) for entry in np.flatnonzero(good)], dtype="S")
+    names = np.array([os.fsencode(keys[int(entry)]) for entry in np.flatnonzero(good)], dtype="S")
     part = file.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as stream:
         np.savez(stream, keys=names, stamps=stamps[good])
@@ -182,7 +181,7 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=SILENT_WAIT)
     except Timeout:
-        if rank_zero_only.rank == 0:
+        if this_rank() == 0:
             waiting = f"waiting for another process that is at work in {file.parent}"
             print(printable(waiting), file=sys.stderr, flush=True)
         lock.acquire()

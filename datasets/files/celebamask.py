@@ -75,7 +75,10 @@ class Merge:
 
     def __call__(self, index: int) -> None:
         number = int(self.numbers[index])
-        masks = [(label, _mask_path(self.root, number, LABELS[label])) for label in np.flatnonzero(self.present[index])]
+        masks = [
+            (label, _mask_path(self.root, number, LABELS[label]))
+            for label in np.flatnonzero(self.present[index]).tolist()
+        ]
         merged = Image.fromarray(merge_masks(masks))
         self.labels.mkdir(exist_ok=True)
         part = self.labels.with_name(f"{self.part}.{number}-{os.getpid()}.part")
@@ -146,7 +149,7 @@ def _names(folder: Path, suffixes: tuple[str, ...]) -> set[str]:
 
 def merge_masks(paths: list[tuple[int, Path]]) -> np.ndarray:
     """One label map from masks of (label, file): a label is where its mask is not black, later ones on top."""
-    merged: np.ndarray | None = None
+    merged, first = None, Path()
     for label, path in paths:
         with opened(path) as picture:
             mask = np.array(picture.convert("L")) > 0
@@ -156,4 +159,5 @@ def merge_masks(paths: list[tuple[int, Path]]) -> np.ndarray:
             one, other = (f"{width}x{height}" for height, width in (mask.shape, merged.shape))
             raise UserError(f"{path} is {one} and {first} is {other}; masks of a picture have one size")
         merged[mask] = label
+    assert merged is not None, "a picture without masks is not read"
     return merged

@@ -132,8 +132,8 @@ class Pairs(Dataset):
             return value[..., top : top + height, left : left + width]
 
         pixels = resize_picture(read_picture(picture, stamp), resized)
-        values = self._labels(crop(resize_map(read_map(label, label_stamp), resized)), label)
-        item = {
+        values = self._labels(label, crop(resize_map(read_map(label, label_stamp), resized)))
+        item: dict[str, Tensor] = {
             "image": tv_tensors.Image(crop(pixels).contiguous()),
             "label": tv_tensors.Mask(torch.from_numpy(values)),
         }
@@ -141,20 +141,6 @@ class Pairs(Dataset):
             values = crop(resize_map(read_map(path, stamp), resized))
             item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(values)))
         return item
-
-    def _labels(self, stored: np.ndarray, path: Path) -> np.ndarray:
-        """The labels of a file's values. A label out of range is refused, because a network would fail on it."""
-        labels = stored.astype(np.int32)
-        for value, label in self.void.items():
-            labels[labels == value] = label
-        for value in (labels.min(), labels.max()):
-            if not 0 <= value < self.num_labels:
-                also = "".join(f", and {value} for {label}" for value, label in self.void.items())
-                raise UserError(
-                    f"{path} has the label {int(value)}; with {self.num_labels} labels the allowed range is "
-                    f"0..{self.num_labels - 1}{also}"
-                )
-        return labels.astype(np.uint8) if self.num_labels <= 256 else labels
 
     def _check(self, index: int) -> None:
         """Read a pair to its end and raise what is wrong with it."""
@@ -168,7 +154,11 @@ class Pairs(Dataset):
                     "make them the same size, or one a whole multiple of the other"
                 )
             if number == 0:
-                self._labels(values, path)
+                self._labels(path, values)
+
+    def _labels(self, path: Path, values: np.ndarray) -> np.ndarray:
+        labels = labels_in(path, values, self.num_labels, self.void)
+        return labels.astype(np.uint8) if self.num_labels <= 256 else labels
 
 
 @contextmanager
@@ -229,6 +219,20 @@ def read_map(path: Path, stamp: np.ndarray | None = None) -> np.ndarray:
             "and its values are the labels"
         )
     return values
+
+
+def labels_in(path: Path, values: np.ndarray, count: int, void: Mapping[int, int]) -> np.ndarray:
+    """The labels of a file's values. A label out of range is refused, because a network would fail on it."""
+    labels = values.astype(np.int32)
+    for value, label in void.items():
+        labels[labels == value] = label
+    for value in (labels.min(), labels.max()):
+        if not 0 <= value < count:
+            also = "".join(f", and {value} for {label}" for value, label in void.items())
+            raise UserError(
+                f"{path} has the label {int(value)}; with {count} labels the allowed range is 0..{count - 1}{also}"
+            )
+    return labels
 
 
 def resize_picture(picture: Tensor, size: Sequence[int]) -> Tensor:

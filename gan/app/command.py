@@ -1,23 +1,32 @@
 """What all commands have in common: how they end, and how they start ranks."""
 
+import errno
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from datasets.workers import explained
-from gan.app.outputs import quiet
-from gan.app.run.computer import Computer
-from gan.app.run.limits import named
-from gan.files.errors import UserError, refuse
+from gan.app import outputs
+from gan.files.errors import UserError, escape_warnings, refuse
+from gan.files.loading import loading
+from gan.files.system import resource
 from strategies.processes import agent
 from strategies.processes.agent import Launch
 from strategies.processes.failure import report
 from strategies.processes.launched import Launched
 from strategies.processes.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from gan.app.run.computer import Computer
+
+
+NO_MORE = ("can't start new thread", "Resource temporarily unavailable")  # Python's words, and those of C
 
 
 def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
@@ -28,12 +37,12 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
 
     @wraps(work)
     def main(argv: list[str] | None = None) -> int:
-        quiet()
+        escape_warnings()
         try:
             with explained():
                 return work(sys.argv[1:] if argv is None else argv) or 0
         except BaseException as raised:
-            error = named(raised) or raised
+            error = _named(raised) or raised
             report(error)
             if isinstance(error, UserError):
                 return 2 if agent.speaks() else refuse(error)
@@ -42,6 +51,31 @@ def command(work: Callable[[list[str]], int | None]) -> Callable[..., int]:
             raise
 
     return main
+
+
+def _named(error: BaseException | None) -> UserError | None:
+    """The error of a user whose shell allows too little, if that is what this error, or its cause, says."""
+    if error is None or isinstance(error, UserError):
+        return None
+    number, text = getattr(error, "errno", None), str(error)
+    if resource and (number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text):
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        more = max(4096, 4 * allowed)
+        return UserError(f"too many open files: this shell allows a process {allowed}; type ulimit -n {more}")
+    if any(words in text for words in NO_MORE):
+        return UserError(
+            f"no more processes or threads can be started ({text}); type ulimit -u unlimited, or fewer --devices or "
+            f"--workers"
+        )
+    return _named(error.__cause__ or (None if error.__suppress_context__ else error.__context__))
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Inside the `with`, a command that has read what was typed imports what it works with, Lightning among it."""
+    with loading():
+        yield
+    outputs.quiet()
 
 
 def take_place(place: Launched | None) -> None:
@@ -54,7 +88,7 @@ def take_place(place: Launched | None) -> None:
 def run_ranks(
     module: str,
     argv: Sequence[str],
-    computer: Computer,
+    computer: "Computer",
     rendezvous: Rendezvous = Rendezvous(),  # noqa: B008 - it cannot be changed
     restarts: int = 0,
     advice: Callable[[str], str] = lambda agent: "",

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from gan.files.errors import escape_warnings, printable, reason
+from gan.files.errors import escape_warnings, printable, reason, this_rank
 from gan.files.system import signals
 
 
@@ -34,15 +34,13 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 def say(*lines: object) -> None:
     """Print these lines, on the first rank only."""
-    from lightning.pytorch.utilities import rank_zero_only
-
-    if rank_zero_only.rank == 0:
+    if this_rank() == 0:
         for line in lines:
             print(printable(str(line)), flush=True)
 
 
 def quiet() -> None:
-    """Hide Lightning's hints for beginners, which do not apply here."""
+    """Hide Lightning's hints for beginners, which do not apply here. Its import shows them, so call it afterwards."""
     from strategies import private
 
     for name in ("lightning.pytorch", "lightning.fabric"):

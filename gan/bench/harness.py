@@ -5,7 +5,6 @@ so that a slow moment of the machine meets all of them. The table shows the medi
 within each round. A cell that fails is not measured again, and the table says why.
 """
 
-import argparse
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from gan.app import outputs
 from gan.app.outputs import quiet
 from gan.app.run import run_options
 from gan.app.run.options import run_settings
-from gan.app.run.parser import PlainParser
+from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 from strategies.processes import world
 from strategies.processes.failure import in_a_line
@@ -73,8 +72,7 @@ class Benchmark(ABC):
 
     def parse(self, argv: Sequence[str]) -> Any:
         """The settings. What cannot be measured is refused here."""
-        form = argparse.RawDescriptionHelpFormatter
-        parser = PlainParser(prog=f"python -m gan.bench {self.name}", description=self.about, formatter_class=form)
+        parser = Parser(prog=f"python -m gan.bench {self.name}", description=self.about)
         self.add_options(parser.add_argument)
         return parser.parse_args(argv)
 

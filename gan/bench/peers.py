@@ -11,7 +11,6 @@ documentation says. It runs in processes of its own with a time limit, so that i
 """
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jsonargparse import Namespace
 from torch.utils.data import DataLoader
 
 from gan.bench import frameworks
@@ -122,15 +122,15 @@ class PeersBenchmark(Benchmark):
     )
 
     def add_options(self, add: Callable[..., Any]) -> None:
-        add("--games", nargs="+", choices=GAMES, default=list(GAMES), help="with and without a penalty (plain r1)")
+        add("--games", nargs="+", choices=GAMES, default=list(GAMES), help="with and without a penalty")
         add("--only", nargs="+", metavar="WORD", help="only peers whose line has one of these words, such as ours DDP")
-        add("--width", type=int, default=512, help="width of the networks' three hidden layers (512)")
-        add("--batch-size", type=int, default=128, help="samples a step, of all ranks together (128)")
-        add("--ranks", type=int, default=2, help="processes (2)")
-        add("--device", default="cpu", help="cpu, or cuda and the like: then each rank has one of its own (cpu)")
-        add("--rounds", type=int, default=20, help="rounds that are timed (20)")
-        add("--steps", type=int, default=5, help="steps of the peer and of the loop by hand in a round (5)")
-        add("--limit", type=float, default=180, help="seconds after which a peer is said to hang (180)")
+        add("--width", type=int, default=512, help="width of the networks' three hidden layers")
+        add("--batch-size", type=int, default=128, help="samples a step, of all ranks together")
+        add("--ranks", type=int, default=2, help="processes")
+        add("--device", default="cpu", help="cpu, or cuda and the like: then each rank has one of its own")
+        add("--rounds", type=int, default=20, help="rounds that are timed")
+        add("--steps", type=int, default=5, help="steps of the peer and of the loop by hand in a round")
+        add("--limit", type=float, default=180, help="seconds after which a peer is said to hang")
 
     def parse(self, argv: Sequence[str]) -> Namespace:
         own = super().parse(argv)

@@ -13,7 +13,6 @@ backward and update, without VGG. Ours trains by Lightning and PhaseStrategy, an
 """
 
 import runpy
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product, repeat
 from operator import truediv
@@ -22,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from jsonargparse import Namespace
 from torch import Tensor, nn
 from torch.optim import Adam
 
@@ -277,14 +277,14 @@ class SeanBenchmark(Benchmark):
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--whole", action="store_true", help="the whole step, in place of the generator")
-        add("--size", type=int, default=256, help="height and width of the pictures (256)")
-        add("--batches", type=int, nargs="+", default=[1, 4], help="pictures at a time (1 4)")
+        add("--size", type=int, default=256, help="height and width of the pictures")
+        add("--batches", type=int, nargs="+", default=[1, 4], help="pictures at a time")
         add("--masks", nargs="+", choices=MASKS, help="drawn faces, random blocks of 16 px, random pixels (all)")
-        add("--repeats", type=int, default=3, help="turns of each that count (3)")
-        add("--labels", type=int, default=19, help="labels of the random masks (19)")
-        add("--width", type=int, default=64, help="channels of the last block (64)")
-        add("--hidden", type=int, default=128, help="channels of the mask branch (128)")
-        add("--style", type=int, default=512, help="length of a style code (512)")
+        add("--repeats", type=int, default=3, help="turns of each that count")
+        add("--labels", type=int, default=19, help="labels of the random masks")
+        add("--width", type=int, default=64, help="channels of the last block")
+        add("--hidden", type=int, default=128, help="channels of the mask branch")
+        add("--style", type=int, default=512, help="length of a style code")
 
     def parse(self, argv: Sequence[str]) -> Namespace:
         settings = super().parse(argv)

@@ -52,7 +52,7 @@ class SavedTensor:
     """A tensor in a checkpoint, not read yet."""
 
     source: Path
-    identity: tuple[int, int]  # device and inode of the directory, to notice if another one gets its name
+    identity: tuple[int, int] | None  # device and inode of the directory, to notice if another one gets its name
     key: str
     shape: torch.Size
     dtype: torch.dtype
@@ -280,7 +280,7 @@ def load_module_state(
 def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> Checksum:
     """A number made of the tensor's bits, in its own dtype or in another one."""
     values = tensor.detach().to("cpu", dtype).contiguous()
-    return values.dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy())
+    return values.dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def check_left_out(module: nn.Module, left_out: Mapping[str, Checksum]) -> None:

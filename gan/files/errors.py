@@ -1,13 +1,17 @@
 """Mistakes that the user can correct, and how the commands print them."""
 
+import os
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from gan.files.loading import RANKS
 
 FIRST_RANK_SPEAKS = 12  # seconds in which the first rank prints another rank's error and ends that rank
 
@@ -75,6 +79,13 @@ class RankLost(UserError):
     """This rank ends because another rank has failed or is gone. The message names that rank."""
 
 
+def this_rank() -> int:
+    """The number of this process, as Lightning knows it, or will know it when it is imported."""
+    said = (os.environ[name] for name in RANKS if name in os.environ)
+    known = getattr(rank_zero_only, "rank", None)
+    return int(next((text for text in said if text.isdecimal()), "0")) if known is None else known
+
+
 def refuse(error: Exception) -> int:
     """Print an error once, and return the exit status 2.
 
@@ -83,7 +94,7 @@ def refuse(error: Exception) -> int:
     """
     if getattr(error, "said", False):
         return 2
-    if rank_zero_only.rank != 0 and not isinstance(error, RankLost):
+    if this_rank() != 0 and not isinstance(error, RankLost):
         time.sleep(FIRST_RANK_SPEAKS)
     # An error from a data loader's worker holds the worker's traceback. The message is its last line.
     message = str(error).rpartition("UserError: ")[2].strip()
@@ -95,4 +106,8 @@ def refuse(error: Exception) -> int:
 def escape_warnings() -> None:
     """From now on warnings are shown as `printable` text, in the form that they have now."""
     shown = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **kwargs: printable(shown(*args, **kwargs))
+
+    def escaped(*args: Any, **kwargs: Any) -> str:
+        return printable(shown(*args, **kwargs))
+
+    warnings.formatwarning = escaped

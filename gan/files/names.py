@@ -40,7 +40,7 @@ def hidden(name: str) -> Path | None:
     """What of this name, such as a person's file, is hidden by ours."""
     elsewhere = [place for place in sys.path if Path(place).resolve() != HOME]
     spec = PathFinder.find_spec(name, elsewhere) if name in OURS else None
-    return spec and (_place(spec) or Path(next(iter(spec.submodule_search_locations))))
+    return None if spec is None else _place(spec) or Path(next(iter(spec.submodule_search_locations or (name,))))
 
 
 def _place(spec: ModuleSpec | None) -> Path | None:

@@ -26,7 +26,7 @@ def lock(handle: int, shared: bool = False) -> None:
         return fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.lseek(handle, FAR, os.SEEK_SET)
     try:
-        return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyrefly: ignore[missing-attribute] - Windows has both
     except PermissionError as error:
         raise BlockingIOError(*error.args) from error
 

@@ -19,8 +19,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,12 +111,12 @@ class Piece:
         """Whether they have elements in common."""
         return max(self.start, share.start) < min(self.stop, share.stop)
 
-    def read(self, file: BinaryIO, share: Share, room: Tensor) -> None:
+    def read(self, file: FileIO, share: Share, room: Tensor) -> None:
         """Read those elements that they have in common. `room` is the share's flat memory, of any dtype."""
         first, last = max(self.start, share.start), min(self.stop, share.stop)
         begin, end, size = (each * self.dtype.itemsize for each in (first - self.start, last - self.start, 1))
         buffer = torch.empty(min(CHUNK, self.nbytes), dtype=torch.uint8)
-        content = memoryview(buffer.numpy())
+        content = buffer.numpy().data
         for number in range(begin // CHUNK, -(-end // CHUNK)):
             offset = number * CHUNK
             low, high = max(begin, offset), min(end, offset + CHUNK)
@@ -135,13 +136,14 @@ class Piece:
             for number in range(self.chunks):
                 self._read_chunk(file, number, buffer)
 
-    def _read_chunk(self, file: BinaryIO, number: int, buffer: memoryview) -> None:
+    def _read_chunk(self, file: FileIO, number: int, buffer: memoryview) -> None:
+        assert self.checksums is not None, "only what we have written is checked"
         content = buffer[: min(CHUNK, self.nbytes - number * CHUNK)]
         self._fill(file, number * CHUNK, content)
         if crc32(content) != self.checksums[8 * number : 8 * number + 8]:
             raise Damaged(f"{self.file.name} is damaged: '{self.key}' in it is not what was written")
 
-    def _fill(self, file: BinaryIO, offset: int, content: memoryview) -> None:
+    def _fill(self, file: FileIO, offset: int, content: memoryview) -> None:
         file.seek(self.place + offset)
         fill(file, content)
 
@@ -150,7 +152,7 @@ def crc32(content: Any, before: int = 0) -> str:
     return f"{zlib.crc32(content, before):08x}"
 
 
-def fill(file: BinaryIO, content: memoryview) -> None:
+def fill(file: FileIO, content: memoryview) -> None:
     """Read exactly so many bytes. Raise if the file ends before."""
     while content:
         size = file.readinto(content)
@@ -218,12 +220,12 @@ def write(path: Path, shares: Mapping[str, Share]) -> str:
         kind, count = NAMES[share.tensor.dtype], share.tensor.numel()
         header[key] = {"dtype": kind, "shape": [count], "data_offsets": [begin, end]}
     starts = {key: {START: [share.start]} for key, share in shares.items()}
-    checksums = {key: "0" * 8 * -(-share.tensor.nbytes // CHUNK) for key, share in ordered}
+    checksums: dict[str, str] = {key: "0" * 8 * -(-share.tensor.nbytes // CHUNK) for key, share in ordered}
     with path.open("wb") as file:
         room = _header(header, starts, checksums)
         file.write(room)
         for key, share in ordered:
-            content = memoryview(share.tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy())
+            content = share.tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().data
             found = []
             for first in range(0, len(content), CHUNK):
                 chunk = content[first : first + CHUNK]

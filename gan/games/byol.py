@@ -76,7 +76,7 @@ class Byol(GanModule):
 
     def on_validation_epoch_end(self) -> None:
         """Score all ranks' samples together; see [Note: a distance over all ranks] in from_noise.py."""
-        seen, present = (self.all_gather(torch.cat(kept)).flatten(0, -2) for kept in (self._seen, self._present))
+        seen, present = (self._of_all_ranks(torch.cat(kept)).flatten(0, -2) for kept in (self._seen, self._present))
         self._seen, self._present = [], []
         self.log("val/neighbour_error", neighbour_error(seen, present), sync_dist=True)
 

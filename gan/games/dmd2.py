@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,10 +97,11 @@ class Dmd2(FromNoise):
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Fakes from always the same noise, beside the nearest of the teacher's pictures, and pictures of the batch."""
         columns = super().show(batch)
-        if not hasattr(self.teacher, "nearest"):
+        nearest = getattr(self.teacher, "nearest", None)
+        if nearest is None:
             return columns
         fakes = columns["output"]
-        return {"output": fakes, "nearest of teacher's": self.teacher.nearest(fakes)} | columns
+        return {"output": fakes, "nearest of teacher's": nearest(fakes)} | columns
 
 
 class Dmd2Lora(Dmd2):
@@ -113,6 +115,8 @@ class Dmd2Lora(Dmd2):
     it has its weights already, and is frozen from the beginning.
     """
 
+    teacher: Denoiser
+
     def __init__(
         self,
         base: Denoiser,
@@ -122,7 +126,7 @@ class Dmd2Lora(Dmd2):
         rank: int = 8,
         base_steps: int = 0,
         sigmas: tuple[float, float] = (0.1, 10.0),
-        **settings: object,
+        **settings: Any,
     ) -> None:
         student = OneStep(adapted(base, rank), size, sigmas[1])
         super().__init__(student, adapted(base, rank), head, base, sigmas=sigmas, **settings)

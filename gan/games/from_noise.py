@@ -1,7 +1,9 @@
 """What games that draw pictures from noise share: the same fakes at each validation, a score and a grid."""
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from gan import GanModule, noise
@@ -21,8 +23,11 @@ class FromNoise(GanModule):
         self._real: list[Tensor] = []
 
     @property
-    def drawer(self) -> nn.Module:
-        """The network that draws. Override it in a game whose network is not called `generator`."""
+    def drawer(self) -> Any:
+        """The network that draws; its `latent` is the length of its noise.
+
+        Override it in a game whose network is not called `generator`.
+        """
         return self.generator
 
     def latents(self, like: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ class FromNoise(GanModule):
         first. They are only a few numbers a picture. The fakes are numbered through all ranks: so the fakes are the
         same at any number of ranks, and so is the score.
         """
-        drawn, real = (self.all_gather(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
+        drawn, real = (self._of_all_ranks(torch.cat(kept)).flatten(0, -2) for kept in (self._drawn, self._real))
         self._drawn, self._real = [], []
         self.log("val/distance", wasserstein(drawn, real), sync_dist=True)
 

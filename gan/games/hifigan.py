@@ -1,7 +1,8 @@
 """HiFi-GAN, Kong, Kim and Bae 2020: from a mel spectrogram to its sound, judged by periods and by scales."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -56,9 +57,12 @@ class HifiGan(GanModule):
         fake = self.shared("fake", self.voice, wave).detach()
         return {
             # Least squares of Mao et al. 2017, here without the half.
-            name: sum(
-                2 * least_squares_discriminator(real[-1], made[-1])
-                for real, made in zip(judges(wave), judges(fake), strict=True)
+            name: reduce(
+                add,
+                (
+                    2 * least_squares_discriminator(real[-1], made[-1])
+                    for real, made in zip(judges(wave), judges(fake), strict=True)
+                ),
             )
             for name, judges in (("periods", self.periods), ("scales", self.scales))
         }
@@ -71,7 +75,7 @@ class HifiGan(GanModule):
         with torch.no_grad():
             real = self.periods(wave) + self.scales(wave)
         return {
-            "adversarial": sum(least_squares_generator(features[-1]) for features in made),
+            "adversarial": reduce(add, (least_squares_generator(features[-1]) for features in made)),
             "matching": self.matching * len(made) * feature_matching(real, made),  # summed over the judges
             "mel": self.closeness * self.mel_error(fake, wave),
         }

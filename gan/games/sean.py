@@ -58,7 +58,7 @@ class Sean(Spade):
         row = torch.arange(len(own), device=own.device)
         changed = own.index_put((row, region), other[row, region])
         # Both have the same noise, so that only the style makes a difference.
-        return tuple(self.grained(mask, codes) for codes in (own, changed))
+        return self.grained(mask, own), self.grained(mask, changed)
 
     def grained(self, mask: Tensor, codes: Tensor) -> Tensor:
         """The generator's picture with noise that is the same in every call."""

@@ -101,7 +101,7 @@ class StyleGan(FromNoise):
         """Train a step. Then move the running mean towards the path lengths of this step, and adjust augmentation."""
         super().training_step(batch)
         self._follow()
-        if self._positive:
+        if self.ada is not None and self._positive:
             self.ada.adjust(*torch.stack(self._positive).sum(0))
             self._positive.clear()
 
@@ -118,7 +118,7 @@ class StyleGan(FromNoise):
         """
         if not self._lengths:
             return
-        mean = self.all_gather(torch.stack(self._lengths).mean()).mean()
+        mean = self._of_all_ranks(torch.stack(self._lengths).mean()).mean()
         self._lengths.clear()
         self.path_mean.copy_(
             torch.where(mean.isfinite(), self.path_mean.lerp(mean.to(self.path_mean), DECAY), self.path_mean)

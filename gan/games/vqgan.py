@@ -95,7 +95,7 @@ class VqGan(GanModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the share of the codebook that is idle: 1 minus the perplexity of the codes of all ranks, per code."""
-        used = self.all_gather(torch.stack(self._used).sum(0)).view(-1, len(self._used[0])).sum(0)
+        used = self._of_all_ranks(torch.stack(self._used).sum(0)).view(-1, len(self._used[0])).sum(0)
         self._used = []
         share = used / used.sum()
         perplexity = torch.special.entr(share).sum().exp()

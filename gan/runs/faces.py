@@ -1,22 +1,13 @@
 """Runs on drawn faces, in sizes for a small CPU: minutes and not days. They paint, translate or represent pictures."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch.utils.data import Dataset
 
-from datasets.augment import to_tensors
-from datasets.data import GanData
-from datasets.drawn.faces import FaceDomains, Faces, FaceTransfers
-from gan.games.byol import NEAREST, Byol
-from gan.games.cyclegan import CycleGan
-from gan.games.pix2pix import Pix2pix
-from gan.games.sean import Sean
-from gan.games.spade import Spade
-from gan.games.vqgan import VqGan
 from gan.runs.run import HELD_OUT, Run, Seed, Upsamplings, check_size
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
@@ -25,6 +16,10 @@ from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from nets.unet import UNet
 from nets.vqgan import VqAutoencoder
+
+if TYPE_CHECKING:
+    from datasets import GanData
+    from datasets.augment import Samples
 
 
 @dataclass
@@ -47,10 +42,22 @@ class DrawnFaces:
     faces: PositiveInt = 2000
     held_out: PositiveInt = 64
 
-    def data(self, flip: bool, kind: type[Dataset] = Faces, **how: Any) -> GanData:
-        """Faces to train on and others to score on. `how` are the other keywords of their data set."""
+    def data(
+        self,
+        flip: bool,
+        kind: "Callable[..., Samples] | None" = None,
+        scored: "Callable[..., Samples] | None" = None,
+        **how: Any,
+    ) -> "GanData":
+        """Faces to train on and others to score on, of a `kind`, those that are `scored` perhaps of another.
+
+        `how` are the other keywords of their data sets.
+        """
+        from datasets import Faces, GanData
+
+        kind = kind or Faces
         train = kind(self.faces, self.size, self.seed, **how)
-        val = kind(self.held_out, self.size, self.seed, first=HELD_OUT, **how)
+        val = (scored or kind)(self.held_out, self.size, self.seed, first=HELD_OUT, **how)
         return GanData(train, val, batch_size=self.batch_size, workers=self.workers, seed=self.seed, flip=flip)
 
 
@@ -102,15 +109,20 @@ def sean_or_spade(
         matching: Weight of the feature-matching loss.
         fake_once: Make the fake once a step for both turns. This saves a generator pass; quality was not compared.
     """
+    from datasets import Faces, FaceTransfers
+    from gan.games.sean import Sean
+    from gan.games.spade import Spade
+
     drawn = DrawnFaces(batch_size=batch_size, **settings)
     check_size((drawn.size, drawn.size), upsamplings)
     labels = Faces.num_labels
     torch.manual_seed(drawn.seed)
-    encoders = [] if style is None else [StyleEncoder(style, width=16, normalise=False, gain=1.0)]
-    game = (Spade if style is None else Sean)(
-        *encoders,
+    encoder = None if style is None else StyleEncoder(style, width=16, normalise=False, gain=1.0)
+    networks = (
         SeanGenerator(labels, style, width, hidden, upsamplings, gain=1.0),
         MultiScaleDiscriminator(labels + 3, width=16, layers=3, gain=1.0),
+    )
+    rules: dict[str, Any] = dict(
         labels=labels,
         steps=max_steps,
         generator_rate=generator_rate,
@@ -119,17 +131,16 @@ def sean_or_spade(
         matching=matching,
         fake_once=fake_once,
     )
-    if style is None:
+    if encoder is None:
         scores = {"val/paint_error": "paint error on held-out faces"}
-        return Run(game, drawn.data(flip=False, look="poster"), max_steps, scores)
-    data = drawn.data(flip=False)
-    data.val = FaceTransfers(data.val)
+        return Run(Spade(*networks, **rules), drawn.data(flip=False, look="poster"), max_steps, scores)
+    data = drawn.data(flip=False, scored=lambda *size, **how: FaceTransfers(Faces(*size, **how)))
     scores = {
         "val/transfer_error": "transfer error on held-out faces",
         "val/region_error": "transfer error of one region's style, in that region",
         "val/region_spill": "change that makes in the other regions, as a share of its own",
     }
-    return Run(game, data, max_steps, scores)
+    return Run(Sean(encoder, *networks, **rules), data, max_steps, scores)
 
 
 def pix2pix_faces(
@@ -147,6 +158,9 @@ def pix2pix_faces(
         rate: Learning rate of both networks.
         pixels: Weight of the pixels' L1 loss.
     """
+    from datasets import Faces
+    from gan.games.pix2pix import Pix2pix
+
     drawn, labels = DrawnFaces(**settings), Faces.num_labels
     torch.manual_seed(drawn.seed)
     game = Pix2pix(
@@ -186,6 +200,9 @@ def cyclegan_faces(
         identity: Weight of the loss that a picture of the wanted kind must stay as it is.
         pool: How many past fakes of each kind the discriminators are shown again.
     """
+    from datasets import FaceDomains
+    from gan.games.cyclegan import CycleGan
+
     drawn = SmallFaces(batch_size=batch_size, faces=faces, **settings)
     torch.manual_seed(drawn.seed)
     game = CycleGan(
@@ -197,8 +214,7 @@ def cyclegan_faces(
         identity=identity,
         pool=pool,
     )
-    data = drawn.data(flip=True, kind=FaceDomains)
-    data.val.truth = True
+    data = drawn.data(flip=True, kind=FaceDomains, scored=partial(FaceDomains, truth=True))
     return Run(game, data, max_steps, {"val/translation_error": "translation error on held-out faces"})
 
 
@@ -229,6 +245,8 @@ def vqgan_faces(
         adversarial: How much its judgement pulls at the decoder's last layer, beside the pixels; published: 0.8.
         commitment: Weight of the loss that keeps features near their codes.
     """
+    from gan.games.vqgan import VqGan
+
     drawn = SmallFaces(**settings)
     check_size((drawn.size, drawn.size), upsamplings)
     torch.manual_seed(drawn.seed)
@@ -272,6 +290,10 @@ def byol_faces(
         rate: Learning rate.
         decay: The target's decay at the start; published: 0.996, for trainings of 100,000 steps and more.
     """
+    from datasets import Faces
+    from datasets.augment import to_tensors
+    from gan.games.byol import NEAREST, Byol
+
     drawn = SmallFaces(batch_size=batch_size, faces=faces, held_out=held_out, **settings)
     torch.manual_seed(drawn.seed)
     others = Faces(max(held_out, NEAREST), drawn.size, drawn.seed, first=HELD_OUT + held_out, look="poster")

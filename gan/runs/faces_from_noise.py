@@ -1,18 +1,12 @@
 """Runs on drawn faces that make new faces from noise, in sizes for a small CPU: minutes and not days."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from datasets.augment import to_tensors
-from datasets.data import GanData
 from gan.ema import half_life
 from gan.files.errors import UserError
-from gan.games.dmd2 import Dmd2, Dmd2Lora
-from gan.games.r3gan import R3Gan
-from gan.games.stylegan import StyleGan
-from gan.games.wgan_gp import WganGp
 from gan.runs.faces import DrawnFaces
 from gan.runs.run import Run
 from nets.ada import Ada
@@ -20,6 +14,9 @@ from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.wgan import WganCritic, WganGenerator
+
+if TYPE_CHECKING:
+    from datasets import GanData
 
 SCORES = {"val/distance": "distance of drawn from held-out faces"}
 
@@ -45,6 +42,8 @@ def r3gan_faces(
         gamma: Weight of both gradient penalties.
         ema: Decay of the generator's averaged weights.
     """
+    from gan.games.r3gan import R3Gan
+
     data, widths = new_faces(flip=True, size=size, **settings)
     networks = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
     return Run(R3Gan(*networks, rate=rate, gamma=gamma, ema=ema), data, max_steps, SCORES)
@@ -69,6 +68,8 @@ def wgan_gp_faces(
         penalty: Weight of the gradient penalty.
         ema: Decay of the generator's averaged weights; published: null, for no average.
     """
+    from gan.games.wgan_gp import WganGp
+
     data, widths = new_faces(flip=True, **settings)
     networks = WganGenerator(latent, widths), WganCritic(widths)
     game = WganGp(*networks, rate=rate, critic_steps=critic_steps, penalty=penalty, ema=ema)
@@ -112,6 +113,8 @@ def stylegan_faces(
         ada_images: In so many images the probability can rise from 0 to 1; published: 500,000.
         batch_size: Pictures a step, of all ranks together.
     """
+    from gan.games.stylegan import StyleGan
+
     data, widths = new_faces(flip=True, batch_size=batch_size, **settings)
     game = StyleGan(
         StyleGenerator(latent, style, widths, mapping),
@@ -159,9 +162,14 @@ def dmd2_faces(
         sigma_max: The most noise.
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
+    from datasets import Faces
+    from datasets.augment import to_tensors
+    from gan.games.dmd2 import Dmd2
+
     _check_sigmas("dmd2-faces", sigma_min, sigma_max)
     # The teacher does not know mirrored faces.
     data, widths = new_faces(flip=False, faces=faces, **settings)
+    assert isinstance(data.train, Faces)
     pictures = torch.stack([to_tensors({"image": data.train.image(face)})["image"] for face in range(len(data.train))])
     fine_to_coarse = widths[::-1]
     game = Dmd2(
@@ -213,8 +221,12 @@ def dmd2_lora_faces(
         sigma_max: The most noise, from which the student draws.
         ema: Decay of the student's averaged weights; published: null, for no average.
     """
+    from datasets import Faces
+    from gan.games.dmd2 import Dmd2Lora
+
     _check_sigmas("dmd2-lora-faces", sigma_min, sigma_max)
     data, widths = new_faces(flip=True, faces=faces, **settings)
+    assert isinstance(data.train, Faces)
     fine_to_coarse = widths[::-1]
     game = Dmd2Lora(
         Denoiser(fine_to_coarse, embedding=4 * fine_to_coarse[0]),
@@ -240,7 +252,7 @@ def new_faces(
     held_out: PositiveInt = 256,
     width: PositiveInt = 16,
     **settings: Any,
-) -> tuple[GanData, list[int]]:
+) -> tuple["GanData", list[int]]:
     """Faces that are to be drawn from noise, all of one palette, and the channels of each size, from 4x4 up.
 
     It sets torch's seed: the networks are made next.

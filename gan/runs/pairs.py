@@ -1,29 +1,24 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from torch import Tensor
-from torch.utils.data import Dataset
-from torchvision import tv_tensors
-from torchvision.models import vgg19
 
-from datasets import ADE20K, CelebAMask, Cityscapes, CocoStuff, Facades, FolderPairs, GanData, Pairs
-from datasets.files.pairs import as_size
 from gan.files.errors import UserError
-from gan.games.sean import Sean
-from gan.games.spade import Spade
 from gan.runs.run import Run, Seed, Upsamplings, check_size
 from nets.discriminator import MultiScaleDiscriminator
-from nets.published import load_vgg19
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
-from nets.vgg import Vgg19
+
+if TYPE_CHECKING:
+    from datasets import Pairs
+    from datasets.files.made_up import Labelled
+    from gan.games.spade import Spade
 
 _PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 
@@ -34,6 +29,8 @@ def sean_celebamask(data: str = "data/CelebAMask-HQ", **settings: Any) -> Run:
     Args:
         data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
     """
+    from datasets import CelebAMask
+
     return Published(**settings).run(CelebAMask, data)
 
 
@@ -43,6 +40,8 @@ def sean_ade20k(data: str = "data/ADEChallengeData2016", **settings: Any) -> Run
     Args:
         data: The folder that holds images/ and annotations/.
     """
+    from datasets import ADE20K
+
     return Published(**settings).run(ADE20K, data)
 
 
@@ -54,6 +53,8 @@ def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edge
         size: Height that pictures and label maps are resized to; the width is twice that.
         edges: Show the networks where one car or person ends and the next one begins.
     """
+    from datasets import Cityscapes
+
     published = Published(size=size, crop=False, **settings)  # the published training does not crop here
     return published.run(Cityscapes, data, size=(size, 2 * size), edges=edges)
 
@@ -66,6 +67,8 @@ def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool
         size: Height and width that pictures and label maps are resized to.
         edges: Show the networks where one thing ends and the next one begins.
     """
+    from datasets import CocoStuff
+
     return Published(size=size, **settings).run(CocoStuff, data, edges=edges)
 
 
@@ -75,6 +78,8 @@ def sean_facades(data: str = "data/facades", **settings: Any) -> Run:
     Args:
         data: The folder that holds base/ and extended/.
     """
+    from datasets import Facades
+
     return Published(**settings).run(Facades, data)
 
 
@@ -95,6 +100,8 @@ def sean_folder(
         held_out: How many pictures, the last by name, to score on and to draw.
         flip: Mirror half of the pictures; not for labels that differ between left and right.
     """
+    from datasets import FolderPairs
+
     published = Published(size=size, flip=flip, held_out=held_out, **settings)
     return published.run(FolderPairs, data, num_labels=labels, held_out=held_out)
 
@@ -104,10 +111,13 @@ def spade_folder(**settings: Any) -> Run:
     return sean_folder(style=None, **settings)
 
 
-def open_splits(kind: type[Pairs], data: str, **how: Any) -> tuple[Dataset, Dataset]:
+def open_splits(kind: "type[Pairs]", data: str, **how: Any) -> "tuple[Labelled, Labelled]":
     """A data set's training and held-out split."""
+    from datasets.files.made_up import MadeUp
+
+    made: Callable[..., Pairs] = kind  # with a split, which each data set takes
     try:
-        return kind(data, split="train", **how), kind(data, split="val", **how)
+        return made(data, split="train", **how), made(data, split="val", **how)
     except UserError:
         if not _PLANNED.get():
             raise
@@ -123,25 +133,6 @@ def planned() -> Iterator[None]:
         yield
     finally:
         _PLANNED.reset(token)
-
-
-class MadeUp(Dataset):
-    """Samples of the right shape for a plan. Labels are in blocks, which is about what a label map costs on a CPU."""
-
-    flip_pairs = ()
-
-    def __init__(self, num_labels: int, size: int | tuple[int, int], edges: bool) -> None:
-        self.num_labels, self.size, self.edges = num_labels, as_size(size), edges
-
-    def __len__(self) -> int:
-        return 1_000_000
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        down, across = (torch.arange(length) * 8 // length for length in self.size)
-        label = (index + across + 8 * down[:, None]) % self.num_labels
-        image = tv_tensors.Image(torch.zeros(3, *self.size, dtype=torch.uint8))
-        edges = {"edges": tv_tensors.Mask(label % 2)} if self.edges else {}
-        return {"image": image, "label": tv_tensors.Mask(label), **edges}
 
 
 @dataclass
@@ -196,12 +187,14 @@ class Published:
     fake_once: bool = False
     recompute: bool = True
 
-    def run(self, kind: type[Pairs], data: str, **how: Any) -> Run:
+    def run(self, kind: "type[Pairs]", data: str, **how: Any) -> Run:
         """Make a run on a data set in the folder `data`. `how` are its other keywords, also a size that is not square.
 
         Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The
         published generator takes seconds to make.
         """
+        from datasets import GanData
+
         how = {"size": (self.size, self.size), **how}
         upsamplings = self.upsamplings or (6 if min(how["size"]) >= 512 else 5)
         check_size(how["size"], upsamplings)
@@ -223,7 +216,14 @@ class Published:
             return Run(game, pairs, steps, {"val/paint_error": "error of held-out pictures painted"})
         return Run(game, pairs, steps, {"val/transfer_error": "error of held-out pictures made anew"})
 
-    def _game(self, labels: int, edges: bool, upsamplings: int, steps: int) -> Spade:
+    def _game(self, labels: int, edges: bool, upsamplings: int, steps: int) -> "Spade":
+        from torchvision.models import vgg19
+
+        from gan.games.sean import Sean
+        from gan.games.spade import Spade
+        from nets.published import load_vgg19
+        from nets.vgg import Vgg19
+
         vgg = None
         if self.perceptual != "off" and _PLANNED.get():
             vgg = Vgg19(vgg19().state_dict(), self.perceptual_normalise)

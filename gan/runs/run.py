@@ -1,12 +1,16 @@
 """What a run is, and what all functions that make a run need."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from jsonargparse.typing import restricted_number_type
-from lightning import LightningDataModule
 
-from gan import GanModule
 from gan.files.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning import LightningDataModule
+
+    from gan import GanModule
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -20,8 +24,8 @@ class Run:
     `data` is None if the game has `train_dataloader()` itself.
     """
 
-    game: GanModule
-    data: LightningDataModule | None
+    game: "GanModule"
+    data: "LightningDataModule | None"
     max_steps: int
     scores: dict[str, str] = field(default_factory=dict)
 

@@ -5,10 +5,7 @@ from math import log2, prod
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from datasets.data import GanData
-from datasets.drawn.tones import Tones
 from gan.files.errors import UserError
-from gan.games.hifigan import HifiGan
 from gan.runs.run import HELD_OUT, Run, Seed
 from nets.hifigan import HifiGenerator, PeriodJudges, ScaleJudges
 from nets.mel import Mel
@@ -53,6 +50,9 @@ def hifigan_tones(
         matching: Weight of the feature-matching loss.
         closeness: Weight of the distance between mel spectrograms.
     """
+    from datasets import GanData, Tones
+    from gan.games.hifigan import HifiGan
+
     window = 2 ** round(log2(0.032 * hertz))  # samples of a frame of some 32 ms
     if segment % HOP or segment < window:
         fits = -(-max(segment, window) // HOP) * HOP

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from gan.files.errors import UserError
-from nets.discriminator import MultiScaleDiscriminator
+from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
 from nets.sean import SeanGenerator, StyleEncoder
 from nets.sean.ace import ACE
 from nets.sean.generator import Block
@@ -106,7 +106,7 @@ def load_discriminator(state_dict: State) -> MultiScaleDiscriminator:
 
 def export_discriminator(discriminator: MultiScaleDiscriminator) -> dict[str, Tensor]:
     """The discriminator with the published key names: what `load_discriminator` takes."""
-    inner = [stage[0] for scale in discriminator.scales for stage in scale.stages[1:-1]]
+    inner = [stage[0] for net in _nets(discriminator) for stage in net.stages[1:-1] if isinstance(stage, nn.Sequential)]
     if not all(is_parametrized(layer, "weight") for layer in inner):
         raise UserError("export_discriminator: the published one has spectral norm; train one with spectral=True")
     return _split(discriminator.state_dict(), discriminator_entries(discriminator))
@@ -202,7 +202,9 @@ def _blocks(generator: SeanGenerator) -> Iterator[tuple[str, str, Block]]:
     named = {"head": "head_0", "middle_0": "G_middle_0", "middle_1": "G_middle_1"}
     named |= {f"ups.{number}": f"up_{number}" for number in range(len(generator.ups))}
     for ours, theirs in named.items():
-        yield ours, theirs, generator.get_submodule(ours)
+        block = generator.get_submodule(ours)
+        assert isinstance(block, Block)
+        yield ours, theirs, block
 
 
 def _aces(generator: SeanGenerator) -> Iterator[tuple[str, str, ACE]]:
@@ -262,7 +264,7 @@ def unread_entries(generator: SeanGenerator) -> Iterator[tuple[Entry, Tensor]]:
         values = {
             "running_mean": torch.zeros_like(start),
             "running_var": torch.ones_like(start),
-            "num_batches_tracked": torch.zeros_like(ace.norm.num_batches_tracked),
+            "num_batches_tracked": torch.zeros((), dtype=torch.long, device=start.device),
         }
         for name, value in values.items():
             yield _same(f"{ours}.unread_{name}", f"{theirs}.Spade.param_free_norm.{name}"), value
@@ -271,8 +273,12 @@ def unread_entries(generator: SeanGenerator) -> Iterator[tuple[Entry, Tensor]]:
             yield _stacked(f"{ours}.unread_blend", *names), start.new_zeros(2)
 
 
+def _nets(discriminator: MultiScaleDiscriminator) -> list[PatchDiscriminator]:
+    return [net for net in discriminator.scales if isinstance(net, PatchDiscriminator)]
+
+
 def discriminator_entries(discriminator: MultiScaleDiscriminator) -> Iterator[Entry]:
-    for scale, net in enumerate(discriminator.scales):
+    for scale, net in enumerate(_nets(discriminator)):
         last = len(net.stages) - 1
         for number in range(last + 1):
             ours, theirs = f"scales.{scale}.stages.{number}", f"discriminator_{scale}.model{number}.0"

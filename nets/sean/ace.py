@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from gan import noise
 from nets.blocks import bias_of, conv, xavier_
 from nets.norm import SyncBatchNorm
-from nets.sean.neighbourhood import CELLS, SizedMasks
+from nets.sean.neighbourhood import CELLS, Neighbourhoods, SizedMasks
 from nets.sean.normconv import Settings, mask_conv, norm_conv
 
 
@@ -55,18 +55,18 @@ class ACE(nn.Module):
         scale, shift = self.affine(masks, codes)
         pixels = masks.neighbourhoods.pixels if masks.neighbourhoods is not None else None
         ways = {"keep": not self.recompute, "plain": bool(self.plain)}
-        settings = Settings(self.norm, self.norm.training, pixels, slope, then.padding[0], **ways)
+        settings = Settings(self.norm, self.norm.training, pixels, slope, int(then.padding[0]), **ways)
         return norm_conv(settings, x, grain, self.noise_scale, scale, shift, then.weight, bias_of(then))
 
     def affine(self, masks: SizedMasks, codes: Tensor | None) -> tuple[Tensor, Tensor]:
         """Scale and shift: maps [B,C,H,W], or tables [B,C,kinds] with a row for each kind of neighbourhood."""
-        stacked = self._tables(masks, codes) if masks.neighbourhoods is not None else self._maps(masks, codes)
+        near = masks.neighbourhoods
+        stacked = self._maps(masks, codes) if near is None else self._tables(near, codes)
         scale, shift = stacked.chunk(2, 1)
         return scale, shift
 
-    def _tables(self, masks: SizedMasks, codes: Tensor | None) -> Tensor:
+    def _tables(self, near: Neighbourhoods, codes: Tensor | None) -> Tensor:
         """See [Note: one row a neighbourhood]."""
-        near = masks.neighbourhoods
         first = self.mask_features
         hidden = F.relu(F.linear(near.onehot_3x3, first.weight.permute(0, 2, 3, 1).flatten(1), first.bias))
         table = near.mask_sums(self.mask_affine.products(hidden).flatten(0, 1))
@@ -80,7 +80,7 @@ class ACE(nn.Module):
 
     def _maps(self, masks: SizedMasks, codes: Tensor | None) -> Tensor:
         """See [Note: folding the style branch]."""
-        first = masks.planes, self.mask_features.weight, self.mask_features.bias
+        first = masks.planes, self.mask_features.weight, self.mask_features.get_parameter("bias")
         if self.style_affine is None:
             return mask_conv(*first, self.mask_affine.kernel(), self.mask_affine.bias)
         share = self._share()
@@ -91,8 +91,9 @@ class ACE(nn.Module):
         onehot = masks.planes[:, :labels].reshape(1, pictures * labels, *masks.planes.shape[2:])
         return mask.add_(F.conv2d(onehot, kernels, padding=1, groups=pictures).view_as(mask))
 
-    def _regions(self, codes: Tensor) -> Tensor:
+    def _regions(self, codes: Tensor | None) -> Tensor:
         """This layer's own codes [B,labels,S]: a linear layer for each label, and a ReLU."""
+        assert codes is not None, "a generator of styles is given codes"
         return F.relu(torch.baddbmm(self.region_bias, codes.transpose(0, 1), self.region_weight)).transpose(0, 1)
 
     def _share(self) -> Tensor:
@@ -100,6 +101,7 @@ class ACE(nn.Module):
         return torch.sigmoid(self.blend).repeat_interleave(len(self.mask_affine.bias) // 2)
 
     def _bias(self, share: Tensor) -> Tensor:
+        assert self.style_affine is not None
         return torch.lerp(self.mask_affine.bias, self.style_affine.bias, share)
 
 

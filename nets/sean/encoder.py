@@ -18,7 +18,7 @@ class StyleEncoder(nn.Module):
     def __init__(self, style: int = 512, width: int = 32, normalise: bool = True, gain: float = 0.02) -> None:
         super().__init__()
 
-        def layer(convolution: nn.Module) -> list[nn.Module]:
+        def layer(convolution: nn.Conv2d | nn.ConvTranspose2d) -> list[nn.Module]:
             norm = [nn.InstanceNorm2d(convolution.out_channels)] if normalise else []
             return [convolution, *norm, nn.LeakyReLU(SLOPE, inplace=True)]
 

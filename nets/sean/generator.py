@@ -35,7 +35,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, masks: Masks, codes: Tensor | None) -> Tensor:
         """shortcut(x) + conv_1(act(ACE_1(conv_0(act(ACE_0(x))))))."""
-        sized = masks.at(x.shape[-2:])
+        sized = masks.at((x.shape[-2], x.shape[-1]))
         shortcut = self.ace_s(x, sized, codes, then=self.conv_s) if self.learned_shortcut else x
         inner = self.ace_0(x, sized, codes, then=self.conv_0, slope=SLOPE)
         return shortcut + self.ace_1(inner, sized, codes, then=self.conv_1, slope=SLOPE)

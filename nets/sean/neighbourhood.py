@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gan.files.loading import not_compiled
 from nets.blocks import resize_nearest
 
 T = TypeVar("T")
@@ -34,11 +35,11 @@ def once(source: Tensor, name: Hashable, make: Callable[[], T]) -> T:
     if source.requires_grad or source.is_inference():  # torch does not note writes to an inference tensor
         return make()
     kept: dict[Hashable, tuple[int, Any]] = _made.setdefault(source, {})
-    version, found = kept.get(name, (None, None))
-    if version != source._version:
+    held = kept.get(name)
+    if held is None or held[0] != source._version:
         found = make()
-        kept[name] = source._version, found
-    return found
+        held = kept[name] = source._version, found
+    return held[1]
 
 
 CELLS = 9  # of a 3x3 neighbourhood
@@ -100,7 +101,7 @@ class Neighbourhoods:
     style_sums: RowSums
 
 
-@torch.compiler.disable  # how many there are depends on the data
+@not_compiled  # how many there are depends on the data
 def find_neighbourhoods(planes: Tensor, labels: int) -> Neighbourhoods | None:
     """The neighbourhoods of one-hot planes [B,labels,H,W], or with one plane more for edges.
 
@@ -213,7 +214,7 @@ class Masks:
         return self._sizes[size]
 
 
-@torch.compiler.disable  # as find_neighbourhoods
+@not_compiled  # as find_neighbourhoods
 def _with_neighbourhoods(planes: Tensor, labels: int, size: tuple[int, int]) -> "SizedMasks":
     def find() -> SizedMasks:
         sized = resize_nearest(planes.detach(), size)

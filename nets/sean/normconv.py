@@ -14,6 +14,7 @@ With `keep`, the normalised input and the convolution's input are kept too: more
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from gan import ranks
 from gan.files.errors import UserError
+from gan.files.loading import not_compiled
 from nets.norm import SyncBatchNorm, follow, global_moments, pooled_moments, wide_sum
 
 
@@ -45,7 +47,7 @@ def differentiable_gradients(
     """The wanted gradients of `plain()`, as operations that can be differentiated again."""
     with torch.enable_grad():
         out = plain()
-        asked = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
+        asked = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want and tensor is not None]
         found = iter(torch.autograd.grad(out, asked, gradient.to(out.dtype), create_graph=True))
     return [next(found) if want else None for want in wanted]
 
@@ -63,7 +65,7 @@ class Settings:
     plain: bool = False
 
 
-@torch.compiler.disable  # it is one operation already, with an all-reduce inside
+@not_compiled  # it is one operation already, with an all-reduce inside
 def norm_conv(
     settings: Settings,
     x: Tensor,
@@ -87,7 +89,7 @@ def norm_conv(
 
 
 def plain_norm_conv(
-    settings: Settings, tensors: Sequence[Tensor | None], constants: tuple[Tensor, Tensor] | None = None
+    settings: Settings, tensors: Sequence[Any], constants: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """The same, operation by operation: for the gradient of a gradient.
 
@@ -114,7 +116,7 @@ class _NormConv(torch.autograd.Function):
     """See [Note: what is kept for backward]."""
 
     @staticmethod
-    def forward(ctx, settings: Settings, *tensors: Tensor | None) -> Tensor:  # noqa: ANN001
+    def forward(ctx, settings: Settings, *tensors: Any) -> Tensor:  # noqa: ANN001
         x, grain, noise_scale, scale, shift, weight, bias = tensors
         dtype = compute_dtype(weight)
         y = _add_noise(x, grain, noise_scale)
@@ -152,9 +154,9 @@ class _NormConv(torch.autograd.Function):
 
         # Backward through the convolution and the activation.
         asked = (True, wanted[5], bias is not None and wanted[6])
-        gradient, dweight, dbias = convolution_backward(
-            gradient, inner, weight.to(dtype), bias, settings.padding, asked
-        )
+        found, dweight, dbias = convolution_backward(gradient, inner, weight.to(dtype), bias, settings.padding, asked)
+        assert found is not None
+        gradient = found
         if settings.slope != 1:
             torch.ops.aten.leaky_relu_backward.grad_input(gradient, inner, settings.slope, True, grad_input=gradient)
         gradient = gradient.to(y.dtype)
@@ -193,17 +195,17 @@ def _add_noise(x: Tensor, grain: Tensor, noise_scale: Tensor) -> Tensor:
 
 def _center(settings: Settings, y: Tensor) -> tuple[Tensor, Tensor, Tensor | int]:
     """Subtract the mean in place. Gives mean, variance and number of values, of all ranks together."""
-    count = y.numel() // y.shape[1]
+    count, norm = y.numel() // y.shape[1], settings.norm
+    assert norm.running_mean is not None and norm.running_var is not None
     if not settings.training:
-        mean = settings.norm.running_mean.to(y.dtype)
+        mean = norm.running_mean.to(y.dtype)
         y.sub_(_as_channels(mean))
-        return mean, settings.norm.running_var.to(y.dtype), count
+        return mean, norm.running_var.to(y.dtype), count
     local = _channel_sums(y) / count
     y.sub_(_as_channels(local))
     mean, variance, count = pooled_moments(local, _channel_dots(y, y) / count, count)
     if ranks.more_than_one():
         y.sub_(_as_channels(mean - local))
-    norm = settings.norm
     follow(norm.running_mean, norm.running_var, mean, variance, count, norm.count())
     return mean, variance, count
 
@@ -252,7 +254,7 @@ def _as_channels(channels: Tensor) -> Tensor:
     return channels.view(-1, 1, 1)
 
 
-def _in_kinds_of(tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _in_kinds_of(tensors: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Each gradient in the dtype of its tensor."""
     pairs = zip(tensors, gradients, strict=True)
     return [None if gradient is None else gradient.to(tensor.dtype) for tensor, gradient in pairs]

@@ -9,7 +9,7 @@ checkpoint keeps it: a resumed run goes on as it began. Torch's own keep several
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,7 +18,7 @@ from gan import ranks
 from nets.blocks import SLOPE
 from nets.norm import SyncBatchNorm
 from nets.sean.ace import ACE
-from nets.sean.generator import SeanGenerator
+from nets.sean.generator import Block, SeanGenerator
 from nets.sean.normconv import Settings, norm_conv
 
 TURNS = 5  # of which the fastest counts
@@ -26,7 +26,7 @@ TURNS = 5  # of which the fastest counts
 
 def choose_path(
     generator: SeanGenerator,
-    shape: tuple[int, int, int],
+    shape: Sequence[int],
     device: torch.device,
     forward: Callable[[], AbstractContextManager],
 ) -> str:
@@ -46,20 +46,23 @@ def choose_path(
     return f"SEAN's layers compute by {path}: {1000 * one:.3g} ms as one, {1000 * plain:.3g} ms by torch's own"
 
 
-def _seconds(generator: SeanGenerator, shape: tuple[int, int, int], device: torch.device, plain: bool) -> float:
+def _seconds(generator: SeanGenerator, shape: Sequence[int], device: torch.device, plain: bool) -> float:
     """Forward and backward of the largest layer, on values of its own: its weights may be elsewhere."""
     block, (rows, height, width) = generator.ups[-1], shape
-    channels, like = block.ace_0.norm.num_features, {"device": device, "dtype": block.ace_0.norm.running_mean.dtype}
+    assert isinstance(block, Block)
+    statistics = block.ace_0.norm.running_mean
+    assert statistics is not None
+    channels, like = len(statistics), {"device": device, "dtype": statistics.dtype}
     norm = SyncBatchNorm(channels, affine=False, **like)
     picture = (rows, channels, height, width)
     sizes = (picture, (rows, 1, height, width), (channels, 1, 1), picture, picture)
-    tensors = [torch.rand(size, **like) for size in (*sizes, (block.conv_0.out_channels, channels, 3, 3))]
-    learning = [tensor.requires_grad_() for number, tensor in enumerate(tensors) if number != 1]
+    x, grain, *others = (torch.rand(size, **like) for size in (*sizes, (block.conv_0.out_channels, channels, 3, 3)))
+    learning = [tensor.requires_grad_() for tensor in (x, *others)]
     settings, best = Settings(norm, True, None, SLOPE, 1, keep=True, plain=plain), float("inf")
     for _ in range(TURNS):
         began = now(device)
         with torch.enable_grad():
-            out = norm_conv(settings, *tensors, None)
+            out = norm_conv(settings, x, grain, *others, bias=None)
         torch.autograd.grad(out, learning, torch.ones_like(out))
         best = min(best, now(device) - began)
     return best

@@ -1,7 +1,9 @@
 """Where the option recompute and the policy fsdp divide a network into blocks."""
 
 import math
+from collections.abc import Sequence
 from itertools import groupby, pairwise
+from typing import TypeGuard
 
 from torch import nn
 
@@ -32,7 +34,7 @@ def find_blocks(player: Player) -> list[Block]:
     because its backward needs only its input anyway.
     """
     module = player.module
-    blocks = _of_network("", module) if player.blocks is None else _named(player)
+    blocks = _of_network("", module) if player.blocks is None else _named(player, player.blocks)
     if not blocks:
         raise UserError(
             f"player '{player.name}': recompute finds no block of several layers in its {type(module).__name__}; leave "
@@ -42,10 +44,10 @@ def find_blocks(player: Player) -> list[Block]:
     return blocks
 
 
-def _named(player: Player) -> list[Block]:
+def _named(player: Player, blocks: Sequence[str]) -> list[Block]:
     modules = dict(player.module.named_modules())
-    inside = {id(m): name for name in player.blocks for m in modules[name].modules() if m is not modules[name]}
-    for name in player.blocks:
+    inside = {id(m): name for name in blocks for m in modules[name].modules() if m is not modules[name]}
+    for name in blocks:
         if not _has_forward(modules[name]):
             raise UserError(
                 f"player '{player.name}': block '{name}' is a {type(modules[name]).__name__}, which has no forward; "
@@ -53,7 +55,7 @@ def _named(player: Player) -> list[Block]:
             )
         if id(modules[name]) in inside:
             raise UserError(f"player '{player.name}': block '{name}' is inside block '{inside[id(modules[name])]}'")
-    return [(name, modules[name]) for name in dict.fromkeys(player.blocks)]
+    return [(name, modules[name]) for name in dict.fromkeys(blocks)]
 
 
 def _of_network(name: str, module: nn.Module) -> list[Block]:
@@ -107,7 +109,7 @@ def _children(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"{name}.{n}".lstrip("."), child) for n, child in module.named_children() if n != "parametrizations"]
 
 
-def _is_sequential(module: nn.Module) -> bool:
+def _is_sequential(module: nn.Module) -> TypeGuard[nn.Sequential]:
     """Whether the module does what Sequential does, and nothing else."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 

@@ -200,7 +200,9 @@ class ForwardState:
             self._set(modes, requires_grad, buffers)
             torch.set_default_dtype(dtype)
 
-    def _set(self, modes: list[bool], requires_grad: list[bool], buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
+    def _set(
+        self, modes: list[bool], requires_grad: list[bool], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]
+    ) -> None:
         for module, mode in zip(self.modules, modes, strict=True):
             module.training = mode
         for weight, value in zip(self.weights, requires_grad, strict=True):

@@ -40,7 +40,6 @@ from gan.files.errors import UserError, printable
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import ERROR, FILE, FOLLOWS, REFUSED, Failure, cause, read
 from strategies.processes.rendezvous import Rendezvous
-from strategies.processes.stopping import SIGNALS, Signals
 
 NAME = "GAN_AGENT"  # an environment variable: who has started this rank
 JOIN = 900  # seconds in which the hosts must find each other, at the start and after a restart
@@ -120,6 +119,8 @@ def run(launch: Launch) -> None:
 
 
 def _run(launch: Launch, files: DefaultLogsSpecs, history: "History") -> None:
+    from strategies.processes.stopping import SIGNALS, Signals
+
     since, told, signals = time.monotonic(), False, Signals()
     meeting = launch.rendezvous
     if meeting.several:

@@ -37,7 +37,8 @@ from strategies.private import (
     same_command,
     set_threads,
 )
-from strategies.processes.launched import number, place_of
+from strategies.processes.cluster import place_of
+from strategies.processes.launched import number
 from strategies.processes.lost_ranks import Survivor
 from strategies.sharding.resharded_parameter import resharded
 

@@ -4,13 +4,6 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from typing import Any
-
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_warn
-
-from strategies import private
 
 
 def started_by_srun(variables: Mapping[str, str] = os.environ) -> bool:
@@ -65,28 +58,3 @@ def requeue() -> str | None:
     except OSError as error:
         return str(error)
     return done.stderr.strip() or None
-
-
-class Requeue(Callback):
-    """Does between two steps what Lightning does inside the signal's handler, in the midst of collectives.
-
-    The checkpoint is Lightning's hpc_ckpt_N.ckpt in the Trainer's default_root_dir. Lightning looks there when the job
-    starts again, and `fit` goes on from it. `SLURMEnvironment(auto_requeue=False)` turns it off, as in Lightning.
-    """
-
-    def __init__(self, number: int) -> None:
-        """`number` is the signal that warns."""
-        self.number = number
-        self.saved = False
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save if the run ends here. All ranks come to the same answer."""
-        ending = trainer.strategy.ending
-        if ending.look() and ending.signal == self.number:
-            trainer.save_checkpoint(private.path_for_requeue(trainer))
-            self.saved = True
-
-    def requeue(self) -> None:
-        """Only the first rank calls it, after all have left training."""
-        if self.saved and (reason := requeue()):
-            rank_zero_warn(f"the job is saved, but Slurm did not put it back into the queue: {reason}")

@@ -12,10 +12,10 @@ from torch import nn
 
 from gan import Player
 from gan.app.painting.reopen import _load
-from gan.export import networks
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.runs import Run
+from tests.support import opening
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, adam, fit, fooling, judging, of, played
 from tests.support.parity import BROKEN, EXACT, distance, often
 
@@ -129,7 +129,7 @@ def test_they_are_saved_travel_and_are_exported(ranks, by_hand, tmp_path):
     _load(Run(game, None, 1), saved, end)
     opened = {f"ema generator.{key}": value for key, value in game.generator.state_dict().items()}
     assert distance(opened, of(by_hand, opened)) < EXACT
-    written = networks(game, saved, "ema")[0].state
+    written = opening.exported(Normed(), end, "ema")[0].state
     assert distance({f"ema generator.{key}": value for key, value in written.items()}, opened) == 0
 
     copied = type("Normed", (Copied,), {})

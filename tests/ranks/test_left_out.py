@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from gan.app.painting.reopen import open_run
-from gan.export import networks
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.games.dmd2 import Dmd2
@@ -130,11 +130,10 @@ def test_a_game_is_loaded_with_the_weights_that_its_constructor_makes(tmp_path):
 def test_it_is_exported_as_the_constructor_makes_it(tmp_path):
     path = str(tmp_path / "some.ckpt")
     fit(Unsaved, "single", 1, steps=2, save=path)
-    game = Unsaved().double()
-    game.assemble()
-    student, _, teacher = networks(game, load(path), "raw")
-    assert torch.equal(teacher.state["scale"], game.base.scale)
-    assert not torch.equal(teacher.state["first.up_student"], game.base.first.up_student)
+    base = Unsaved().double().base
+    student, _, teacher = opening.exported(Unsaved(), Path(path), "raw")
+    assert torch.equal(teacher.state["scale"], base.scale)
+    assert not torch.equal(teacher.state["first.up_student"], base.first.up_student)
     assert torch.equal(student.state["1"], teacher.state["first.up_student"])
 
 

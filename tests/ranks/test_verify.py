@@ -1,14 +1,13 @@
 """What gan.verify finds in games that keep the law and in games that break it, each in one way."""
 
 import os
-from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
 
-from gan.app.verifying.comparing import LIMITS, Tolerance
-from gan.app.verifying.training import Request, train
-from gan.app.verifying.verification import OneDevice, Row, judged
+from gan.app.verifying.records import LIMITS, Tolerance
+from gan.app.verifying.verification import OneDevice, Row, judged, train
 from strategies.policies import POLICIES
 from tests.support.parity import Deaf, often
 
@@ -88,12 +87,12 @@ def typed(tmp_path_factory):
     return lambda law, *more: ["--run", f"{file}:duel", "--law", law, "--steps", "3", *more]
 
 
-def trained(request, control=None):
+def trained(*request, control=None, **more):
     """One training, after which the process is as before."""
     if control is not None:
         POLICIES[control.name] = control
     with mock.patch.dict(os.environ):
-        return train(request)
+        return train(*request, **more)
 
 
 @pytest.fixture
@@ -101,15 +100,13 @@ def found(ranks, typed, tmp_path):
     """The row for a game under a strategy on two ranks, without the check."""
 
     def row(law: str, strategy: str, control=None, precision: str = "64") -> Row:
-        request = Request(typed(law, "--check", "false"), "single", 1, precision=precision)
-        last, tolerance = tmp_path / "last.pt", Tolerance(*LIMITS[precision])
-        made = trained(replace(request, saved=last))
+        argv, last, tolerance = typed(law, "--check", "false"), tmp_path / "last.pt", Tolerance(*LIMITS[precision])
+        made = trained(argv, "single", 1, precision=precision, saved=last)
         if precision == "32":
-            shaken = trained(replace(request, one=last, shaken=True))
-            tolerance = Tolerance.measured(made.record, shaken.record, shaken.distances, precision)
-        one = OneDevice(made, last, tolerance)
-        request = replace(request, strategy=strategy, devices=2, one=last)
-        return judged(one, ranks(2).run(trained, request, control))
+            shaken = trained(argv, "single", 1, precision=precision, one=last, shaken=True)
+            tolerance = Tolerance.measured(made, shaken, precision)
+        work = partial(trained, argv, strategy, 2, precision=precision, one=last, control=control)
+        return judged(OneDevice(made, last, tolerance), ranks(2).run(work))
 
     return row
 
@@ -138,11 +135,11 @@ def test_in_float32_distances_are_in_units_of_rounding_and_the_control_still_dif
 
 def test_a_cast_to_float32_by_hand_is_seen(typed):
     for law in ("kept", "cast"):
-        assert trained(Request(typed(law), "single", 1, shaken=True)).record.cast == (law == "cast")
+        assert trained(typed(law), "single", 1, shaken=True).cast == (law == "cast")
 
 
 def test_averages_of_buffers_are_compared_too(typed):
-    moments = trained(Request(typed("kept"), "single", 1)).record.moments
+    moments = trained(typed("kept"), "single", 1).moments
     assert {"generator.0.weight", "generator.seen"} < {each.name for each in moments if each.kind == "average"}
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,6 @@ import torch.distributed as dist
 from lightning import Callback
 
 from gan.app.painting.reopen import open_run
-from gan.export import networks
 from gan.files.checkpoint import load
 from gan.files.errors import UserError
 from gan.files.tensors import Piece
@@ -264,8 +264,7 @@ def test_a_game_is_loaded_with_the_weights_of_its_file(half):
     for name, value in weights_of(OnMeta().teacher).items():
         assert torch.equal(game.teacher.state_dict()[name], value.float())
     assert torch.equal(game.generator[0].weight, saved["state_dict"]["generator.0.weight"].float())
-    game.assemble()
-    teacher = next(each for each in networks(game, load(path), "raw") if each.player == "teacher")
+    teacher = next(each for each in opening.exported(game, Path(path), "raw") if each.player == "teacher")
     assert torch.equal(teacher.state["0.weight"], game.teacher[0].weight)
 
 

@@ -25,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from gan import fit as fit_command
 from gan import noise
 from gan.app.run.folder import RunFolder
+from gan.app.training import train as training
 from gan.app.training.keep import Keep
 from gan.files import errors
 from gan.files.errors import UserError
@@ -212,7 +213,7 @@ def _rank(
     _after(Keep, "on_train_start", lambda *_: tells.send_bytes(TRAINS))
     _after(Keep, "on_train_batch_end", lambda *_: tells.send_bytes(STEP))
     _before(PhaseStrategy, "save_checkpoint", lambda *_: tells.send_bytes(SAVES))
-    fit_command.finish = _finish
+    training.finish = _finish
     for deed in deeds:
         DEEDS[deed]()
     sys.exit(fit_command.main(command))

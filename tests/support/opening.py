@@ -9,6 +9,10 @@ import yaml
 from datasets import Faces
 from gan import GanModule
 from gan import fit as fit
+from gan.app.painting.reopen import _load
+from gan.export import Exported, networks
+from gan.files.checkpoint import load
+from gan.runs import Run
 from tests.support import narrow_vgg
 
 WIDTHS = dict(size=32, width=4, hidden=8, style=8)
@@ -48,6 +52,11 @@ def folder_run(root: Path) -> Path:
     run = train(root / "runs", "sean-folder", data=data, perceptual=vgg, held_out=2, **SMALL)
     vgg.unlink()
     return run
+
+
+def exported(game: GanModule, checkpoint: Path, weights: str) -> list[Exported]:
+    """The networks of a game as gan.export writes them from a checkpoint."""
+    return networks(game, _load(Run(game, None, 1), load(checkpoint), checkpoint, weights))
 
 
 @torch.no_grad()

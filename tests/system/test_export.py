@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from gan import GanModule, Player
+from gan import GanModule, Phase, Player
 from gan import export as command
 from gan.app.painting.reopen import open_run
 from gan.export import export, main, networks, parse
@@ -170,25 +170,25 @@ class Odd(GanModule):
         yield Player("painter", self.body["net"], torch.optim.SGD, ema=0.9)
 
     def configure_phases(self):
-        return []
+        yield Phase("painting", lambda batch: batch.sum(), learners="painter")
 
 
-def odd():
+def odd(path):
+    """A checkpoint of such a game, and what is in it."""
     game = Odd().double()
-    game.players = {player.name: player for player in game.configure_players()}
     for parameter in game.parameters():
         parameter.data.add_(torch.rand_like(parameter) * 1e-12)  # what float32 cannot hold
     average = {name: parameter.detach() + 1 for name, parameter in game.body["net"].named_parameters()}
     saved = {"state_dict": game.state_dict(), "players": {"painter": {"ema": average}}}
-    return game, saved, average
+    write_checkpoint(path, {**saved, "game": "Odd", "global_step": 1})
+    return game, average
 
 
 def test_odd_networks_are_exported_bit_for_bit(tmp_path):
-    game, saved, average = odd()
-    other = Odd()  # float32: its format does not matter
-    other.players = {player.name: player for player in other.configure_players()}
+    path = tmp_path / "odd.ckpt"
+    game, average = odd(path)
     for weights in ("ema", "raw"):
-        (found,) = networks(other, saved, weights)
+        (found,) = opening.exported(Odd(), path, weights)  # a game in float32: its format does not matter
         assert found.weights == weights and found.state.keys() == game.body["net"].state_dict().keys()
         expected = Odd().double().body["net"]
         expected.load_state_dict(game.body["net"].state_dict())
@@ -202,22 +202,21 @@ def test_odd_networks_are_exported_bit_for_bit(tmp_path):
 
 
 def test_each_player_has_a_file_of_its_own_that_every_system_takes():
-    game, saved, _ = odd()
+    game = Odd()
     game.players = {name: Player(name, game.body["net"]) for name in ("G", "g", "a/b", "aux")}
-    saved["players"] = {name: {"ema": None} for name in game.players}
-    assert [each.file for each in networks(game, saved, "ema")] == ["G", "g_", "a_b", "_aux"]
+    assert [each.file for each in networks(game, ())] == ["G", "g_", "a_b", "_aux"]
 
 
 def test_what_is_no_tensor_is_refused():
-    game, saved, _ = odd()
-
     class Noting(nn.BatchNorm1d):
         def get_extra_state(self):
             return {"a": 1}
 
+    game = Odd()
     game.body["net"][1].__class__ = Noting
+    game.assemble()
     with pytest.raises(UserError, match=r"player 'painter': '1._extra_state' of its state dict is no tensor but dict"):
-        networks(game, saved, "raw")
+        networks(game, ())
 
 
 def test_the_readme_says_how_to_load_them_and_that_is_so(sean):
@@ -331,21 +330,6 @@ def test_options_that_are_none_are_refused(capsys):
             parse(argv)
     assert "publish" in capsys.readouterr().err
     assert parse(["--weights", "raw"]).weights == "raw" and parse([]).which == "auto"
-
-
-def test_a_checkpoint_that_training_replaces_meanwhile_is_followed(sean, monkeypatch):
-    calls, real = [], command.open_run
-
-    def replacing(which, out, **overrides):
-        opened = real(which, out, **overrides)
-        if not calls:
-            opened.checkpoint.rename(opened.checkpoint.with_name("step-000003.ckpt"))
-        calls.append(opened.checkpoint.name)
-        return opened
-
-    monkeypatch.setattr(command, "open_run", replacing)
-    assert len(export(str(sean))) == 4
-    assert calls == ["step-000002.ckpt", "step-000003.ckpt"]
 
 
 def test_code_in_a_checkpoint_is_never_run(sean, tmp_path):

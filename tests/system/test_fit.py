@@ -303,7 +303,7 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
         (["--accelerator", "gpu"], "there is no GPU here; type --accelerator cpu"),
         (["--precision", "16-mixed"], "16-mixed needs a GPU; type --precision bf16-mixed"),
         (["--batch-size", "100"], "--batch-size"),
-        (["--resume", "nowhere"], "nothing to resume at 'nowhere'"),
+        (["--resume", "nowhere"], "there is no 'nowhere'; give a run's folder"),
         (["--config", "nowhere.yaml"], "cannot read settings from 'nowhere.yaml'"),
         (["--out", "file/inside"], "cannot write to 'file/inside'"),
         (["--logger", "wandb"], "--logger wandb needs its package: pip install wandb"),

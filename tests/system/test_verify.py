@@ -8,9 +8,7 @@ import pytest
 
 from gan import fit as fit
 from gan import verify as command
-from gan.app.verifying.comparing import LIMITS, Tolerance
-from gan.app.verifying.recording import Record
-from gan.app.verifying.training import Trained
+from gan.app.verifying.records import LIMITS, Record, Tolerance
 from gan.app.verifying.verification import OneDevice, Row
 from tests.support.saved import damage
 
@@ -172,7 +170,7 @@ WRONG = Row("refused: 2 ranks would not train as one device does", refused=True,
     ],
 )
 def test_the_exit_status_is_for_a_persons_own_ci(rows, allow_refused, status, capsys):
-    one = OneDevice(Trained(Record(), {}, 1.0), None, Tolerance(*LIMITS["64"], ends={"a": 1e-9, "b": 0.0}))
+    one = OneDevice(Record(), None, Tolerance(*LIMITS["64"], ends={"a": 1e-9, "b": 0.0}))
     assert command._conclude(rows, {"64": one}, allow_refused) == status
     said = capsys.readouterr().out
     assert "  1e-10 in float64; 1 of 2 tensors may be off by more, as rounding moves them by up to 1e-09" in said

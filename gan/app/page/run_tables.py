@@ -19,9 +19,8 @@ from torchvision import tv_tensors
 from datasets.augment import Prepared, to_tensors
 from gan.app.page.table import Cell, Charts, Row, Table, sample_cell, spread
 from gan.app.painting import grids
-from gan.app.painting.held_out import first_samples, has_numbers, samples, shown
 from gan.app.painting.painter import Painter, has_styles
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import SavedRun, first_samples, has_numbers, samples, shown
 from gan.app.run import settings_file
 from gan.app.training import metrics
 from gan.app.training.callbacks import SHOWN
@@ -67,13 +66,9 @@ def first_sentence(opened: SavedRun) -> str:
 
 def scores(opened: SavedRun) -> list[str]:
     """A line for each score of the run on held-out samples: the first value and the last one."""
-    rows = [row for _, row in sorted(metrics.read(opened.folder.metrics).items())]
-    lines = []
-    for name, what in opened.run.scores.items():
-        values = [row[name] for row in rows if name in row]
-        if values:
-            lines.append(f"{what}: {values[0]:.3g} at first, {values[-1]:.3g} now")
-    return lines
+    rows = metrics.read(opened.folder.metrics)
+    found = {what: metrics.first_and_last(rows, name) for name, what in opened.run.scores.items()}
+    return [f"{what}: {both[0]:.3g} at first, {both[1]:.3g} now" for what, both in found.items() if both]
 
 
 def curves(opened: SavedRun) -> Charts:

@@ -1,6 +1,6 @@
 """The actions of `python -m gan.sample`: a function each, which draws a grid or writes a file and gives its path.
 
-The help of the command shows each docstring.
+gan/sample.py says what each does.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from gan.app.outputs import say
-from gan.app.painting import grids, sounds
-from gan.app.painting.held_out import NOTHING_HELD_OUT, first_samples, samples, shown
+from gan.app.painting import grids
 from gan.app.painting.painter import Painter, Picture
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, first_samples, samples, shown
 from gan.app.painting.styles import Styles, regions
 from gan.files.disk import name_for
 from gan.files.errors import UserError
@@ -41,14 +40,14 @@ def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path
     path = output_path(opened, settings, sheet.name, ".png")
     rows = max(map(len, sheet.columns.values()))
     save_png(grids.grid(sheet.columns, rows, sheet.titles), path)
-    paths = [path, *sounds.save_columns(sheet.columns, path)]
+    paths = [path, *grids.save_sounds(sheet.columns, path)]
     if not settings.singles:
         return paths
     for name, sample in sheet.singles.items():
         single = path.with_suffix("") / f"{name_for(name)}.png"
         save_png(grids.picture(sample), single)
         if isinstance(sample, Sound):
-            sounds.save(sample, single.with_suffix(".wav"))
+            grids.save_sound(sample, single.with_suffix(".wav"))
     return [*paths, path.with_suffix("")]
 
 
@@ -155,7 +154,6 @@ def _same(one: Picture, other: Picture) -> bool:
 
 
 def show(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Draw the grid that training draws, and write its sounds; for any game."""
     if not hasattr(opened.run.game, "show"):
         raise UserError(f"run {opened.name} shows nothing: its game needs show(batch)")
     found, held = samples(opened.run, settings.count)
@@ -170,7 +168,6 @@ def show(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Paint pictures again from their own label maps and styles."""
     painter = Painter(opened, settings.seed)
     which = settings.picture or [str(number) for number in range(min(settings.count, len(painter.val)))]
     chosen = [painter.picture(each) for each in which]
@@ -182,7 +179,6 @@ def reconstruct(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def transfer(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Paint some pictures in the styles of others, or in those of some regions only."""
     painter = Painter(opened, settings.seed)
     few = [str(number) for number in range(min(5, len(painter.val)))]
     to = [painter.picture(each) for each in settings.to or few]
@@ -233,7 +229,6 @@ def _region_by_region(
 
 
 def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Go from the styles of one picture to those of another in equal steps."""
     painter = Painter(opened, settings.seed)
     between = settings.between or ["0", str(min(1, len(painter.val) - 1))]
     if len(between) != 2:
@@ -269,7 +264,6 @@ def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def repaint(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Paint a picture again after its label map was edited."""
     painter = Painter(opened, settings.seed)
     if settings.label is None:
         raise UserError(
@@ -290,7 +284,6 @@ def repaint(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Take the mean of each region's styles over training pictures, and paint held-out label maps in it."""
     painter = Painter(opened, settings.seed)
     mean = painter.mean(settings.mean_of)
     without = [name for name, has in zip(painter.label_names, mean.present, strict=True) if not has]
@@ -304,7 +297,6 @@ def mean_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Write the styles of a picture to a file, to be used wherever styles are asked for."""
     painter = Painter(opened)
     styles = painter.styles(painter.picture(settings.picture))
     path = output_path(opened, settings, file_name("styles", [settings.picture]), ".pt")
@@ -315,7 +307,6 @@ def save_styles(opened: SavedRun, settings: Namespace) -> list[Path]:
 
 
 def save_labels(opened: SavedRun, settings: Namespace) -> list[Path]:
-    """Write the label map of a picture as a palette PNG to paint on, and what its colours mean."""
     painter = Painter(opened)
     if len(painter.label_names) > 256:
         raise UserError(f"a palette PNG has 256 colours and this run knows {len(painter.label_names)} labels")

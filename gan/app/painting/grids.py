@@ -1,7 +1,11 @@
-"""Pictures of samples: single ones, label maps in colours, sounds, and grids with titled columns and a row a sample."""
+"""Pictures of samples: single ones, label maps in colours, and grids with titled columns and a row a sample.
+
+Sounds are drawn as spectrograms, and have WAV files beside their pictures.
+"""
 
 import colorsys
 from collections.abc import Mapping, Sequence
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +13,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from gan.app.painting.sounds import spectrogram
-from gan.files.disk import whole_file
+from gan.files.disk import name_for, whole_file
 from gan.sound import Sound
+from nets.mel import Mel
 from strategies.micro_batches import tensors
 
 MARGIN, TITLE, CELL = 6, 22, 128
 WIDE = 2  # pictures more than so many times as wide as high stand below each other
+BANDS, ZOOM = 40, 2  # a spectrogram's bands of pitches, and pixels for each
+FRAME = 0.032  # seconds that a column of its pixels looks at
+QUIET, LOUD = -9.0, 0.5  # the logs that are dark and bright
 EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
@@ -93,6 +100,17 @@ def picture(sample: Tensor | Sound) -> Image.Image:
     return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
+def spectrogram(sound: Sound) -> Image.Image:
+    """The mel spectrogram of one sound: time goes to the right, pitch goes up, and loud is bright."""
+    from matplotlib import colormaps
+
+    window = 2 ** round(log2(FRAME * sound.rate))
+    wave = sound.samples.detach().cpu().float()
+    (loudness,) = Mel(sound.rate, BANDS, window, window // 4)(wave.unsqueeze(0))
+    shares = ((loudness - QUIET) / (LOUD - QUIET)).flip(0).repeat_interleave(ZOOM, 0)
+    return Image.fromarray(colormaps["inferno"](shares.numpy(), bytes=True)).convert("RGB")
+
+
 def made(columns: Mapping[str, Tensor | Sound], batch: Any) -> dict[str, Tensor | Sound]:
     """Those columns that are not simply what the batch has."""
     given = {value.data_ptr() for value in tensors(batch)}
@@ -162,3 +180,18 @@ def save(image: Image.Image, path: Path) -> None:
     """Write a picture as PNG. Someone may be looking at the folder, so no half picture is ever there."""
     with whole_file(path) as part:
         image.save(part, format="PNG")
+
+
+def save_sound(sound: Sound, path: Path) -> None:
+    """Write a WAV file. Someone may be listening, so no half file is ever there."""
+    with whole_file(path) as part:
+        part.write_bytes(sound.wav())
+
+
+def save_sounds(columns: Mapping[str, Any], picture: Path) -> list[Path]:
+    """Write each column of a grid that is a sound, beside the grid's picture; returns the files."""
+    heard = {title: column for title, column in columns.items() if isinstance(column, Sound)}
+    paths = [picture.with_name(f"{picture.stem}-{name_for(title)}.wav") for title in heard]
+    for path, column in zip(paths, heard.values(), strict=True):
+        save_sound(column, path)
+    return paths

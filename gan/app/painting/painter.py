@@ -1,7 +1,8 @@
 """Use a trained SEAN: read styles from pictures, and paint label maps in them."""
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,18 +10,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from datasets.augment import to_tensors
+from datasets.augment import Prepared, to_tensors
 from datasets.files import pairs
 from gan import noise
 from gan.app.painting import grids
 from gan.app.painting.reopen import SavedRun
 from gan.app.painting.styles import Styles
-from gan.files.disk import regular
 from gan.files.errors import UserError
 
 # Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
@@ -31,8 +29,7 @@ Size = tuple[int, int]
 
 def read_picture(path: Path, size: Size) -> Tensor:
     """A picture [3, H, W] in -1 to 1, resized."""
-    image = functional.resize(pairs.read_picture(_there(path)), list(size), InterpolationMode.BICUBIC, antialias=True)
-    return image.float() / 127.5 - 1
+    return pairs.resize_picture(pairs.read_picture(_there(path)), size).float() / 127.5 - 1
 
 
 def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) -> Tensor:
@@ -44,16 +41,8 @@ def read_labels(path: Path, size: Size, labels: int, void: Mapping[int, int]) ->
     """
     numbers = _coloured(path, labels)
     if numbers is None:
-        numbers = pairs.read_map(path).astype(np.int32)
-        for value, label in void.items():
-            numbers[numbers == value] = label
-        for value in (numbers.min(), numbers.max()):
-            if not 0 <= value < labels:
-                raise UserError(
-                    f"{path} has the label {value}; with {labels} labels the allowed range is 0..{labels - 1}"
-                )
-    small = Image.fromarray(numbers).resize(size[::-1], Image.Resampling.NEAREST)
-    return torch.from_numpy(np.array(small)).long()
+        numbers = pairs.labels_in(path, pairs.read_map(path), labels, void)
+    return torch.from_numpy(pairs.resize_map(numbers, size)).long()
 
 
 def read_pair(picture: Path, label: Path, size: Size, labels: int, void: Mapping[int, int]) -> tuple[Tensor, Tensor]:
@@ -93,12 +82,8 @@ def _open(path: Path) -> Image.Image:
 
 
 def _there(path: Path) -> Path:
-    try:
-        regular(path)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file '{path}'") from error
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
+    if not os.path.exists(path):
+        raise UserError(f"there is no file '{path}'")
     return path
 
 
@@ -198,9 +183,9 @@ class Painter:
         count, checkpoint, path = min(among, len(self.train)), self.opened.checkpoint, self.mean_path(among)
         if path.is_file() and _written(path) >= _written(checkpoint):
             return Styles.load(path)
-        numbers = torch.linspace(0, len(self.train) - 1, count).round().int().tolist()
+        numbers = [(0, number) for number in torch.linspace(0, len(self.train) - 1, count).round().int().tolist()]
         workers = self.opened.settings.get("workers", 0)
-        items = DataLoader(Subset(_PicturesAndLabels(self.train), numbers), batch_size=8, num_workers=workers)
+        items = DataLoader(Prepared(self.train), batch_size=8, sampler=numbers, num_workers=workers)
         total, seen = torch.zeros(1), torch.zeros(1)
         with tqdm(total=count, desc="mean styles", unit="picture", leave=False) as bar:
             for batch in items:
@@ -243,14 +228,3 @@ def _written(path: Path) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
-
-
-class _PicturesAndLabels:
-    """A data set without its other entries, as tensors."""
-
-    def __init__(self, dataset: Sequence[dict[str, Tensor]]) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        item = to_tensors(self.dataset[index])
-        return {name: item[name] for name in ("image", "label")}

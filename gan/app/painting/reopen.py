@@ -1,13 +1,21 @@
-"""Open a run again from its folder: its networks as they were saved, and its data."""
+"""Open a run again from its folder: its networks as they were saved, and its held-out samples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse import Namespace
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from datasets import GanData
+from datasets.loaders import alone
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead
@@ -17,14 +25,18 @@ from gan.files.errors import Damaged, UserError, reason
 from gan.files.finite import NotFinite, as_made, named, of_players
 from gan.making import reopened
 from gan.runs import Run, build, full_name
+from gan.sound import Sound
+from strategies import random_state
 from strategies.accelerator import best, counted
+from strategies.hooks import overrides
+from strategies.micro_batches import first_rows, join_batches, rows
 
 
 @dataclass(frozen=True)
 class SavedRun:
     """A run with the weights of one of its checkpoints, which was saved after `step`.
 
-    `name` is the run's, as its settings have it.
+    `name` is the run's, as its settings have it. `averaged` are the players whose weights are averages.
     """
 
     name: str
@@ -33,6 +45,7 @@ class SavedRun:
     step: int
     settings: dict[str, Any]
     run: Run
+    averaged: frozenset[str]
 
 
 def open_run(
@@ -41,13 +54,15 @@ def open_run(
     device: str = "cpu",
     data: str | Path | None = None,
     name: str | None = None,
+    exactly: Literal["ema", "raw"] | None = None,
     **overrides: Any,
 ) -> SavedRun:
     """Build a run from its settings and load a checkpoint's weights, averaged ones where a player has them.
 
     `which` is a run's folder, a checkpoint inside one, or `auto`: the newest run below `out` that has a checkpoint.
     `data` is the folder of the run's pictures, if they have moved. `name` is a run's name, as for `--run`: `auto` is
-    then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. The
+    then the newest run of that name, and an own run may have moved. `overrides` are other settings to change. With
+    `exactly` the weights keep the number format of the checkpoint, and with "raw" no player gets an average. The
     networks are in evaluation mode and require no gradients. The run may still be training.
     """
     place, gone = _device(device), None
@@ -55,16 +70,22 @@ def open_run(
         overrides["data"] = data
     while True:
         try:
-            where, checkpoint = _find(which, out, name and full_name(name))
+            found = folder.find(which, out, name and full_name(name))
         except FileNotFoundError:
             continue  # training has just removed a checkpoint: there is a newer one
         except OSError as error:
             raise UserError(f"cannot look for the run '{which}': {reason(error)}") from error
+        if found is None:
+            what = f"run of {full_name(name)}" if name else "run"
+            raise UserError(
+                f"no {what} with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
+            )
+        where, checkpoint = found
         settings = options.load(where.settings, name, **overrides)
         run = _build(settings, where)
         try:
             saved = load(checkpoint)
-            _load(run, saved, checkpoint)
+            averaged = _load(run, saved, checkpoint, exactly)
         except UserError as error:
             if isinstance(error, NotFinite):
                 earlier = where.before(checkpoint)
@@ -77,7 +98,7 @@ def open_run(
             gone = checkpoint  # training has just replaced it with a newer one
             continue
         run.game.eval().requires_grad_(False).to(place)
-        return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run)
+        return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run, averaged)
 
 
 def _device(device: str) -> torch.device:
@@ -95,29 +116,6 @@ def _device(device: str) -> torch.device:
     return place
 
 
-def _find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path]:
-    if which == "auto":
-        found = folder.find("auto", out, name)
-        if found is None:
-            of = "" if name is None else f" of {name}"
-            raise UserError(
-                f"no run{of} with a checkpoint in '{out}'; train one with python -m gan.fit, or name a run's folder"
-            )
-        return found
-    path = Path(which)
-    if not path.exists():
-        raise UserError(
-            f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
-        )
-    where = folder.holding(path)
-    if not where.settings.is_file():
-        raise UserError(f"'{which}' is not of a run: {where.settings} is missing; give a run's folder, or auto")
-    checkpoint = path if folder.is_checkpoint(path) else where.newest_checkpoint()
-    if checkpoint is None:
-        raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
-    return where, checkpoint
-
-
 def _build(settings: Namespace, where: RunFolder) -> Run:
     chosen = options.run_settings(settings)
     if "perceptual" in chosen:
@@ -132,8 +130,8 @@ def _build(settings: Namespace, where: RunFolder) -> Run:
         ) from error
 
 
-def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
-    """Load weights and averages, after a check that they are of this game."""
+def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path, exactly: str | None = None) -> frozenset[str]:
+    """Load weights and averages, after a check that they are of this game. Returns whose weights are averages."""
     game = run.game
     game.assemble()
     meant = {name: as_made(player.module) for name, player in game.players.items()}
@@ -147,9 +145,11 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
         )
     with failing(checkpoint):
         state, _ = need(saved, "state_dict", dict), need(saved, "global_step", int)
-        averages = {name: averages_of(saved, name) or {} for name in players}
+        averages = {name: (exactly != "raw" and averages_of(saved, name)) or {} for name in players}
     left_out = saved.get("left_out", {})
     in_files = reopened(game, game.players.values(), saved)
+    if exactly:
+        _take_format(game.state_dict(keep_vars=True), state)
     try:
         load_module_state(game, state, left_out=in_files.union(left_out))
     except RuntimeError as error:
@@ -163,6 +163,101 @@ def _load(run: Run, saved: Mapping[str, Any], checkpoint: Path) -> None:
         tensors |= dict(player.module.named_parameters(remove_duplicate=False))
         if unknown := averages[name].keys() - tensors.keys():
             raise UserError(f"{checkpoint} has an average of '{min(unknown)}', which player '{name}' does not have")
+        if exactly:
+            _take_format(tensors, averages[name])
         read({there: Share.whole(tensors[tensor]) for tensor, there in averages[name].items()})
     if bad := bad or of_players(networks, meant):
         raise NotFinite(f"{checkpoint} cannot be used: {named(bad)}")
+    return frozenset(name for name, average in averages.items() if average)
+
+
+def _take_format(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Let these tensors have numbers of the format of those that are saved under their names."""
+    for name, tensor in own.items():
+        dtype = getattr(saved.get(name), "dtype", None)
+        if isinstance(tensor, Tensor) and dtype is not None and not is_lazy(tensor):
+            tensor.data = tensor.data.to(dtype)
+
+
+# ---- the held-out samples, wherever the loaders of a run are: of GanData or its own ----
+
+
+NOTHING_HELD_OUT = "nothing is held out: these are samples that it trains on"
+MOST = 1000  # samples that are read of those that a run trains on; their loader may have no end
+
+
+@dataclass
+class FirstRank:
+    """What data may ask a trainer."""
+
+    world_size: int
+    global_rank: int = 0
+    overfit_batches: float = 0
+    global_step: int = 0
+
+
+def has_numbers(data: LightningDataModule | None) -> bool:
+    """Whether held-out samples, and those to train on, are known by their numbers."""
+    return isinstance(data, GanData) and data.val is not None
+
+
+@contextmanager
+def ready(run: Run, ranks: int = 1) -> Iterator[LightningDataModule | LightningModule]:
+    """Inside the `with`, what has the run's loaders, ready to make those of the first rank of so many."""
+    first = FirstRank(ranks)
+    if run.data is not None:
+        run.data.trainer = first
+        run.data.prepare_data()
+        run.data.setup("fit")
+        yield run.data
+        return
+    before, run.game._trainer = run.game._trainer, first
+    try:
+        yield run.game
+    finally:
+        run.game._trainer = before
+
+
+def batches_of(source: LightningDataModule | LightningModule, kind: str = "val") -> Iterator[Any]:
+    """The batches of a loader, "val" or "train"; none where there is no such loader."""
+    base = LightningDataModule if isinstance(source, LightningDataModule) else LightningModule
+    loader = getattr(source, f"{kind}_dataloader")() if overrides(source, f"{kind}_dataloader", base) else []
+    return (batch for batch, *_ in CombinedLoader(loader, "min_size" if kind == "train" else "sequential"))
+
+
+def samples(run: Run, most: int | None = None) -> tuple[Iterator[Any], bool]:
+    """Batches of the first held-out samples, as one device reads them, and whether they are held out.
+
+    If nothing is held out, they are of samples that the run trains on, and at most MOST of them.
+    """
+    with alone(), ready(run) as source:
+        first = list(islice(found := batches_of(source), 1))
+        if first:
+            return _cut(chain(first, found), most), True
+        return _cut(batches_of(source, "train"), min(most or MOST, MOST)), False
+
+
+def first_samples(batches: Iterator[Any], count: int) -> Any | None:
+    """The first samples as one batch; None if there are none."""
+    found = list(_cut(batches, count))
+    return join_batches(found) if found else None
+
+
+@torch.no_grad()
+def shown(game: Any, batch: Any, seed: int = 0) -> dict[str, Tensor | Sound]:
+    """The columns that a game shows of a batch, with the noise of a seed; none if it has no `show(batch)`."""
+    with random_state.untouched():
+        random_state.reseed(seed)
+        return game.show(batch) if hasattr(game, "show") else {}
+
+
+def _cut(batches: Iterator[Any], most: int | None) -> Iterator[Any]:
+    """The batches of the first samples."""
+    left = most
+    for batch in batches:
+        if left is not None and rows(batch) > left:
+            batch = first_rows(batch, left)
+        left = left and left - rows(batch)
+        yield batch
+        if left == 0:
+            return

@@ -45,21 +45,15 @@ class Styles:
         """Raise an error where a run has other regions or codes of another length."""
         labels, ours = self.codes.shape
         if labels != len(label_names):
-            raise UserError(
-                f"'{where}' has styles of {labels} regions and this run knows {len(label_names)}; save styles from "
-                f"this run"
-            )
-        if ours != length:
-            raise UserError(
-                f"'{where}' has style codes of length {ours} and this run has them of length {length}; save styles "
-                f"from this run"
-            )
-        if self.label_names != tuple(label_names):
+            why = f"has styles of {labels} regions and this run knows {len(label_names)}"
+        elif ours != length:
+            why = f"has style codes of length {ours} and this run has them of length {length}"
+        elif self.label_names != tuple(label_names):
             k = next(k for k, pair in enumerate(zip(self.label_names, label_names, strict=True)) if len(set(pair)) > 1)
-            raise UserError(
-                f"'{where}' calls region {k} '{self.label_names[k]}' and this run '{label_names[k]}'; save styles "
-                f"from this run"
-            )
+            why = f"calls region {k} '{self.label_names[k]}' and this run '{label_names[k]}'"
+        else:
+            return
+        raise UserError(f"'{where}' {why}; save styles from this run")
 
     def save(self, path: Path) -> None:
         """Write a file of tensors, strings and lists only, so that it can be loaded without running code."""

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from gan.app.painting.held_out import batches_of, ready
+from datasets.files.made_up import MadeUp
+from gan.app.painting.reopen import batches_of, ready
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
-from gan.runs.pairs import MadeUp, planned
+from gan.runs.pairs import planned
 from strategies import auto
 from strategies.cost.tracing import traces
 from strategies.micro_batches import rows

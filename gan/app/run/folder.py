@@ -109,34 +109,41 @@ def create(out: Path, name: str) -> RunFolder:
         raise UserError(f"cannot write to '{out}': {error.strerror}; choose a folder with --out") from error
 
 
-def find(resume: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
-    """The run and the checkpoint to resume. `resume` is a run's folder, a checkpoint inside it, or `auto`.
+def find(which: str, out: Path, name: str | None) -> tuple[RunFolder, Path] | None:
+    """The run and the checkpoint that are meant. `which` is a run's folder, a checkpoint inside it, or `auto`.
 
     `auto` means the newest run in `out` that has a checkpoint; with `name`, the newest one whose settings have that
     run. The result is None if there is no such run.
     """
-    if resume == "auto":
+    if which == "auto":
         paths = [path for path in out.iterdir() if _number(path)] if out.is_dir() else []
         for run in map(RunFolder, sorted(paths, key=_number, reverse=True)):
             checkpoint = run.newest_checkpoint()
             if checkpoint is None:
                 continue
             if not run.settings.is_file() and (name is None or run.path.name.endswith(f"-{short_name(name)}")):
-                raise UserError(f"'{run.path}' has lost its settings.yaml; put it back, or name the run that you mean")
+                raise _lost(run)
             if run.settings.is_file() and name in (None, run_in(run.settings)):
                 return run, checkpoint
         return None
-    path = Path(resume)
+    path = Path(which)
+    if not path.exists():
+        raise UserError(
+            f"there is no '{which}'; give a run's folder such as {out}/001-sean-faces, a .ckpt in it, or auto"
+        )
     folder = holding(path)
     checkpoint = path if is_checkpoint(path) else folder.newest_checkpoint()
-    if checkpoint is not None and checkpoint.exists() and not folder.settings.is_file():
-        raise UserError(f"'{folder.path}' has lost its settings.yaml; put it back, or name the run that you mean")
-    if not folder.settings.is_file() or checkpoint is None or not checkpoint.exists():
-        raise UserError(
-            f"nothing to resume at '{resume}': expected a run's folder with checkpoints/ and settings.yaml, "
-            f"a .ckpt inside one, or auto"
-        )
-    return folder, checkpoint
+    if checkpoint is not None and folder.settings.is_file():
+        return folder, checkpoint
+    if checkpoint is not None:
+        raise _lost(folder)
+    if not folder.settings.is_file():
+        raise UserError(f"'{which}' is not of a run: {folder.settings} is missing; give a run's folder, or auto")
+    raise UserError(f"'{which}' has no checkpoint yet; wait for its first, or give another run")
+
+
+def _lost(folder: RunFolder) -> UserError:
+    return UserError(f"'{folder.path}' has lost its settings.yaml; put it back, or name the run that you mean")
 
 
 def run_in(settings: Path) -> str | None:

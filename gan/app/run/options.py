@@ -17,7 +17,7 @@ from gan.app.run.parser import Parser
 from gan.files.errors import UserError, reason
 from gan.runs import find, full_name, short_name
 from strategies.choice import OPTIONS
-from strategies.policies import POLICIES
+from strategies.policies import ALIASES, POLICIES
 from strategies.processes import slurm
 
 DEFAULT_RUN = "sean-faces"
@@ -248,8 +248,8 @@ def run_parser(
 
 def _strategies() -> str:
     """The part of the help that lists what can be typed after --strategy."""
-    known = ", ".join(dict.fromkeys(policy.name for policy in POLICIES.values()))
-    others = ", ".join(f"{name} = {policy.name}" for name, policy in POLICIES.items() if name != policy.name)
+    known = ", ".join(name for name in POLICIES if name not in ALIASES)
+    others = ", ".join(f"{name} = {policy}" for name, policy in ALIASES.items())
     return "\n".join(
         [
             f"strategies: auto, {known}",

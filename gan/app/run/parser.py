@@ -13,21 +13,6 @@ from jsonargparse import DefaultHelpFormatter
 from gan.app.run.settings_file import limit_typed_values
 from gan.files.errors import UserError, printable
 
-WHERE = "auto, a run's folder or a checkpoint in it"
-TYPE = {
-    "RUN": WHERE,
-    "run": "the name of one, see --list-runs, or FILE.py:FUNCTION",
-    "resume": WHERE,
-    "from_checkpoint": WHERE,
-    "config": "a YAML file, such as the settings.yaml of a run",
-    "out": "a folder, such as runs",
-    "to": "a folder to write to",
-    "file": "a file to write to",
-    "data": "the folder of the pictures",
-    "inception": "a file of weights",
-    "segmenter": "a file of weights",
-}
-
 limit_typed_values()
 
 
@@ -49,7 +34,7 @@ class Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
         return re.sub(r" \(default: (null|False)\)", "", text)
 
 
-class Strict:
+class Parser(jsonargparse.ArgumentParser):
     """A parser that refuses abbreviations and empty values. For an unknown option it suggests the closest one.
 
     An abbreviation may mean another option after a new option is added. And gan.fit parses the command line twice, for
@@ -59,8 +44,8 @@ class Strict:
     a run would start from the beginning instead of being resumed.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **texts: str) -> None:
+        super().__init__(formatter_class=Help, print_config=None, allow_abbrev=False, **texts)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Refuse empty values, then parse. Without `args` it parses the command line."""
@@ -81,8 +66,9 @@ class Strict:
         action = next(fits, None)
         if action is None or action.default == "":
             return  # an unknown option, which is reported later, or one that is empty by default
-        name, of = (_hyphens(option), action.dest) if option else (action.metavar or action.dest.upper(),) * 2
-        raise UserError(f"{name} is empty; type {TYPE.get(of, 'a value')}, or leave {name} out")
+        name = _hyphens(option) if option else action.metavar or action.dest.upper()
+        about = f" ({action.help})" if action.help else ""
+        raise UserError(f"{name} is empty; type a value, or leave {name} out{about}")
 
     def error(self, message: str, *more: Any) -> NoReturn:
         """Say what may have been meant: the closest known option to an unknown one, or the run."""
@@ -97,17 +83,6 @@ class Strict:
         if word and "--run" in known and all(action.option_strings for action in self._actions):
             message = f"'{word[1]}' belongs to no option; a run is named by the first word, before all options"
         return super().error(printable(message), *more)
-
-
-class Parser(Strict, jsonargparse.ArgumentParser):
-    """For commands whose options come from function signatures or a settings file."""
-
-    def __init__(self, **texts: str) -> None:
-        super().__init__(formatter_class=Help, print_config=None, **texts)
-
-
-class PlainParser(Strict, argparse.ArgumentParser):
-    """For commands with a few plain options."""
 
 
 def _hyphens(option: str) -> str:

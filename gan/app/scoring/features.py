@@ -13,12 +13,12 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.kid import KernelInceptionDistance
 from torchvision.models import vgg19
 
+from gan.app.scoring.names import INCEPTION
 from gan.files.disk import load_plain
 from gan.files.errors import UserError
 from nets.published import load_vgg19
 from nets.vgg import Vgg19
 
-INCEPTION = "weights-inception-2015-12-05-6726825d.pth"  # its name ends with the start of its SHA-256
 VGG = "vgg19-dcbb9e9d.pth"
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 0  # KID's, as Binkowski et al. 2018 have them
 

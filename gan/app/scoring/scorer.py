@@ -10,23 +10,11 @@ from torch import Tensor, nn
 
 from gan.app.scoring import features, pixels
 from gan.app.scoring.features import Extractor
+from gan.app.scoring.names import NEEDS
 from gan.app.scoring.outputs import Heard, Made
 from gan.files.errors import UserError
 
 Rows = dict[str, Tensor]
-
-# What each score needs of a game.
-NEEDS = {
-    "ssim": "a truth to compare each picture with",
-    "rmse": "a truth to compare each picture with",
-    "psnr": "a truth to compare each picture with",
-    "fid": "two pictures or more",
-    "kid": "two pictures or more",
-    "features": "two pictures or more",
-    "miou": "pictures painted from label maps",
-    "transfer": "the drawn truth of style transfers, which the built-in faces have",
-    "mel": "sounds, and the true ones",
-}
 
 NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
 

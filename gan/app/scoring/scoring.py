@@ -1,9 +1,7 @@
 """Scoring a run's pictures, shared among ranks: the same figures at any number of them."""
 
 import platform
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,32 +16,17 @@ from tqdm import tqdm
 
 from datasets.augment import Prepared
 from gan import noise
-from gan.app.painting.held_out import NOTHING_HELD_OUT, has_numbers, samples
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, samples
 from gan.app.scoring.outputs import Heard, Made, makes
-from gan.app.scoring.scorer import choose
+from gan.app.scoring.scorer import Rows, choose
 from strategies.micro_batches import rows
 
 T = TypeVar("T")
 VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 
 
-@dataclass
-class RankResult:
-    """What one rank has found, by task and score.
-
-    `rows` holds one row a picture, in batches by the number of their first picture. `sums` are sums of whole numbers.
-    """
-
-    rows: dict[tuple[str, str], dict[int, Tensor]] = field(default_factory=lambda: defaultdict(dict))
-    sums: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-
-    def add(self, title: str, first: int, rows: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
-        """Add what the scorer says of one batch."""
-        for name, values in rows.items():
-            self.rows[title, name][first] = values
-        for name, values in sums.items():
-            self.sums[title, name] = self.sums.get((title, name), 0) + values
+# What one rank has found: a task, the number of a batch's first sample, and a row a sample; and sums by task and name.
+RankResult = tuple[list[tuple[str, int, Rows]], dict[tuple[str, str], Tensor]]
 
 
 @torch.no_grad()
@@ -75,14 +58,17 @@ def evaluate(
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
 
     # Score this rank's batches.
-    result = RankResult()
+    found: list[tuple[str, int, Rows]] = []
+    sums: dict[tuple[str, str], Tensor] = {}
     with tqdm(total=count, unit="sample", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
         for numbers, made in _made(opened, count, device, batch_size, rank=rank, ranks=ranks):
             for title, each in made.items():
-                result.add(title, numbers[0], scorer.rows(each), scorer.sums(each))
+                found.append((title, numbers[0], scorer.rows(each)))
+                for name, values in scorer.sums(each).items():
+                    sums[title, name] = sums.get((title, name), 0) + values
             bar.update(min(len(numbers) * ranks, count - bar.n))
 
-    results = _gather(result)
+    results = _gather((found, sums))
     if results is None:
         return None
     label_names = getattr(data, "label_names", ())
@@ -155,18 +141,13 @@ def _batches(
             yield numbers, batch
 
 
-def _joined(results: list[RankResult], title: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _joined(results: list[RankResult], title: str) -> tuple[Rows, Rows]:
     """One task's rows of all pictures in their order, and its sums over all ranks."""
-    rows: dict[str, dict[int, Tensor]] = defaultdict(dict)
-    sums: dict[str, Tensor] = {}
-    for result in results:
-        for (of, name), found in result.rows.items():
-            if of == title:
-                rows[name] |= found
-        for (of, name), found in result.sums.items():
-            if of == title:
-                sums[name] = sums.get(name, 0) + found
-    return {name: torch.cat([found[first] for first in sorted(found)]) for name, found in rows.items()}, sums
+    batches = {first: rows for found, _ in results for of, first, rows in found if of == title}
+    in_order = [batches[first] for first in sorted(batches)]
+    rows = {name: torch.cat([each[name] for each in in_order]) for name in in_order[0]}
+    names = dict.fromkeys(name for _, sums in results for of, name in sums if of == title)
+    return rows, {name: sum(sums.get((title, name), 0) for _, sums in results) for name in names}
 
 
 def this_rank() -> int:

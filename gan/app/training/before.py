@@ -6,21 +6,42 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from datasets.batches import check_divides
-from gan.app.run.limits import allow_files
 from gan.app.run.options import nodes
 from gan.files.errors import UserError
+from gan.files.system import resource
 from gan.runs import RUNS
 from strategies import PhaseStrategy
 from strategies.assignment import check_groups, check_ranks
 from strategies.placing.placement import placement_of
 
+FILES = 256  # open files of a rank: its libraries, logs, checkpoint, connections to a few others
+OF_A_WORKER = 64  # more for each worker of the loaders: pipes, and the tensors of the batches that it has prepared
+OF_A_RANK = 16  # more for each rank of the run: connections of each process group
 EACH_CPU = 16  # CPU ranks on each core: more would only wait for each other, and each takes some 400 MB
 
 
-def check_files(settings: Namespace, ranks: int) -> None:
-    """Refuse a shell that allows too few open files for the workers of each rank."""
+def allow_files(settings: Namespace, ranks: int) -> None:
+    """Let this process, and those that it starts, open the files that a rank needs. Refuse if the shell forbids it.
+
+    Without file handles a rank may wait for ever: a loader's worker sends each tensor by a handle, and multiprocessing
+    waits without a limit for the one that cannot be sent.
+    """
+    if resource is None:  # Windows has no such limit
+        return
     workers = settings.get("workers")
-    allow_files(workers if isinstance(workers, int) else 0, ranks)
+    workers = workers if isinstance(workers, int) else 0
+    least = FILES + OF_A_WORKER * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = least + OF_A_RANK * ranks
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    soft = wanted if hard == resource.RLIM_INFINITY else max(soft, min(hard, wanted))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < least:
+        raise UserError(
+            f"too many open files: this shell allows a process {soft}, and a rank with {workers} workers needs "
+            f"{least}; type ulimit -n {max(4096, least)}"
+        )
 
 
 def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bool) -> None:

@@ -12,12 +12,11 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from torch import Tensor
 from tqdm import tqdm
 
-from gan.app.painting import grids, sounds
-from gan.app.painting.held_out import batches_of, first_samples, shown
+from gan.app.painting import grids
+from gan.app.painting.reopen import batches_of, first_samples, shown
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
 from gan.app.training.metrics import Spare
-from gan.files.contents import need, numbers
 from gan.files.disk import whole_file
 from gan.sound import Sound
 from strategies import random_state
@@ -134,43 +133,32 @@ class Pictures(Callback):
             with self._spare.trying(path, "pictures"):
                 path.parent.mkdir(exist_ok=True)
                 grids.save(picture, path)
-                sounds.save_columns(columns, path)
+                grids.save_sounds(columns, path)
 
     def _curves(self, trainer: Trainer) -> None:
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and (found := metrics.panels(self.record.rows)):
             with self._spare.trying(self.folder.curves):
-                metrics.draw_curves(self.record.rows, self.folder.curves, self.folder.path.name)
+                metrics.draw_panels(found, self.folder.curves, self.folder.path.name)
 
 
 class Score(Callback):
-    """Keeps the first and the last value of each of a run's scores, also when the run is resumed."""
+    """Lets metrics.csv have a run's scores before its first step and after its last one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
-        self.first: dict[str, float] = {}
-        self.last: dict[str, float] = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Update the values. The first ones are of untrained networks: Lightning validates before the first step."""
-        found = trainer.callback_metrics
-        self.last |= {name: float(found[name]) for name in self.names if name in found}
-        if self.last and not self.first:
-            self.first = dict(self.last)
-            for logger in trainer.loggers:
-                logger.log_metrics(self.first, 0)  # Lightning itself does not log this validation
+        """Log the scores of untrained networks: Lightning validates before the first step, and does not log that."""
+        if trainer.sanity_checking:
+            found = trainer.callback_metrics
+            scores = {name: float(found[name]) for name in self.names if name in found}
+            for logger in trainer.loggers if scores else ():
+                logger.log_metrics(scores, 0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Validate the last step too, also when it is not one of the regular validations."""
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
-
-    def state_dict(self) -> dict[str, dict[str, float]]:
-        return {"first": self.first, "last": self.last}
-
-    def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:
-        first, last = (need(state, name, dict, "callbacks/Score/") for name in ("first", "last"))
-        numbers([*first.values(), *last.values()], "callbacks/Score")
-        self.first, self.last = dict(first), dict(last)
 
 
 class WriteSettings(Callback):

@@ -20,47 +20,6 @@ from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
 
-# ---- the scores of checkpoints ----
-
-
-class Best:
-    """The scores by step; lower is better. A checkpoint's score is that of the validation after its step."""
-
-    def __init__(self, folder: RunFolder, score: str, count: int = 1) -> None:
-        """`score` is the name of a metric. If the file has those of another one, they do not count.
-
-        `count` is how many of the best checkpoints are kept. With 0 no score is read or noted.
-        """
-        self.folder, self.score, self.count = folder, score, count
-        self.scores: dict[int, float] = {}
-        self._spare = Spare()
-        if not count:
-            return
-        try:
-            saved = json.loads(folder.best.read_text("utf-8"))
-            if saved["score"] == score:
-                self.scores = {int(step): float(value) for step, value in saved["steps"].items()}
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            warn(f"'{folder.best}' cannot be read ({error}); the best checkpoint is looked for from here on")
-
-    def note(self, step: int, value: float, steps: Collection[int]) -> None:
-        """The score of a step. Only those of `steps` are remembered; one that is no number is none."""
-        self.scores[step] = value
-        self.scores = {step: value for step, value in self.scores.items() if step in steps and math.isfinite(value)}
-        with self._spare.trying(self.folder.best), whole_file(self.folder.best) as part:
-            part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n", "utf-8")
-
-    def forget(self, step: int) -> None:
-        """The checkpoint of this step is written again."""
-        self.scores.pop(step, None)
-
-    def among(self, steps: Collection[int]) -> list[int]:
-        """Those of these steps that have a score, the best one first; of equal ones, the later one."""
-        return sorted(self.scores.keys() & set(steps), key=lambda step: (self.scores[step], -step))
-
-
 NEWEST = 2  # so many checkpoints are kept
 
 
@@ -96,7 +55,8 @@ class Keep(Callback):
     ) -> None:
         """Keep the `newest` checkpoints, and the `best` ones by the metric `score`, of which lower is better."""
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
-        self.best = Best(folder, score, best)
+        self.best, self.score = best, score
+        self.scores = self._saved_scores() if best else {}  # of the validation after a step's checkpoint
         self.ending: Ending | None = None
         self.signals = Signals()
         self.wrote: list[int] | None = None  # the steps whose checkpoints are there or being written
@@ -152,7 +112,7 @@ class Keep(Callback):
         trainer.strategy.background.wait()
         step, before = trainer.global_step, self._there()
         self.wrote, self.failed = [*(other for other in before if other < step), step], None
-        self.best.forget(step)
+        self.scores.pop(step, None)
         path, missed = self.folder.checkpoint(step), partial(self._missed, trainer, step)
         if trainer.is_global_zero:
             with self._spare.trying(self.folder.launch):
@@ -176,16 +136,35 @@ class Keep(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the score of the step that was saved before this validation."""
-        if not self.best.count or self.wrote is None or not trainer.is_global_zero:
+        if not self.best or self.wrote is None or not trainer.is_global_zero:
             return
-        if trainer.global_step in self.wrote and self.best.score in trainer.callback_metrics:
-            self.best.note(trainer.global_step, float(trainer.callback_metrics[self.best.score]), self.wrote)
+        if trainer.global_step in self.wrote and self.score in trainer.callback_metrics:
+            scores = {**self.scores, trainer.global_step: float(trainer.callback_metrics[self.score])}
+            self.scores = {step: each for step, each in scores.items() if step in self.wrote and math.isfinite(each)}
+            with self._spare.trying(self.folder.best), whole_file(self.folder.best) as part:
+                part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n", "utf-8")
             self._remove_others(trainer)
+
+    def _saved_scores(self) -> dict[int, float]:
+        """The scores by step in the run's folder. Those of another metric do not count."""
+        try:
+            saved = json.loads(self.folder.best.read_text("utf-8"))
+            found = {int(step): float(value) for step, value in saved["steps"].items()}
+            return found if saved["score"] == self.score else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            warn(f"'{self.folder.best}' cannot be read ({error}); the best checkpoint is looked for from here on")
+            return {}
+
+    def _ranked(self, steps: Collection[int]) -> list[int]:
+        """The steps among these that have a score, the best one first; of equal ones, the later one."""
+        return sorted(self.scores.keys() & set(steps), key=lambda step: (self.scores[step], -step))
 
     def best_checkpoint(self) -> tuple[Path, float] | None:
         """The best one that is there, and its score. None without one, or if the best ones are not kept."""
-        steps = self.best.among(self._there())
-        return (self.folder.checkpoint(steps[0]), self.best.scores[steps[0]]) if steps else None
+        steps = self._ranked(self._there())
+        return (self.folder.checkpoint(steps[0]), self.scores[steps[0]]) if steps else None
 
     def _there(self) -> list[int]:
         """The steps whose checkpoints this run wrote and that are whole."""
@@ -195,7 +174,7 @@ class Keep(Callback):
         if not trainer.is_global_zero:
             return
         for step in self.wrote:
-            if step not in (*self.wrote[-self.newest :], *self.best.among(self.wrote)[: self.best.count]):
+            if step not in (*self.wrote[-self.newest :], *self._ranked(self.wrote)[: self.best]):
                 trainer.strategy.background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
 
     def _remove(self, path: Path) -> None:

@@ -4,7 +4,7 @@ import csv
 import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,12 @@ def read(path: Path) -> dict[int, dict[str, float]]:
         raise UserError(f"'{path}' is damaged ({type(error).__name__}: {error}); remove it, or mend it") from error
 
 
+def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[float, float] | None:
+    """The first value of a metric and the last one; None if there is none."""
+    values = [row[name] for _, row in sorted(rows.items()) if name in row]
+    return (values[0], values[-1]) if values else None
+
+
 Panel = dict[str, list[tuple[int, float]]]
 
 
@@ -158,12 +164,6 @@ def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
             found[group or "other"][label].append((step, value))
     order = sorted(found, key=lambda group: (group == "gradient norms", group == "val", group))
     return {{"val": "held-out scores"}.get(group, group): dict(sorted(found[group].items())) for group in order}
-
-
-def draw_curves(rows: dict[int, dict[str, float]], path: Path, title: str) -> None:
-    """Draw all panels into one picture."""
-    if found := panels(rows):
-        draw_panels(found, path, title)
 
 
 def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:

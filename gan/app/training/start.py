@@ -21,7 +21,7 @@ import torch.distributed as dist
 from gan.app.run.folder import RunFolder
 from gan.files.disk import read_text, whole_file
 from gan.files.errors import UserError
-from strategies.processes import agent, launched
+from strategies.processes import agent, cluster
 from strategies.processes.board import NEVER, VARIABLE, Board
 from strategies.processes.failure import FILE
 from strategies.processes.launched import Launched
@@ -51,8 +51,8 @@ def launcher_of(place: Launched | None) -> str | None:
     host = socket.gethostname()
     if agent.speaks():
         return agent.name()
-    if place is not None and place.by == "torchrun" and FILE in os.environ:
-        return f"torchrun {host} {Path(os.environ[FILE]).parents[2]}"  # each torchrun makes itself a folder
+    if (there := folder(place)) is not None:
+        return f"torchrun {host} {there}"
     if place is not None and place.by == "slurm":
         return f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
     return None
@@ -97,7 +97,7 @@ def agree(place: Launched | None, choose: Callable[[list[str]], Chosen]) -> tupl
     if place is None or place.world_size == 1:
         launchers = [] if own is None else [own]
         return choose(launchers), launchers
-    store = dist.PrefixStore(f"gan.fit {next(_calls)}", launched.store(place))
+    store = dist.PrefixStore(f"gan.fit {next(_calls)}", cluster.store(place))
     store.set(f"launcher {place.rank}", own or "")
     everyone = (store.get(f"launcher {rank}").decode() for rank in range(place.world_size))
     launchers = list(dict.fromkeys(name for name in everyone if name))

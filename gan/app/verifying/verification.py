@@ -1,15 +1,31 @@
 """Trains a run on one device and under strategies, and judges what came of it."""
 
 import re
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from gan.app.verifying.comparing import SPREAD, Tolerance, compare
-from gan.app.verifying.training import Request, Trained, train
+import torch
+from lightning import Callback, Trainer, seed_everything
+from lightning.fabric.plugins.environments import LightningEnvironment
+
+from gan.app.outputs import quiet
+from gan.app.run.folder import holding
+from gan.app.run.options import run_settings
+from gan.app.run.resumed import Resumed
+from gan.app.training.train import strategy_of, trainer_of
+from gan.app.verifying import options
+from gan.app.verifying.records import SPREAD, Record, Recorded, Recorder, Tolerance, compare, distances
+from gan.files.checkpoint import load
+from gan.files.contents import need
 from gan.files.errors import UserError
+from gan.module import GanModule
+from gan.runs import build
 from strategies import PhaseStrategy
-from strategies.check.first_step import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS
+from strategies.check.first_step import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RANKS, shake_weights
 from strategies.check.trial import RanksDiffer
 from strategies.policies import POLICIES
 from strategies.processes import world
@@ -27,6 +43,66 @@ ADVICE = {  # by what differs first
     "phase": "All ranks must play the same phases in the same order; Phase(when=...) is asked on the first rank.",
     "draws": "Draws are the same at any number of ranks from gan.noise, and in phases without draws='torch'.",
 }
+
+
+class Shake(Callback):
+    """Changes the last bits of all weights before each step."""
+
+    def on_train_batch_start(self, trainer: Trainer, game: GanModule, batch: Any, batch_idx: int) -> None:
+        shake_weights(trainer.strategy.policies.values(), game.step)
+
+
+def train(
+    argv: Sequence[str],
+    strategy: str,
+    devices: int,
+    *,
+    precision: str = "64",
+    start: Path | None = None,
+    one: Path | None = None,
+    saved: Path | None = None,
+    shaken: bool = False,
+) -> Record:
+    """On this rank of a world, train what was typed as `gan.fit` would, with nothing beside the training itself.
+
+    `precision` is 64 or 32, and `start` the checkpoint to begin from. `one` is a file of one device's tensors after the
+    last step, to compare with; `saved` is such a file, to be written. `shaken`: the last bits of all weights are
+    changed before each step. See [Note: what rounding does].
+    """
+    quiet()
+    settings = options.parse(list(argv))
+    settings.precision = precision
+    seed_everything(settings.get("seed", 0), verbose=False)
+    now = run_settings(settings)
+    run, first = build(settings.run, **now), 0
+    if start is not None:
+        Resumed(holding(start), settings.run, now).check(run, start)
+        first = need(load(start), "global_step", int)
+    recorder = Recorder(first + settings.steps, shaken and precision == "64")
+    own = {"kind": Recorded, "recorder": recorder, "cluster_environment": LightningEnvironment()}
+    trainer = trainer_of(
+        settings,
+        strategy_of(settings, strategy, **own),
+        max(run.max_steps, recorder.last_step),
+        accelerator="cpu",
+        devices=devices,
+        callbacks=[recorder, *([Shake()] if shaken else [])],
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
+    )
+    record, began = recorder.record, time.monotonic()
+    trainer.fit(run.game, run.data, ckpt_path=start)
+    record.seconds = time.monotonic() - began
+    last, record.last = record.last, {}
+    if saved is not None:
+        torch.save(last, saved)
+    if one is not None:
+        there = {f"weight '{name}'" for name in record.elsewhere}
+        others = {name: tensor for name, tensor in torch.load(one).items() if name not in there}
+        record.distances = distances(last, others)
+    return record
 
 
 @dataclass(frozen=True)
@@ -57,7 +133,7 @@ class Row:
 class OneDevice:
     """The training of one device, with which others are compared. `last` is the file of its last tensors."""
 
-    trained: Trained
+    record: Record
     last: Path
     tolerance: Tolerance
 
@@ -74,13 +150,12 @@ class Verification:
         """One device, in float64 or float32. It is trained once, and once more to see what rounding does."""
         if precision not in self.known:
             last = self.folder / f"float{precision}.pt"
-            request = Request(self.argv, "single", 1, saved=last, precision=precision, start=self.start)
-            made = self._alone(request)
-            if not made.record.moments:
+            made = self._alone(precision, saved=last)
+            if not made.moments:
                 raise UserError("one device has trained no step, so there is nothing to compare")
-            shaken = self._alone(replace(request, saved=None, one=last, shaken=True))
-            tolerance = Tolerance.measured(made.record, shaken.record, shaken.distances, precision)
-            made.record.cast = shaken.record.cast
+            shaken = self._alone(precision, one=last, shaken=True)
+            tolerance = Tolerance.measured(made, shaken, precision)
+            made.cast = shaken.cast
             self.known[precision] = OneDevice(made, last, tolerance)
         return self.known[precision]
 
@@ -91,9 +166,8 @@ class Verification:
         packed = any(policy.package is not None for policy in policies)  # DeepSpeed computes in float32
         precision = "32" if packed else self.precision
         one = self.one(precision)
-        request = Request(self.argv, typed, devices, one.last, precision=precision, start=self.start)
         try:
-            found = self._train(request, devices)
+            found = self._train(typed, devices, precision, one=one.last)
         except world.WorldHangs as hangs:
             places = "; ".join(f"rank {rank} {place}" for rank, place in sorted(hangs.places.items()))
             return Row(f"hangs: {hangs}", more=(places,) if places else (), advice=("phase",))
@@ -106,33 +180,33 @@ class Verification:
             return Row(f"{kind}: {first}", refused=failure.refused, wrong=wrong, more=tuple(more))
         return judged(one, found)
 
-    def _alone(self, request: Request) -> Trained:
+    def _alone(self, precision: str, **more: Any) -> Record:
         try:
-            return self._train(request, 1)[0]
+            return self._train("single", 1, precision, **more)[0]
         except world.WorldHangs as hangs:
             raise UserError(f"one device: {hangs}; type fewer --steps, a smaller run, or a longer --limit") from hangs
         except world.WorldFailed as failed:
             if failed.failure.whole:
                 raise UserError(failed.failure.why) from failed
-            if request.precision == "64" and DTYPES.search(failed.failure.what):
+            if precision == "64" and DTYPES.search(failed.failure.what):
                 raise UserError(
                     f"one device fails in float64, with {failed.failure.what}; if networks cast to float32 by hand, "
                     f"type --precision 32"
                 ) from failed
             raise UserError(f"one device fails, with\n{failed.failure.traceback}") from failed
 
-    def _train(self, request: Request, ranks: int) -> list[Trained]:
-        connected = "@" not in request.strategy  # players on ranks of their own make their own groups
-        made = world.call(
-            train, request, ranks=ranks, limit=self.limit, preload=[train.__module__], connected=connected
-        )
+    def _train(self, strategy: str, devices: int, precision: str, **more: Any) -> list[Record]:
+        """What each rank that trains has recorded; for `more` see `train`."""
+        work = partial(train, self.argv, strategy, devices, precision=precision, start=self.start, **more)
+        connected = "@" not in strategy  # players on ranks of their own make their own groups
+        made = world.call(work, ranks=devices, limit=self.limit, preload=[train.__module__], connected=connected)
         return [each for each in made if each is not None]
 
 
-def judged(one: OneDevice, ranks: Sequence[Trained]) -> Row:
+def judged(one: OneDevice, ranks: Sequence[Record]) -> Row:
     """The row for the trainings of all ranks."""
     tolerance = one.tolerance
-    found = compare(one.trained.record, [rank.record for rank in ranks], tolerance)
+    found = compare(one.record, ranks, tolerance)
     largest: dict[str, float] = {}
     for rank in ranks:
         for name, distance in rank.distances.items():
@@ -150,7 +224,7 @@ def judged(one: OneDevice, ranks: Sequence[Trained]) -> Row:
     step, phase = found[0].moment[:2]
     where = f"step {step}, phase '{phase}'" if phase else f"step {step}"
     lines, advice = [str(each) for each in found], [found[0].moment.kind]
-    if any(phase in rank.record.drew for rank in ranks):
+    if any(phase in rank.drew for rank in ranks):
         lines.append("the phase draws from torch's own random generators, and each rank draws other numbers")
         advice = ["draws"]
     return Row(f"differs: {where}: {lines[0]}", more=tuple(lines[1:]), advice=tuple(advice), **far)

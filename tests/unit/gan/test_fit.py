@@ -10,12 +10,13 @@ from gan import fit as command
 from gan.app.run import options
 from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Score
 from gan.app.training.keep import Keep
+from gan.app.training.metrics import Record
+from gan.app.training.train import finish, keeper
 from gan.files.errors import UserError
-from gan.fit import finish, keeper
 from gan.runs import Run
 from strategies import TorchAccelerator
+from strategies.processes import agent
 
 
 def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_path):
@@ -24,10 +25,10 @@ def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_pat
     def keep(*typed, run=run):
         return keeper(options.parse(["r3gan-faces", *typed])[0], run, RunFolder(tmp_path), 20)
 
-    assert (keep().newest, keep().best.count) == (2, 0)
+    assert (keep().newest, keep().best) == (2, 0)
     for typed in ((), ("--save-every", "10"), ("--save-every", "40")):
         made = keep("--keep", "1", "--keep-best", "3", *typed)
-        assert (made.newest, made.best.count, made.best.score) == (1, 3, "val/error")
+        assert (made.newest, made.best, made.score) == (1, 3, "val/error")
     with pytest.raises(
         UserError, match=r"^--keep-best 1 needs .* are 20, 40, .*--save-every 30 .*; type --save-every 20"
     ):
@@ -44,9 +45,9 @@ def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
     for step in (10, 30):
         (where.samples / f"step-{step:06d}.png").touch()
     where.checkpoint(20).mkdir(parents=True)
-    run, score = Run(None, None, 10, scores={"val/x": "the error"}), Score({"val/x": "the error"})
-    score.first, score.last = {"val/x": 2.0}, {"val/x": 1.0}
-    finish(run, score, SimpleNamespace(global_step=20), where, Keep(where, 1), began, 60.0)
+    run, log = Run(None, None, 10, scores={"val/x": "the error"}), Record(where)
+    log.rows = {20: {"val/x": 1.0}, 0: {"val/x": 2.0}, 10: {"val/x": 3.0}}
+    finish(run, log, SimpleNamespace(global_step=20), where, Keep(where, 1), began, 60.0)
     said = capsys.readouterr().out
     assert "step-000010.png" in said and "step-000030.png" not in said and "curves" not in said
     assert said.strip().endswith("--max-steps 40")
@@ -58,7 +59,7 @@ def test_ranks_on_tpus_get_their_variables_before_they_start(monkeypatch):
     done = []
     tpu = SimpleNamespace(distributed=SimpleNamespace(set_tpu_launch_env=lambda **given: done.append(given)))
     monkeypatch.setattr(torch, "tpu", tpu, raising=False)
-    monkeypatch.setattr(command.agent, "run", done.append)
+    monkeypatch.setattr(agent, "run", done.append)
     computer = Computer(TorchAccelerator(), "tpu", devices=4, nodes=1)
     command.start_ranks(options.parse(["r3gan-faces"])[0], computer, Path("runs"), [])
     assert done[0] == {"nproc_per_node": 4} and len(done) == 2

@@ -5,7 +5,13 @@ import torch
 
 from gan import later, noise
 from gan.files.errors import UserError
-from nets.blocks import Dropout, NormedConvTranspose2d, conv, onehot, resize_nearest
+from nets.blocks import Dropout, NormedConvTranspose2d, conv, conv_doubling, onehot, resize_nearest
+
+
+@pytest.mark.parametrize("kind", [conv, conv_doubling])
+def test_a_convolution_before_a_norm_needs_no_bias(kind):
+    layer = kind(3, 4, 3, bias=False, normed=True)
+    assert layer.bias is None and layer(torch.zeros(1, 3, 8, 8)).shape[1] == 4
 
 
 def test_onehot_is_one_where_the_label_is():

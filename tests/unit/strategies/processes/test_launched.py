@@ -12,7 +12,8 @@ from lightning.fabric.plugins.environments import (
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.processes.launched import Given, Launched, environment, launched
+from strategies.processes.cluster import Given, environment
+from strategies.processes.launched import Launched, launched
 from strategies.processes.launcher import Scripts
 from tests.support.parity import trainer
 from tests.support.posix import only_on_linux

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from gan.app.page.table import sample_cell
-from gan.app.painting import grids, sounds
+from gan.app.painting import grids
 from gan.sound import Sound
 
 RATE = 8000
@@ -27,7 +27,7 @@ def test_pitch_goes_up_and_time_to_the_right():
     late = Sound(torch.cat([torch.zeros(4000), sine(800).samples]), RATE)
     picture = brightness(late)
     assert picture[:, :50].max() + 100 < picture[:, 75:].max()
-    assert picture.shape == (sounds.BANDS * sounds.ZOOM, 8000 // 64)
+    assert picture.shape == (grids.BANDS * grids.ZOOM, 8000 // 64)
 
 
 def test_loud_is_bright():
@@ -35,16 +35,9 @@ def test_loud_is_bright():
     assert means == sorted(means) and means[2] > 2 * means[0]
 
 
-def test_an_even_change_of_loudness_is_an_even_change_of_colour():
-    colours = sounds._coloured(torch.linspace(0, 1, 101)).int()
-    assert colours[0].tolist() == sounds.COLOURS[0].tolist() and colours[-1].tolist() == sounds.COLOURS[-1].tolist()
-    assert colours.diff(dim=0).abs().max() <= 6
-    assert torch.equal(sounds._coloured(torch.tensor([-5.0, 9.0])), sounds.COLOURS[[0, -1]].byte())
-
-
 def test_only_columns_of_sounds_become_files(tmp_path):
     columns = {"real": sine(200)[None], "picture": torch.zeros(1, 3, 4, 4)}
-    assert sounds.save_columns(columns, tmp_path / "step-1.png") == [tmp_path / "step-1-real.wav"]
+    assert grids.save_sounds(columns, tmp_path / "step-1.png") == [tmp_path / "step-1-real.wav"]
     assert (tmp_path / "step-1-real.wav").read_bytes() == columns["real"].wav()
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import Adafactor, Adam
 
 from gan import GanModule, Phase, Player
+from gan.app.planning.planned import as_typed
 from gan.app.planning.search import search
-from gan.app.planning.table import typed
 from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
 from strategies.cost.tracing import traces
@@ -57,14 +57,14 @@ def test_what_fits_moves_least():
     made = budget()
     found = search(made, 1e15)
     assert found.fits
-    assert typed(found.chosen) in ("judge=ddp,*=zero2+hybrid", "painter=zero2+hybrid,*=ddp")
+    assert as_typed(found.chosen) in ("judge=ddp,*=zero2+hybrid", "painter=zero2+hybrid,*=ddp")
     for text in ("ddp", "zero1", "zero2", "zero3", "zero3+hybrid"):
         other = made.cost(dict.fromkeys(("painter", "judge"), choices(text, POLICIES)["*"]))
         assert (found.cost.moved.between, found.cost.moved.within) <= (other.moved.between, other.moved.within)
 
 
 def test_on_one_node_it_is_ddp():
-    assert typed(search(budget(ranks=4), 1e15).chosen) == "ddp"
+    assert as_typed(search(budget(ranks=4), 1e15).chosen) == "ddp"
 
 
 def test_less_memory_moves_more_and_what_is_found_fits():
@@ -81,15 +81,15 @@ def test_less_memory_moves_more_and_what_is_found_fits():
 
 def test_recomputing_comes_before_more_bytes_and_offloading_last():
     made = budget(ranks=4)
-    assert typed(search(made, needs(made, "ddp") - 1).chosen) == "judge=ddp,*=ddp+recompute"
+    assert as_typed(search(made, needs(made, "ddp") - 1).chosen) == "judge=ddp,*=ddp+recompute"
     least = made.cost({"painter": choices("zero3+recompute", POLICIES)["*"], "judge": Choice("zero3")})
-    assert "offload" in typed(search(made, 0.99 * least.peak.bytes).chosen)
+    assert "offload" in as_typed(search(made, 0.99 * least.peak.bytes).chosen)
 
 
 def test_where_nothing_fits_it_says_what_needs_least():
     found = search(budget(), 1.0)
     assert not found.fits
-    assert "recompute" in typed(found.chosen)
+    assert "recompute" in as_typed(found.chosen)
     assert found.cost.peak.bytes <= needs(budget(), "zero3+offload")
 
 
@@ -107,6 +107,6 @@ def test_what_looks_at_whole_weights_stays_whole():
 )
 def test_choices_are_told_as_they_are_typed(texts, said):
     chosen = {name: choices(text, POLICIES)["*"] for name, text in texts.items()}
-    assert typed(chosen) == said
+    assert as_typed(chosen) == said
     read = choices(said, POLICIES)
     assert {name: read.get(name, read.get("*", Choice("ddp"))) for name in texts} == chosen

@@ -114,10 +114,18 @@ def test_a_checkpoint_is_found_from_inside_its_folder(tmp_path, monkeypatch):
     assert found.settings.is_file() and checkpoint.is_dir()
 
 
-@pytest.mark.parametrize("where", ["absent", "001-empty", "001-empty/checkpoints/absent.ckpt"])
-def test_nothing_to_resume_is_refused(where, tmp_path):
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("absent", "there is no '.*absent'; give a run's folder"),
+        ("001-empty", "001-empty' has no checkpoint yet; wait for its first"),
+        ("001-empty/checkpoints/absent.ckpt", "there is no '.*absent.ckpt'"),
+        (".", r"is not of a run: .*settings.yaml is missing"),
+    ],
+)
+def test_what_is_no_run_with_a_checkpoint_is_refused(where, words, tmp_path):
     make(tmp_path, "empty")
-    with pytest.raises(UserError, match="nothing to resume at"):
+    with pytest.raises(UserError, match=words):
         folder.find(str(tmp_path / where), tmp_path, None)
 
 

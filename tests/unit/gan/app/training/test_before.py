@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from jsonargparse import Namespace
 
 from gan.app.run import options
 from gan.app.training import before
@@ -68,9 +69,41 @@ def test_an_own_run_may_mean_something_else_by_its_batch(check, tmp_path, monkey
     check("own.py:own")
 
 
+NO_LIMIT = None if resource is None else resource.RLIM_INFINITY
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """`shell(soft, hard)`: what it allows; returns what is set then."""
+    taken = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: taken.append(both))
+
+    def allow(soft, hard):
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+        return taken
+
+    return allow
+
+
 @not_on_windows
-def test_files_are_counted_for_the_workers(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (500, 500))
-    before.check_files(options.parse(["wgan-gp-faces", "--workers", "3"])[0], 8)
-    with pytest.raises(UserError, match="allows a process 500, and a rank with 4 workers needs 512; type ulimit -n 4"):
-        before.check_files(options.parse(["wgan-gp-faces", "--workers", "4"])[0], 1)
+@pytest.mark.parametrize(
+    ("soft", "hard", "taken"),
+    [
+        (64, 4096, [(544, 4096)]),
+        (64, NO_LIMIT, [(544, NO_LIMIT)]),
+        (64, 520, [(520, 520)]),  # enough for a rank alone, and ranks may need less
+        (1024, 4096, []),
+        (NO_LIMIT, NO_LIMIT, []),
+    ],
+)
+def test_a_process_takes_what_it_may(soft, hard, taken, shell):
+    set_to = shell(soft, hard)
+    before.allow_files(Namespace(workers=4), 2)
+    assert set_to == taken
+
+
+@not_on_windows
+def test_a_shell_that_forbids_it_is_refused(shell):
+    shell(64, 64)
+    with pytest.raises(UserError, match=r"a process 64, and a rank with 4 workers needs 512; type ulimit -n 4096$"):
+        before.allow_files(Namespace(workers=4), 2)

@@ -84,18 +84,13 @@ def test_pictures_are_drawn_and_disturb_nothing(tmp_path):
     assert folder.curves.is_file()
 
 
-def test_the_score_remembers_the_first_value_over_an_interruption():
-    score, other = Score(["val/x", "val/y"]), Score(["val/x", "val/y"])
-    engine = SimpleNamespace(callback_metrics={}, loggers=[])
-    for value in (None, 3.0, 2.0, 1.0):
-        if value is not None:
-            engine.callback_metrics = {"val/x": torch.tensor(value), "val/y": torch.tensor(value + 1), "z": value}
-        score.on_validation_end(engine, None)
-    assert (score.first, score.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 1, "val/y": 2})
-    other.load_state_dict(score.state_dict())
-    engine.callback_metrics = {"val/x": torch.tensor(0.5)}
-    other.on_validation_end(engine, None)
-    assert (other.first, other.last) == ({"val/x": 3, "val/y": 4}, {"val/x": 0.5, "val/y": 2})
+def test_the_scores_of_untrained_networks_are_logged_and_others_are_left_to_lightning(tmp_path):
+    log, score = Record(RunFolder(tmp_path)), Score(["val/x", "val/y"])
+    engine = SimpleNamespace(callback_metrics={"val/x": torch.tensor(3.0), "z": 5}, loggers=[log], sanity_checking=True)
+    score.on_validation_end(engine, None)
+    engine.callback_metrics, engine.sanity_checking = {"val/x": torch.tensor(2.0)}, False
+    score.on_validation_end(engine, None)
+    assert log.rows == {0: {"val/x": 3.0}}
 
 
 @pytest.mark.parametrize("spoil", ["samples", "curves"])

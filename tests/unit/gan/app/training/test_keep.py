@@ -13,7 +13,7 @@ import torch
 from lightning import Callback
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.keep import Best, Keep
+from gan.app.training.keep import Keep
 from gan.files.errors import UserError
 from strategies import PhaseStrategy, lockstep
 from strategies.checkpoint import writing
@@ -352,7 +352,7 @@ def test_the_best_of_another_score_does_not_count(tmp_path):
 def test_scores_that_cannot_be_read_are_begun_anew(text, tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.best.write_text(text)
-    assert Best(folder, "val/error").scores == {}
+    assert Keep(folder, 1, best=1, score="val/error").scores == {}
     assert "best.json' cannot be read" in capsys.readouterr().err
     kept_best(tmp_path, VALUES, 2)
     assert json.loads(folder.best.read_text()) == {"score": "val/error", "steps": {"1": 0.5, "2": 0.3}}

@@ -53,7 +53,7 @@ def test_curves_are_drawn_with_a_panel_a_phase(tmp_path):
         step: {"d/real": 1 / (step + 1), "d/fake": 2.0, "g/d_grad_norm": 3.0, "val/error": float(np.exp(-step))}
         for step in range(100)
     }
-    metrics.draw_curves(rows, tmp_path / "curves.png", "a run")
+    metrics.draw_panels(metrics.panels(rows), tmp_path / "curves.png", "a run")
     with Image.open(tmp_path / "curves.png") as image:
         picture = np.asarray(image.convert("RGB"))
         assert image.width > image.height
@@ -79,10 +79,9 @@ def test_a_panel_is_drawn_by_itself_as_lines_too(tmp_path):
     assert "<svg" in (tmp_path / "losses.svg").read_text()
 
 
-def test_curves_survive_nothing_and_infinities(tmp_path):
-    metrics.draw_curves({}, tmp_path / "none.png", "empty")
-    assert not (tmp_path / "none.png").exists()
-    metrics.draw_curves({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}}, tmp_path / "bad.png", "bad")
+def test_curves_survive_infinities(tmp_path):
+    panels = metrics.panels({0: {"d/x": float("nan")}, 1: {"d/x": float("inf")}})
+    metrics.draw_panels(panels, tmp_path / "bad.png", "bad")
     assert (tmp_path / "bad.png").exists()
 
 

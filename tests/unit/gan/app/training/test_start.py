@@ -150,7 +150,7 @@ def test_a_first_rank_that_ends_before_it_has_chosen_is_no_traceback(monkeypatch
             return b""
 
     monkeypatch.setattr(start.dist, "PrefixStore", Gone)
-    monkeypatch.setattr(start.launched, "store", lambda place: None)
+    monkeypatch.setattr(start.cluster, "store", lambda place: None)
     monkeypatch.setattr(start, "launcher_of", lambda place: None)
     with pytest.raises(start.Refused, match="the first rank has ended before it has chosen a run"):
         start.agree(SimpleNamespace(world_size=2, rank=1), None)

@@ -11,7 +11,7 @@ from gan.app.run import folder
 from gan.app.run import resumed as resuming
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead, newest_whole, to_resume
-from gan.app.training import alike, start
+from gan.app.training import start, train
 from gan.files.errors import UserError
 from gan.files.finite import NotFinite
 from strategies.checkpoint.writing import save
@@ -106,7 +106,7 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     run.settings.write_text("run: wgan-gp-faces\n")
     damage(run.checkpoint(30))
     chosen = []
-    monkeypatch.setattr(command, "train", lambda *args: chosen.append(args[4].checkpoint))
+    monkeypatch.setattr(train, "train", lambda *args: chosen.append(args[4].checkpoint))
     if started_again:
         monkeypatch.setattr(command, "launched", lambda: Launched("environment", 0, 0, 1, 1, 0))
         monkeypatch.setattr(start, "launcher_of", lambda _: "a launcher")
@@ -128,6 +128,6 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_ty
         def fit(self, *_, **__):
             raise NotFinite("the checkpoint cannot be used")
 
-    monkeypatch.setattr(alike, "Trainer", Refusing)
+    monkeypatch.setattr(train, "Trainer", Refusing)
     assert command.main(["--resume", str(run.checkpoint(20)), "--devices", "1"]) == 2
     assert capsys.readouterr().err.endswith(f"cannot be used; type --resume {run.checkpoint(10)}\n")

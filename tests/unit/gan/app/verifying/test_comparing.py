@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from gan.app.verifying.comparing import LIMITS, Tolerance, compare, distances, gap
-from gan.app.verifying.recording import Moment, Record, digest
+from gan.app.verifying.records import LIMITS, Moment, Record, Tolerance, compare, digest, distances, gap
 
 EXACTLY = Tolerance(*LIMITS["64"])
 
@@ -35,6 +34,11 @@ def parts(*changes):
             if moment.kind == "batch":
                 rank.moments[moment] = (1, 2) if number == 0 else (3, 4)
     return ranks
+
+
+def measured(one, shaken, ends, precision):
+    shaken.distances = ends
+    return Tolerance.measured(one, shaken, precision)
 
 
 def test_equal_trainings_are_equal():
@@ -140,7 +144,7 @@ def test_what_rounding_moves_may_be_off_by_more_and_nothing_else():
         for name, apart in (("b", 1e-9 * (step == 1)), ("w", 1e-13)):
             one.moments[Moment(step, "judge", "weight", name)] = (0.5, 0.5)
             shaken.moments[Moment(step, "judge", "weight", name)] = (0.5 + apart, 0.5)
-    tolerance = Tolerance.measured(one, shaken, {"b": 3e-10, "w": 1e-13}, "64")
+    tolerance = measured(one, shaken, {"b": 3e-10, "w": 1e-13}, "64")
     for step, bias in ((0, 1e-10), (1, 1e-7), (2, 1e-7)):
         assert tolerance.at(Moment(step, "judge", "weight", "b")) == pytest.approx(bias)
         assert tolerance.at(Moment(step, "judge", "weight", "w")) == 1e-10
@@ -149,16 +153,16 @@ def test_what_rounding_moves_may_be_off_by_more_and_nothing_else():
 
 
 def test_chaos_does_not_make_everything_equal():
-    tolerance = Tolerance.measured(record(), record(loss_hinge=(0.4,)), {"w": 0.5}, "64")
+    tolerance = measured(record(), record(loss_hinge=(0.4,)), {"w": 0.5}, "64")
     assert tolerance.at(Moment(0, "judge", "loss", "hinge")) == tolerance.at_end("w") == 1e-6
-    assert Tolerance.measured(record(), record(), {}, "32").at(Moment(1, "judge", "loss", "hinge")) == 1e-4
+    assert measured(record(), record(), {}, "32").at(Moment(1, "judge", "loss", "hinge")) == 1e-4
 
 
 def test_in_float32_a_small_gradient_counts_by_its_own_size():
     off = parts({"gradient_b": (1.1e-3,)}, {"gradient_b": (1.1e-3,)})
-    found = compare(record(gradient_b=(1.1e-3 + 1e-8,)), off, Tolerance.measured(record(), record(), {}, "32"))
+    found = compare(record(gradient_b=(1.1e-3 + 1e-8,)), off, measured(record(), record(), {}, "32"))
     assert found == []
-    (found,) = compare(record(), off, Tolerance.measured(record(), record(), {}, "32"))
+    (found,) = compare(record(), off, measured(record(), record(), {}, "32"))
     assert (found.moment.kind, found.moment.name) == ("gradient", "b")
 
 
@@ -167,4 +171,4 @@ def test_steps_of_a_resumed_training_are_the_real_ones():
     for step, apart in ((30_000, 1e-9), (30_001, 0.0)):
         one.moments[Moment(step, "judge", "weight", "w")] = (0.5, 0.5)
         shaken.moments[Moment(step, "judge", "weight", "w")] = (0.5 + apart, 0.5)
-    assert Tolerance.measured(one, shaken, {}, "64").at(Moment(30_001, "judge", "weight", "w")) == pytest.approx(1e-7)
+    assert measured(one, shaken, {}, "64").at(Moment(30_001, "judge", "weight", "w")) == pytest.approx(1e-7)

@@ -1,0 +1,259 @@
+"""A run under the strategy that was typed: what each set of ranks needs, what fits, and what to type for it."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+
+from gan.app import outputs
+from gan.app.outputs import say
+from gan.app.planning.opening import Opened, opened
+from gan.app.planning.search import Found, search
+from gan.app.run.options import run_first, run_settings, without
+from gan.files.errors import UserError
+from gan.runs import build, short_name
+from strategies import assignment, private
+from strategies.auto import Auto
+from strategies.choice import Choice, choices, ranks_as_typed
+from strategies.cost.budget import Budget, Cost, Serving
+from strategies.paper.amounts import Held, readable
+from strategies.placing.placement import Placement, placement_of
+from strategies.policies import POLICIES
+from strategies.ranks import World
+from strategies.serving import served
+
+MOST = 10**6  # ranks
+SPARE = 0.1  # of a device's memory, for what is not a tensor
+COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")
+OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--json")
+
+
+def plan(argv: list[str], settings: Namespace) -> int:
+    """Print the plan of what was typed in `argv`, and read into `settings`. Returns the exit status."""
+    typed = _choice(settings.strategy)
+    ranks = settings.nodes * settings.devices
+    if ranks > MOST:
+        raise UserError(f"{ranks} ranks are too many; type fewer --nodes or --devices, {MOST:,} at most")
+    placement = placement_of(typed, ranks)
+    assignment.check_ranks(typed, ranks, placement)
+    training = range(ranks) if placement is None else placement.training
+    with private.fake_world(len(training)):
+        game = opened(lambda: build(settings.run, **run_settings(settings)), len(training))
+        return _plan(argv, settings, Planned(settings, typed, game, training, placement))
+
+
+def _choice(strategy: str) -> dict[str, Choice]:
+    """What was typed for --strategy. Refuses what has no plan."""
+    choice = choices(strategy, {**POLICIES, "auto": Auto})
+    assignment.is_dp(choice)  # it refuses dp for some of the players
+    for each in choice.values():
+        for option, why in (("bf16", "counts 32-bit numbers"), ("compile", "cannot know what torch.compile keeps")):
+            if option in each.options:
+                raise UserError(f"gan.plan {why}; leave {option} out of --strategy {strategy}")
+    return choice
+
+
+class Planned:
+    """A game under the strategy that was typed: what each set of ranks needs, those that train first."""
+
+    def __init__(
+        self,
+        settings: Namespace,
+        typed: Mapping[str, Choice],
+        game: Opened,
+        training: range,
+        placement: Placement | None,
+    ) -> None:
+        """`game` is opened with the batch of a rank that trains."""
+        self.memory, self.usable = settings.memory, usable(settings.memory)
+        self.game, self.training = game, training
+        apart = {} if placement is None else served(placement, typed, game.game)
+        self.serving = {name: Serving(each.ranks, len(training)) for name, each in apart.items()}
+        where = {name: ranks_as_typed(each.ranks) for name, each in apart.items()}
+        # A GPU's: its index means nothing, and it need not be there.
+        world = World(len(training), 0, torch.device("cuda"), settings.devices)
+        self.budget = Budget(game.game, world, lambda recompute: game.trace(recompute, where), self.serving)
+        self.chosen = self.decided(typed)
+        costs = {training: self.budget.cost(self.chosen), **self.budget.serving(self.chosen)}
+        self.found = {at: self.judged(self.chosen, cost) for at, cost in costs.items()}
+        self.fits = all(found.fits for found in self.found.values())
+
+    def decided(self, typed: Mapping[str, Choice]) -> dict[str, Choice]:
+        """The choices of all players, with those that `auto` takes."""
+        players = self.game.game.players
+        chosen = assignment.choose(typed, players)
+        here = {name: each for name, each in chosen.items() if name not in self.serving}
+        taken = assignment.decide(here, players, self.budget.belongings, self.budget.world, self.memory)
+        return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in taken}}
+
+    def judged(self, chosen: Mapping[str, Choice], cost: Cost) -> Found:
+        return Found(chosen, cost, cost.peak.bytes <= self.usable)
+
+    def others(self) -> tuple[Found, Found]:
+        """What auto would take, and the cheapest that fits."""
+        auto = self.decided({"*": Choice("auto")})
+        return self.judged(auto, self.budget.cost(auto)), search(self.budget, self.usable)
+
+
+def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
+    """Print it. Returns the exit status. Of players on ranks of their own, nothing else is proposed."""
+    if settings.json:
+        plan = {"ranks": settings.nodes * settings.devices, "memory": settings.memory}
+        parts = {ranks_as_typed(at): as_json(found) for at, found in planned.found.items()}
+        if planned.serving:
+            plan |= {"fits": planned.fits, "parts": parts}
+        else:
+            auto, cheapest = planned.others()
+            plan |= {**parts.popitem()[1], "auto": as_json(auto), "cheapest": as_json(cheapest)}
+        say(json.dumps(plan, indent=1))
+        return 0 if planned.fits else 1
+
+    say(*head(settings, planned.game, planned.budget))
+    policies = planned.budget.everybody(planned.chosen)
+    for at, found in planned.found.items():
+        where = f", ranks {ranks_as_typed(at)}" if planned.serving else ""
+        if planned.serving:
+            say(f"\n---- ranks {ranks_as_typed(at)} {'train' if at == planned.training else 'serve'}")
+        say("", *memory_table(found.cost, policies), "", *traffic_table(found.cost), "")
+        say(f"{as_typed(planned.chosen)}{where}: {verdict(found.cost, settings.memory)}")
+    if not planned.serving:
+        _propose(argv, settings, *planned.others())
+    return 0 if planned.fits else 1
+
+
+def _propose(argv: list[str], settings: Namespace, auto: Found, cheapest: Found) -> None:
+    say(f"auto would take {as_typed(auto.chosen)}: {verdict(auto.cost, settings.memory)}")
+    needs, strategy = readable(cheapest.cost.peak.bytes), as_typed(cheapest.chosen)
+    if not cheapest.fits:
+        least = f"{needs} under {strategy}"
+        say(f"nothing fits: the least is {least}; use more ranks, a smaller batch, or devices with more memory")
+        return
+    moved = cheapest.cost.moved
+    links = f"{readable(moved.within)} in a node and {readable(moved.between)} between nodes a step"
+    say(f"the cheapest that fits needs {needs} and moves {links}:")
+    say(f"  {_command(argv, settings, strategy)}")
+
+
+def _command(argv: list[str], settings: Namespace, strategy: str) -> str:
+    """What to type to train so: the same words for the run, and this strategy."""
+    words = ["python", "-m", "gan.fit", settings.run if ":" not in settings.run else _named(argv, settings.run)]
+    words += without(run_first(argv), OWN)
+    if settings.nodes > 1:
+        words += ["--nodes", str(settings.nodes), "--rendezvous", "HOST:PORT"]
+    return shlex.join([*words, "--devices", str(settings.devices), "--strategy", strategy])
+
+
+def _named(argv: list[str], run: str) -> str:
+    """The run as it was typed, because its full name has the path of the file."""
+    return next((word for word in argv if word.endswith(":" + short_name(run)) and not word.startswith("-")), run)
+
+
+# ---- what a plan says to a person, and to a program ----
+
+
+def head(settings: Namespace, game: Opened, budget: Budget) -> Iterator[str]:
+    """What is planned, and for how many ranks."""
+    total = sum(p.numel() for each in budget.belongings.values() for p in each.parameters.values())
+    ranks = settings.nodes * settings.devices
+    where = f"{ranks} rank{'s' * (ranks > 1)}"
+    where += f", {settings.nodes} nodes of {settings.devices}" if settings.nodes > 1 else ""
+    each = "each rank that trains" if budget.served else "each rank"
+    yield f"{short_name(settings.run)}: {total:,} parameters, on {where}; {game.samples} samples on {each}"
+    if game.why:
+        yield f"\nmeasured on this CPU, because it cannot be played without values: {game.why}"
+
+
+def usable(memory: float) -> float:
+    """What a plan may take of a device's memory."""
+    return memory * (1 - SPARE)
+
+
+def verdict(cost: Cost, memory: float) -> str:
+    """Whether it fits, and by how much."""
+    of = f"of {readable(memory)} less a tenth"
+    spare = usable(memory) - cost.peak.bytes
+    if spare >= 0:
+        return f"fits, with {readable(spare)} to spare {of}"
+    return f"does not fit: {readable(-spare)} too much {of}"
+
+
+def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
+    """The memory of a rank at its peak, by player and kind."""
+    peak = cost.peak
+    rows = [("player", "policy", "weights", "gradients", "optimizer", "average", "in flight", "all")]
+    for name, held in peak.players.items():
+        amounts = [getattr(held, kind) for kind in COLUMNS]
+        rows.append((name, str(chosen[name]), *map(_amount, amounts), _amount(held.bytes)))
+    total = sum(peak.players.values(), Held())
+    rows.append(("activations", "", *[""] * 5, _amount(peak.activations)))
+    rows.append(("all", "", *(_amount(getattr(total, kind)) for kind in COLUMNS), _amount(peak.bytes)))
+    there = cost.host.bytes
+    host = [f"and {readable(there)} in the memory of the host, for each rank"] if there else []
+    return [f"a rank at its peak, which is in phase '{peak.phase}'", *outputs.table(rows, left=(0, 1)), *host]
+
+
+def traffic_table(cost: Cost) -> list[str]:
+    """The peak of each phase, and the bytes that it moves by link."""
+    rows = [("phase", "", "peak", "sent in a node", "between nodes")]
+    for phase in cost.phases:
+        often = "" if phase.every == 1 else f"every {phase.every} steps"
+        often += f" {phase.idle:.0%} idle" if phase.idle else ""
+        moved = phase.moved
+        rows.append((phase.phase, often, _amount(phase.bytes), _amount(moved.within), _amount(moved.between)))
+    mean = cost.moved
+    rows.append(("a step", "in the mean", "", _amount(mean.within), _amount(mean.between)))
+    return [
+        "bytes, sent by a rank to others of its node, and by a node to other nodes",
+        *outputs.table(rows, left=(0, 1)),
+    ]
+
+
+def as_typed(chosen: Mapping[str, Choice]) -> str:
+    """The choices as they are typed after --strategy: the commonest one is that of `*`."""
+    texts = {name: str(choice) for name, choice in chosen.items()}
+    counts = {text: list(texts.values()).count(text) for text in texts.values()}
+    most = max(counts, key=counts.__getitem__)
+    if len(counts) == 1:
+        return most
+    own = [f"{name}={text}" for name, text in texts.items() if text != most]
+    return ",".join([*own, f"*={most}"])
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    """The same for programs, in bytes."""
+    cost = found.cost
+    return {
+        "strategy": as_typed(found.chosen),
+        "fits": found.fits,
+        "bytes": cost.peak.bytes,
+        "host": cost.host.bytes,
+        "between_phases": {name: asdict(held) for name, held in cost.held.items()},
+        "phases": [
+            {
+                "phase": phase.phase,
+                "every": phase.every,
+                "idle": phase.idle,
+                "bytes": phase.bytes,
+                "activations": phase.activations,
+                "players": {name: asdict(held) for name, held in phase.players.items()},
+                "moved": asdict(phase.moved),
+                "payload": _payload(phase.collectives),
+            }
+            for phase in cost.phases
+        ],
+    }
+
+
+def _payload(collectives: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in (one for player in collectives.values() for one in player):
+        found[each.kind] = found.get(each.kind, 0) + each.payload
+    return found
+
+
+def _amount(amount: float) -> str:
+    return readable(amount) if amount else "-"

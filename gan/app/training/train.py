@@ -1,0 +1,271 @@
+"""One training of `gan.fit`: what it begins with, the Trainer, and what is printed at its begin and end."""
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning import Trainer
+from lightning.pytorch.loggers import Logger
+
+from gan.app.outputs import say
+from gan.app.run import folder, options
+from gan.app.run.computer import Computer
+from gan.app.run.folder import RunFolder
+from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
+from gan.app.training import start
+from gan.app.training.callbacks import Bar, Pictures, Score, WriteSettings
+from gan.app.training.describe import describe
+from gan.app.training.keep import Keep
+from gan.app.training.metrics import Record, first_and_last
+from gan.app.training.start import Chosen
+from gan.files.errors import Damaged, UserError, this_rank
+from gan.files.finite import NotFinite
+from gan.runs import Run, build, short_name
+from strategies import PhaseStrategy
+from strategies.accelerator import GPUS
+from strategies.processes import agent, slurm
+from strategies.processes.launched import Launched
+from strategies.processes.stopping import WARNING, Signals, Stopped
+
+ON = "python -m gan.fit"
+
+
+# ---- what decides a training: gan.fit and gan.verify train alike ----
+
+
+def strategy_of(
+    settings: Namespace, policy: str, kind: type[PhaseStrategy] = PhaseStrategy, **beside: Any
+) -> PhaseStrategy:
+    """The strategy, with what the settings say of checks. `beside` is where it trains, not what."""
+    check = "often" if settings.check and settings.debug else settings.check
+    return kind(policy, check=check, check_replicas=settings.debug, **beside)
+
+
+def trainer_of(settings: Namespace, strategy: PhaseStrategy, max_steps: int, **beside: Any) -> Trainer:
+    """The Trainer. `beside` are devices, loggers, validation and callbacks, which change nothing in the training."""
+    return Trainer(
+        strategy=strategy,
+        precision=settings.precision,
+        max_steps=max_steps,
+        sync_batchnorm=True,
+        deterministic="warn" if settings.debug else None,
+        detect_anomaly=settings.debug,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        **beside,
+    )
+
+
+# ---- one training of gan.fit ----
+
+
+class Beginning:
+    """What a training begins with: the game, and the folder and the checkpoint that all ranks agree on."""
+
+    def __init__(
+        self, settings: Namespace, resumed: tuple[RunFolder, Path] | None, place: Launched | None, out: Path
+    ) -> None:
+        self.settings, self.resumed, self.place, self.out = settings, resumed, place, out
+        now = options.run_settings(settings)
+        self.trained = Resumed(resumed[0], settings.run, now) if resumed is not None else None
+        try:
+            self.run = build(settings.run, **now)
+        except UserError as error:
+            raise self.trained.where_data_were(error) if self.trained is not None else error from None
+        self.summary, self.all_settings = describe(self.run.game), options.dump(settings, settings.run)
+
+    def texts(self, chosen: Chosen, launchers: list[str]) -> dict[Path, str]:
+        """What the files of the run's folder say that are written before its first step."""
+        found = {chosen.folder.settings: self.all_settings, chosen.folder.game: self.summary}
+        if launchers and not self.settings.dry_run:
+            begun_from = () if chosen.checkpoint is None else (chosen.checkpoint.name,)
+            found[chosen.folder.launch] = start.text(launchers, *begun_from)
+        return found
+
+    def choose(self, launchers: list[str], held: ExitStack) -> Chosen:
+        """For the first rank. The files of a resumed run stay as they are until it trains; `held` gets its lock."""
+        start.check(self.place)
+        # Slurm may give the number of a job again, so only one that has been requeued has begun a run.
+        may_have = self.place is not None and (self.place.by != "slurm" or self.place.restarts)
+        begun = start.begun_by(self.out, launchers, partial(newest_whole, say=say)) if may_have else None
+        if begun is not None:
+            chosen = begun
+        elif self.resumed is not None:
+            chosen = Chosen(self.resumed[0], to_resume(self.settings.resume, *self.resumed, say))
+        else:
+            chosen = Chosen(folder.create(Path(self.settings.out), short_name(self.settings.run)))
+            chosen.folder.fill(self.texts(chosen, launchers))
+        if self.settings.dry_run:
+            return chosen
+        if self.trained is not None and not chosen.again:
+            self.trained.check(self.run, chosen.checkpoint)
+        held.enter_context(folder.training(chosen.folder))
+        return chosen
+
+
+def start_training(beginning: Beginning, computer: Computer, strategy: PhaseStrategy) -> None:
+    """Agree with the other ranks on the folder and the checkpoint, and train. A dry run ends before that."""
+    settings, trained = beginning.settings, beginning.trained
+    if settings.resume == "auto" and trained is None:
+        say(f"no run with a checkpoint in '{settings.out}' yet; starting a new one")
+    with ExitStack() as held:
+        chosen, launchers = start.agree(beginning.place, partial(beginning.choose, held=held))
+        where = chosen.folder
+        if trained is not None and trained.changed and not chosen.again:
+            say(str(trained))
+        if settings.dry_run:
+            ends = f"a dry run: {where.path} stays as it is" if trained is not None else f"saved in {where.path}"
+            say(beginning.all_settings, beginning.summary, ends)
+            return
+        try:
+            train(settings, computer, strategy, beginning.run, chosen, beginning.texts(chosen, launchers))
+        except UserError:
+            if this_rank() == 0 and trained is None and not chosen.again:
+                where.discard()
+            raise
+
+
+def train(
+    settings: Namespace,
+    computer: Computer,
+    strategy: PhaseStrategy,
+    run: Run,
+    chosen: Chosen,
+    texts: Mapping[Path, str],
+) -> None:
+    """Make the Trainer, train, and print how it ended."""
+    where, checkpoint = chosen.folder, chosen.checkpoint
+    log = Record(where)
+    strategy.lockstep.requeues = False
+    strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
+    strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
+    every = settings.sample_every or max(1, -(-run.max_steps // 10))
+    keep = keeper(settings, run, where, every)
+    trainer = trainer_of(
+        settings,
+        strategy,
+        run.max_steps,
+        accelerator=computer.accelerator,
+        devices=list(computer.chosen) or computer.devices,
+        num_nodes=computer.nodes,
+        logger=[log, *extra_loggers(settings, where)],
+        log_every_n_steps=settings.log_every,
+        val_check_interval=every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=-1 if checkpoint is None else 0,
+        callbacks=[
+            Bar(settings.get("batch_size")),
+            Pictures(where, log, every),
+            Score(run.scores),
+            keep,
+            WriteSettings(texts),
+        ],
+        default_root_dir=where.path,
+    )
+    begin(settings, run, computer, where, checkpoint)
+    started = time.monotonic()
+    try:
+        trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
+    except NotFinite as error:
+        earlier = where.before(checkpoint)
+        advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
+        raise UserError(f"{checkpoint}: {error}; {advice}") from error
+    except Damaged as error:
+        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
+    except Stopped:
+        keep.refuse_if_not_saved(trainer.is_global_zero)
+        step = trainer.global_step
+        say(f"stopped at step {step}, all saved; go on with\n  {ON} --resume {where.resuming(step)}")
+        if strategy.ending.signal == WARNING and slurm.started_by_srun():
+            requeue(trainer.is_global_zero)
+    else:
+        began = checkpoint and folder.step_of(checkpoint)
+        finish(run, log, trainer, where, keep, began, time.monotonic() - started)
+        keep.refuse_if_not_saved(trainer.is_global_zero)
+
+
+def keeper(settings: Namespace, run: Run, where: RunFolder, every: int) -> Keep:
+    """What saves and removes checkpoints. `every` so many steps the run is validated."""
+    save_every, best = settings.save_every or every, settings.keep_best
+    if best and not run.scores:
+        raise UserError(f"--keep-best {best}: this run has no scores to tell which is best; leave --keep-best out")
+    if best and save_every % every and every % save_every:
+        raise UserError(
+            f"--keep-best {best} needs checkpoints of validated steps, which are {every}, {2 * every}, ..., and those "
+            f"of --save-every {save_every} are others; type --save-every {every}"
+        )
+    score = run.score if best else ""
+    return Keep(where, save_every, settings.save_in_background, settings.keep, best, score)
+
+
+def extra_loggers(settings: Namespace, where: RunFolder) -> list[Logger]:
+    """The logger that the settings name, beside the run's own metrics.csv. Its package must be installed."""
+    if settings.logger is None:
+        return []
+    from lightning.pytorch import loggers
+
+    try:
+        if settings.logger == "tensorboard":
+            return [loggers.TensorBoardLogger(where.path, name="", version="tensorboard")]
+        return [loggers.WandbLogger(name=where.path.name, save_dir=where.path, project="gan")]
+    except ModuleNotFoundError as error:
+        raise UserError(f"--logger {settings.logger} needs its package: pip install {settings.logger}") from error
+
+
+def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, checkpoint: Path | None) -> None:
+    """Print what will be trained, on what, and where the files go."""
+    word = computer.kind.upper() if computer.kind not in GPUS else "GPU"
+    processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
+    how = f"{processes}, strategy {settings.strategy}"
+    resumed = f", from {checkpoint}" if checkpoint is not None else ""
+    batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
+    say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
+    say(f"everything goes to {where.path}/")
+    typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))
+    step = folder.step_of(checkpoint) if typed else None
+    if step is not None and (latest := max(where.steps(), default=step)) > step:
+        say(f"its checkpoints of later steps stay; --resume {where.path} would go on from step {latest}")
+
+
+def finish(
+    run: Run, log: Record, trainer: Trainer, where: RunFolder, keep: Keep, began: int | None, seconds: float
+) -> None:
+    """Print the scores and where the results are. `began` is the step at which this training began."""
+    step = trainer.global_step
+    if step == began:
+        say(f"\nthe run is at step {step} already, so nothing was trained")
+    else:
+        say(f"\n{step} steps, {seconds / 60:.1f} minutes")
+        for name, words in run.scores.items():
+            first, last = first_and_last(log.rows, name) or (0, 0)
+            if first:
+                say(f"{words}: {first:.4f} at the start, {last:.4f} now ({100 * last / first:.0f} % of the start)")
+    saved, best = where.checkpoint(step), keep.best_checkpoint()
+    saved = saved if saved.exists() else where.newest_checkpoint()
+    rows = (
+        ("look at", next((grid for at, grid in reversed(where.grids().items()) if at <= step), None)),
+        ("curves", where.curves if where.curves.exists() else None),
+        ("metrics", where.metrics if where.metrics.exists() else None),
+        ("checkpoint", saved),
+        ("best", best and f"{best[0]} ({run.score} {best[1]:.4f})"),
+        ("train on", saved and f"{ON} --resume {where.resuming(step)} --max-steps {2 * max(step, run.max_steps)}"),
+    )
+    for title, value in rows:
+        if value is not None:
+            say(f"  {title:11}{value}")
+
+
+def go_back_if_warned(place: Launched) -> None:
+    """Let a job of Slurm that is warned before it trains go back into the queue at once. There is nothing to save."""
+    Signals().take([WARNING], lambda *_: requeue(place.rank == 0))
+
+
+def requeue(first: bool) -> None:
+    """Put the job back into the queue. It must be said before, because Slurm ends this process at once."""
+    say(f"job {slurm.job()} goes back into the queue, to go on by itself")
+    if first and (reason := slurm.requeue()):
+        say(f"Slurm did not take it: {reason}")

@@ -1,0 +1,122 @@
+"""What Lightning is told of how this process was started, and how ranks that somebody else started are connected."""
+
+import os
+import zlib
+from typing import Any
+
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+
+from gan.files.errors import UserError
+from strategies.processes.interface import clear_meeting
+from strategies.processes.launched import Launched, launched
+
+
+def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
+    """Lightning's cluster environment, corrected: Lightning does not see mpirun, and takes every Slurm job for srun.
+
+    `found` is what Lightning has found. One that a person has made for another launcher stays.
+    """
+    if type(found) not in (LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment):
+        return found
+    place = launched()
+    if place is None:
+        return found if isinstance(found, LightningEnvironment) else LightningEnvironment()
+    if place.by == "torchrun":
+        return TorchElasticEnvironment()
+    if place.by == "slurm":
+        return found if isinstance(found, SLURMEnvironment) else SLURMEnvironment()
+    return Given(place)
+
+
+def place_of(found: ClusterEnvironment | None) -> Launched | None:
+    """The place that a launcher gave this process, if `environment` has chosen what tells Lightning so."""
+    return launched() if isinstance(found, TorchElasticEnvironment | SLURMEnvironment | Given) else None
+
+
+_store: dist.Store | None = None  # kept, because rank 0 serves it
+
+
+def store(place: Launched) -> dist.Store:
+    """torch's store, by which ranks that somebody else started find each other.
+
+    torchrun on one host keeps what an attempt has written when it starts the ranks again. A rank could take the
+    address that another one had then for the one that it has now. So each attempt has a prefix of its own. (Of several
+    hosts, each counts its own attempts. Our own agent keeps nothing.)
+    """
+    global _store
+    if _store is None:
+        where = environment(LightningEnvironment())
+        assert where is not None
+        os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
+        with clear_meeting(where.main_address, where.main_port):
+            found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))
+        _store = dist.PrefixStore(f"attempt {place.restarts if place.nodes == 1 else 0}", found)
+    return _store
+
+
+def connect(place: Launched, backend: str, **options: Any) -> None:
+    """Make the process group of ranks that somebody else started."""
+    dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, store=store(place), **options)
+
+
+class Given(ClusterEnvironment):
+    """Tells Lightning the place of this process, where mpirun or a person has started it."""
+
+    def __init__(self, place: Launched) -> None:
+        super().__init__()
+        self.place = place
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Where rank 0 is."""
+        return self._meeting("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """A free port of that host."""
+        # All ranks of one mpirun compute the same number, and another mpirun another one.
+        job = os.environ.get("PMIX_NAMESPACE", "").encode()
+        return int(self._meeting("MASTER_PORT", str(10_000 + zlib.crc32(job) % 20_000)))
+
+    def _meeting(self, name: str, default: str) -> str:
+        """A variable, which only ranks that mpirun started on one host can do without."""
+        if name not in os.environ and (self.place.by != "mpi" or self.place.nodes > 1):
+            how = "type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500" if self.place.by == "mpi" else "set both"
+            raise UserError(
+                f"this is one of {self.place.world_size} ranks and {name} is not set; MASTER_ADDR names the host of "
+                f"rank 0 and MASTER_PORT a free port of it: {how}"
+            )
+        return os.environ.get(name, default)
+
+    @staticmethod
+    def detect() -> bool:
+        place = launched()
+        return place is not None and place.by in ("mpi", "environment")
+
+    def world_size(self) -> int:
+        return self.place.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """It is given."""
+
+    def global_rank(self) -> int:
+        return self.place.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is given."""
+
+    def local_rank(self) -> int:
+        return self.place.local_rank
+
+    def node_rank(self) -> int:
+        return self.place.node_rank
