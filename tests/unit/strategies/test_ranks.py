@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from gan import Phase
-from strategies.policies import world
+from strategies import ranks
 from strategies.ranks import Groups
 
 
@@ -19,7 +19,7 @@ def phases(*learners):
 def made():
     """torch's groups are numbers here. The list has those that were ended."""
     ended, numbers = [], count()
-    with mock.patch.multiple(world.dist, new_group=lambda timeout: next(numbers), destroy_process_group=ended.append):
+    with mock.patch.multiple(ranks.dist, new_group=lambda timeout: next(numbers), destroy_process_group=ended.append):
         yield ended
 
 
@@ -43,7 +43,7 @@ def test_one_of_its_own_is_never_shared(made):
 
 
 def test_all_have_the_timeout_of_the_strategy():
-    with mock.patch.object(world.dist, "new_group") as made:
+    with mock.patch.object(ranks.dist, "new_group") as made:
         made_groups = Groups(phases("a", ["a", "b"]), timedelta(seconds=7))
         made_groups.shared("a"), made_groups.shared("b"), made_groups.own()
     assert [call.kwargs for call in made.call_args_list] == [{"timeout": timedelta(seconds=7)}] * 3
