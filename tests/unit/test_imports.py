@@ -24,7 +24,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
             "strategies/micro_batches.py",
         ),
         *("strategies/random_state.py", "strategies/reachable.py", "strategies/draws.py"),
-        "strategies/optimizers.py",
+        *("strategies/optimizers.py", "strategies/ranks.py"),
     ),
     ("strategies/policies",),
     (
