@@ -80,6 +80,14 @@ def spade_faces(**settings: Any) -> Run:
     return sean_or_spade(style=None, **settings)
 
 
+SPADE_SCORES = {"val/paint_error": "paint error on held-out faces"}
+SEAN_SCORES = {
+    "val/transfer_error": "transfer error on held-out faces",
+    "val/region_error": "transfer error of one region's style, in that region",
+    "val/region_spill": "change that makes in the other regions, as a share of its own",
+}
+
+
 def sean_or_spade(
     style: PositiveInt | None,
     batch_size: PositiveInt = 8,
@@ -132,15 +140,9 @@ def sean_or_spade(
         fake_once=fake_once,
     )
     if encoder is None:
-        scores = {"val/paint_error": "paint error on held-out faces"}
-        return Run(Spade(*networks, **rules), drawn.data(flip=False, look="poster"), max_steps, scores)
+        return Run(Spade(*networks, **rules), drawn.data(flip=False, look="poster"), max_steps, SPADE_SCORES)
     data = drawn.data(flip=False, scored=lambda *size, **how: FaceTransfers(Faces(*size, **how)))
-    scores = {
-        "val/transfer_error": "transfer error on held-out faces",
-        "val/region_error": "transfer error of one region's style, in that region",
-        "val/region_spill": "change that makes in the other regions, as a share of its own",
-    }
-    return Run(Sean(encoder, *networks, **rules), data, max_steps, scores)
+    return Run(Sean(encoder, *networks, **rules), data, max_steps, SEAN_SCORES)
 
 
 def pix2pix_faces(
