@@ -124,7 +124,7 @@ def chunks(batch, total, parts, phase):
 def place_in_chunks(phase, counts, index, step, training):
     parts = phase.micro_batches
     rows, key = counts[0] // parts, (training.seed, step, phase.name)
-    return noise.Place(key, (training.rank * parts + index) * rows, rows, training.ranks * parts * rows)
+    return noise.Place(key, (training.world.rank * parts + index) * rows, rows, training.world.size * parts * rows)
 
 
 def in_chunks(**kwargs):
