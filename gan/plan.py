@@ -20,10 +20,10 @@ from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 from gan.runs import build, short_name
 from strategies import assignment, private
+from strategies.amounts import readable
 from strategies.auto import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
-from strategies.paper.amounts import readable
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
 from strategies.policies.world import World

@@ -6,8 +6,8 @@ tests/unit/strategies/test_private.py says which.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +33,7 @@ from torch._C import _DisableFuncTorch as outside_transforms
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.distributed import _broadcast_coalesced as broadcast_coalesced
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 __all__ = [
     "FunctionLauncher",
@@ -194,6 +195,35 @@ def fake_world(ranks: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def group_in(arguments: Sequence[Any]) -> dist.ProcessGroup:
+    """The process group among the arguments of a collective, as a mode for dispatch gets them."""
+    for each in arguments:
+        if isinstance(each, torch.ScriptObject):
+            with suppress(RuntimeError):  # it is something else
+                return dist.ProcessGroup.unbox(each)
+    raise AssertionError("a collective has a group")
+
+
+@contextmanager
+def fsdp_memory(changed: Callable[[int], None]) -> Iterator[None]:
+    """Inside the `with`, hear of memory that FSDP2 gives to tensors or frees by its size: how many bytes more."""
+
+    def heard(change: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def told(tensor: Tensor) -> None:
+            before = tensor.untyped_storage().nbytes()
+            change(tensor)
+            changed(tensor.untyped_storage().nbytes() - before)
+
+        return told
+
+    give, free = _fsdp_param.alloc_storage, _fsdp_param.free_storage
+    _fsdp_param.alloc_storage, _fsdp_param.free_storage = heard(give), heard(free)
+    try:
+        yield
+    finally:
+        _fsdp_param.alloc_storage, _fsdp_param.free_storage = give, free
 
 
 def dispatch_key(device: torch.device) -> str:

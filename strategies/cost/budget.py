@@ -1,21 +1,32 @@
 """What a game costs under the policies of its players: memory at the peak of each phase, and bytes on each link."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.module import GanModule
+from gan.phase import Phase
+from strategies import private
+from strategies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.choice import Choice, ranks_as_typed
-from strategies.paper.amounts import Collective, Group, Held, Moved, moved
-from strategies.paper.paper import size
-from strategies.paper.trace import Count, Trace
+from strategies.cost.dry import Curve, Dry, Gathered, Replicated, Stages
+from strategies.cost.trace import Count, Trace
+from strategies.cost.units import Units
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
+from strategies.policies.ddp import Ddp
+from strategies.policies.deepspeed import DeepSpeed3
+from strategies.policies.fsdp import Fsdp
+from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
 from strategies.policies.world import World
+from strategies.policies.zero1 import Zero1
+from strategies.policies.zero3 import Zero3
 
 # What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
 LOSSES, ANSWERS = "losses", "answers"
@@ -58,18 +69,6 @@ class Cost:
         for phase in self.phases:
             total += phase.moved * (1 / phase.every)
         return total
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
-
-    Both are one array, first all during and then all after.
-    """
-
-    gradients: np.ndarray
-    flying: np.ndarray
-    collectives: Sequence[Collective]
 
 
 @dataclass(frozen=True)
@@ -222,14 +221,10 @@ class Budget:
     def curves(self, player: str, choice: Choice, recompute: frozenset[str]) -> list[Curve]:
         key = player, str(choice), recompute
         if key not in self._curves:
-            paper = self.policy(player, choice).paper()
-            self._curves[key] = []
-            for trace in self.traces(recompute):
-                account = paper.play(trace)
-                levels = [*account.during, *account.after]
-                gradients = np.array([level.gradients for level in levels], dtype=float)
-                flying = np.array([level.flying for level in levels], dtype=float)
-                self._curves[key].append(Curve(gradients, flying, account.moved))
+            traces = self.traces(recompute)
+            with nullcontext() if dist.is_initialized() else private.fake_world(self.world.size):
+                played = _dry(self.policy(player, choice), self.game.phases)
+                self._curves[key] = [played.play(trace) for trace in traces]
         return self._curves[key]
 
     def activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
@@ -239,6 +234,13 @@ class Budget:
                 for trace in self.traces(recompute)
             ]
         return self._memory[recompute]
+
+
+def _dry(policy: Policy, phases: Sequence[Phase]) -> Dry:
+    """What plays this policy dry in these phases. It need not be adopted."""
+    kinds = {Ddp: Replicated, Zero1: Replicated, Pipeline: Stages, Zero3: Gathered, DeepSpeed3: Gathered, Fsdp: Units}
+    several = policy.world.size > 1 and policy.belongings.parameters
+    return (kinds.get(type(policy), Dry) if several else Dry)(policy, phases)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -16,7 +16,7 @@ from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.paper.amounts import Held
+from strategies.amounts import Held
 from strategies.placing.attributes import Attributes
 from strategies.placing.messages import Bridge, Call, Enter, Found, Packed, Slopes, unpacked
 from strategies.placing.placement import Part

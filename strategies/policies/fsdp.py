@@ -1,8 +1,7 @@
 """fsdp: torch's FSDP2 shards everything of the player, block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from gan.files.errors import UserError
 from gan.phase import Phase
+from strategies.amounts import size
 from strategies.options.blocks import LayerGroups, find_blocks
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.paper.amounts import Group
-from strategies.paper.paper import Paper
-from strategies.paper.units import PaperUnit, Units
 from strategies.policies.sharded import Sharded
 from strategies.sharding.fully_shard import FullyShard, FullyShardReduction, mesh_of
 from strategies.sharding.reduction import Reduction
@@ -49,59 +46,26 @@ class Fsdp(Sharded):
     keep = False
     takes = (Sharded.takes | {"bf16", "whole"}) - {"compile"}
 
-    @cached_property
-    def paper_units(self) -> list[PaperUnit]:
-        """What is outside of blocks, and the blocks."""
-        weights, others = self.weights_and_others()
-        names = {id(each): name for name, each in {**weights, **others}.items()}
-        own = {id(each): each for each in {**weights, **others}.values()}
-        inside: dict[int, nn.Module | None] = {}
-        for block in self._blocks():
-            for each in block.parameters():
-                if id(each) in own:  # a weight of several blocks belongs to none
-                    inside[id(each)] = block if id(each) not in inside else None
-        found: dict[nn.Module | None, dict[str, nn.Parameter]] = {}
-        for key, each in own.items():
-            found.setdefault(inside.get(key), {})[names[key]] = each
-        modules = [None, *self._blocks()]
-        return [
-            PaperUnit(module, found[module], weights.keys(), self.shards, self.half)
-            for module in modules
-            if module in found
-        ]
-
-    def owned_bytes(self) -> float:
-        return sum(unit.shard for unit in self.paper_units)
+    def share_of(self, parameters: Mapping[str, nn.Parameter]) -> float:
+        """Equally many rows of each weight."""
+        total = 0.0
+        for each in parameters.values():
+            rows = each.shape[0] if each.ndim else 1
+            total += -(-rows // self.shards) * each.nbytes / max(1, rows)
+        return total
 
     @property
     def shard_bytes(self) -> float:
-        return sum(unit.owned for unit in self.paper_units)
+        return self.share_of(self.belongings.parameters)
 
     def flying_at_most(self) -> float:
         """What is outside of blocks; and two blocks, of which one is in two places; and gradients of two."""
-        used = sorted((unit.used for unit in self.paper_units if unit.module is not None), reverse=True)
-        outside = sum(unit.used for unit in self.paper_units if unit.module is None)
-        return sum(unit.used for unit in self.paper_units) * 2 if self.always_whole else outside + 5 * sum(used[:1])
+        whole, blocks = size(self.belongings.parameters.values()), [size(each.parameters()) for each in self.blocks()]
+        return whole * 2 if self.always_whole else whole - sum(blocks) + 5 * max(blocks, default=0)
 
     @property
     def always_whole(self) -> bool:
         return "whole" in self.options
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        return Units(
-            self.player.name,
-            self.weights,
-            self.owned_step(),
-            world=self.everyone,
-            share=Group(self.shards),
-            copies=self.copies,
-            home="offload" in self.options,
-            root=self.player.module,
-            units=self.paper_units,
-            whole=self.always_whole,
-        )
 
     def make_storage(self) -> Storage:
         if not self.begins_sharded:
@@ -122,7 +86,7 @@ class Fsdp(Sharded):
             weights,
             others,
             _root(self.player.module),
-            self._blocks(),
+            self.blocks(),
             readers,
             self.sharing_group,
             self.name,
@@ -133,7 +97,7 @@ class Fsdp(Sharded):
             offload_policy=CPUOffloadPolicy(pin_memory=gpu) if "offload" in self.options else OffloadPolicy(),
         )
 
-    def _blocks(self) -> list[nn.Module]:
+    def blocks(self) -> list[nn.Module]:
         """The modules whose weights are gathered together. A network without blocks is one unit."""
         try:
             found = find_blocks(self.player)

@@ -13,11 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
+from strategies.amounts import Held, bubble, size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
-from strategies.paper.amounts import Group, Held, bubble
-from strategies.paper.paper import Paper, size
-from strategies.paper.stages import Staged
 from strategies.pipelining import cutting
 from strategies.pipelining.call import call as call_in_stages
 from strategies.pipelining.cutting import Unit
@@ -156,18 +154,6 @@ class Pipeline(Policy):
     def at_most(self) -> Held:
         mine = self.of_largest() if self.divided else self.weights
         return replace(self.holds(), gradients=size(self.weights[name] for name in mine if name in self.weights))
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        ranks, stages = self.shape
-        mine = {name: self.weights[name] for name in self.of_largest() if name in self.weights}
-        ends = {}
-        for network, units in self.networks:
-            last = dict(zip(cutting.cut(units, stages), units, strict=True))  # the last unit of each stage
-            ends[network] = [last[stage].module for stage in range(stages)]
-        step = self.step_bytes(size(mine.values()))
-        return Staged(self.player.name, mine, step, ends, Group(ranks), Group(self.world.size // ranks, ranks))
 
     def idle(self, phase: Phase) -> float:
         if not self.divided or self.player.name not in phase.learners:

@@ -1,8 +1,8 @@
 """What zero1, zero2, zero3 and fsdp have in common: each rank owns a part of a player's elements."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,9 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.files.errors import UserError
 from strategies import private
-from strategies.paper.amounts import Group, Held
-from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import PaperBucket, Reduced, paper_buckets
+from strategies.amounts import Group, Held, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Sharing
@@ -61,11 +59,6 @@ class Sharded(Policy):
         """The dtype in which weights are gathered, if it is not their own."""
         return torch.bfloat16 if "bf16" in self.options else None
 
-    @cached_property
-    def paper_buckets(self) -> list[PaperBucket]:
-        """Those of the weights that learn."""
-        return paper_buckets(self.weights, self.shards, self.half)
-
     @property
     def divided(self) -> bool:
         """Whether there is something to share out, and somebody to share with."""
@@ -83,7 +76,7 @@ class Sharded(Policy):
         mine = self.owned_bytes()
         weights = held.weights if self.keep else self.shard_bytes + self.buffers
         if self.keep and self.half is not None:
-            weights += sum(each.gathered for each in self.paper_buckets) - size(self.weights.values()) + mine
+            weights += mine - sum(w.numel() * (w.element_size() - self.half.itemsize) for w in self.weights.values())
         return self.at_home(Held(weights, 0, self.optimizer_cost.state * mine, self.averaged_part * mine))
 
     def at_most(self) -> Held:
@@ -100,7 +93,11 @@ class Sharded(Policy):
 
     def owned_bytes(self) -> float:
         """What this rank owns of the weights that learn."""
-        return sum(each.shard for each in self.paper_buckets)
+        return self.share_of(self.weights)
+
+    def share_of(self, parameters: Mapping[str, nn.Parameter]) -> float:
+        """What a rank owns of these parameters. A few elements more are there so that all own equally many."""
+        return size(parameters.values()) / self.shards
 
     def at_home(self, held: Held) -> Held:
         """The same without what is in the CPU's memory."""
@@ -119,20 +116,6 @@ class Sharded(Policy):
             return Held()
         mine = self.owned_bytes()
         return Held(self.shard_bytes, mine, self.optimizer_cost.state * mine, self.averaged_part * mine)
-
-    def owned_step(self) -> float:
-        return 0 if "offload" in self.options else self.step_bytes(self.owned_bytes())
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        gathered = sum(each.gathered for each in self.paper_buckets)
-        return Reduced(*self.on_paper(), gathered=gathered, home="offload" in self.options)
-
-    def on_paper(self) -> tuple[Any, ...]:
-        """What all papers of sharded players begin with."""
-        groups = self.everyone, Group(self.shards), self.copies
-        return self.player.name, self.weights, self.owned_step(), self.paper_buckets, *groups
 
     # ---- its storage ----
 

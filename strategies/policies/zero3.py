@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
 from typing import Any
 
 from gan.phase import Phase
+from strategies.amounts import size
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import Gathered, PaperBucket, paper_buckets
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero2 import Zero2
 from strategies.sharding import bucket
@@ -52,14 +50,9 @@ class Zero3(Zero2):
         super().__init__(*args, **kwargs)
         self.on_read: UnshardOnRead | None = None
 
-    @cached_property
-    def other_buckets(self) -> list[PaperBucket]:
-        """Those of parameters that do not learn."""
-        return paper_buckets(self.weights_and_others()[1], self.shards, self.half)
-
     @property
     def shard_bytes(self) -> float:
-        return self.owned_bytes() + sum(each.shard for each in self.other_buckets)
+        return self.share_of(self.belongings.parameters)
 
     def flying_at_most(self) -> float:
         if self.always_whole:
@@ -67,16 +60,10 @@ class Zero3(Zero2):
             return whole + min(WHOLE_BUCKETS * bucket.SIZE, size(self.weights.values()))
         return super().flying_at_most()
 
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        home = "offload" in self.options
-        return Gathered(*self.on_paper(), others=self.other_buckets, whole=self.always_whole, home=home)
-
     @property
     def always_whole(self) -> bool:
         """Whether the player is whole in every phase that reads it. See [Note: whole for the phase]."""
-        few = len(self.paper_buckets) + len(self.other_buckets) <= FEW
+        few = sum(len(list(bucket.parts(each))) for each in self.weights_and_others()) <= FEW
         return few or bool(self.options.keys() & {"whole", "compile"})
 
     def make_storage(self) -> Storage:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from gan.files.checkpoint import Share
 from strategies import private
-from strategies.sharding.bucket import UNSHARDED
+from strategies.sharding.bucket import UNSHARDED, memory_of
 from strategies.sharding.resharded_parameter import ReshardedParameter, hide, show
 from strategies.sharding.versions import forget_ended, version_of
 
@@ -68,11 +68,11 @@ class FsdpWeight(FSDPParam):
     def use(self, whole: Tensor) -> None:
         """Let the author's parameter use this memory."""
         if self.whole is not None:
-            UNSHARDED.pop(self.whole.data_ptr(), None)
+            UNSHARDED.pop(memory_of(self.whole), None)
         show(self.author, whole)
         self.whole = whole
         if whole.numel():
-            UNSHARDED[whole.data_ptr()] = self
+            UNSHARDED[memory_of(whole)] = self
         self.seen = version_of(self.author)
 
     def drop(self, keep: bool) -> None:
@@ -81,7 +81,7 @@ class FsdpWeight(FSDPParam):
             return
         if keep:
             self.keep_writes()
-        UNSHARDED.pop(self.whole.data_ptr(), None)
+        UNSHARDED.pop(memory_of(self.whole), None)
         hide(self.author, torch.full((), torch.nan, dtype=self.whole.dtype, device=self.whole.device))
         self.whole = None
 
@@ -93,12 +93,12 @@ class FsdpWeight(FSDPParam):
         """
         if self.whole is None:
             return
-        moved = self.author.numel() > 0 and self.author.data_ptr() != self.whole.data_ptr()
+        moved = self.author.numel() > 0 and memory_of(self.author) != memory_of(self.whole)
         if moved:  # after `weight.data = ...`
             self.whole.copy_(self.author.detach().reshape(-1))
             show(self.author, self.whole)
         own = self.whole[self.start : self.start + self.elements]
-        of_fsdp2 = self.whole.device.type != "cpu" and self.whole.data_ptr() == self.all_gather_outputs[0].data_ptr()
+        of_fsdp2 = self.whole.device.type != "cpu" and memory_of(self.whole) == memory_of(self.all_gather_outputs[0])
         if of_fsdp2 or own.device != self.shard.device:
             if not moved and self.seen == version_of(self.author):
                 return
@@ -128,7 +128,7 @@ class FsdpWeight(FSDPParam):
         """
         there = self.whole is not None
         if there:
-            UNSHARDED.pop(self.whole.data_ptr(), None)
+            UNSHARDED.pop(memory_of(self.whole), None)
         forget_ended(self.author)
         if there or not self.begun_sharded:
             values = self.author.data if there else torch.full(self.author.shape, torch.nan, device=self.device)

@@ -182,7 +182,7 @@ class UnshardOnRead:
         self.hooks = []
         unlisten(self.modules, self.read)
 
-    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/paper/sharded.py ----
+    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/cost/dry.py ----
 
     def enter(self, weights: Iterable[nn.Parameter]) -> None:
         """A forward begins, of a module that has these weights itself."""

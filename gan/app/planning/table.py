@@ -10,9 +10,9 @@ from gan.app import outputs
 from gan.app.planning.opening import Opened
 from gan.app.planning.search import Found
 from gan.runs import short_name
+from strategies.amounts import Held, readable
 from strategies.choice import Choice
 from strategies.cost.budget import Budget, Cost
-from strategies.paper.amounts import Held, readable
 
 SPARE = 0.1  # of a device's memory, for what is not a tensor
 COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")

@@ -1,0 +1,276 @@
+"""A player's policy in a phase, played dry: the code that trains works on tensors without values.
+
+A `Trace` has recorded on one device what happens in the phase. Its events are told to the storage and the reduction of
+the policy, as the first rank of many, on the meta device, where collectives communicate nothing. What they allocate and
+send meanwhile is counted. So a world of 4,096 ranks costs as much as a world of two.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gan.phase import Phase
+from strategies import private
+from strategies.amounts import Collective, Group, size
+from strategies.cost import stand_ins
+from strategies.cost.trace import Event, Trace
+from strategies.living import Count, Living
+from strategies.pipelining import cutting
+from strategies.policies.belongings import Belongings
+from strategies.policies.pipeline import Pipeline
+from strategies.policies.policy import Policy
+from strategies.policies.world import Groups
+
+KINDS = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
+
+    Both are one array, first all during and then all after.
+    """
+
+    gradients: np.ndarray
+    flying: np.ndarray
+    collectives: Sequence[Collective]
+
+
+class Dry:
+    """One player's policy, whose weights stay as they are in a phase."""
+
+    plays = 1  # how often a phase is played
+    kept = 0  # bytes of gradients that stay between phases
+    device = torch.device("meta")
+    without_values: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which tensors have none
+
+    def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
+        """Another policy like this one works on copies of the weights, which have no values."""
+        self.phases = {phase.name: phase for phase in phases}
+        own = policy.belongings.parameters
+        with self.without_values():
+            copies = {name: nn.Parameter(self.empty(each), each.requires_grad) for name, each in own.items()}
+        self.copy_of = {id(each): copies[name] for name, each in own.items()}
+        world = replace(policy.world, device=self.device, groups=Groups(phases))
+        self.policy: Policy = type(policy)(policy.player, world, policy.options, Belongings(copies, ()))
+        self.policy.followed = policy.followed
+        self.prepare(policy)
+        self.owned = self.policy.owned
+        self.living = Living([*copies.values(), *self.owned.values(), *self.stored()], self.saw_collective)
+        self.gradients = Count()
+        self.home = "offload" in policy.options
+        self.optimizer = _Optimizer(0 if self.home else policy.step_bytes(size(self.owned.values())), self.device)
+        self.collectives: list[Collective] = []
+        self.learning = False
+        self.held = ExitStack()  # what the policy holds around a phase
+
+    def prepare(self, policy: Policy) -> None:
+        """Give the policy that is played its storage and its reduction."""
+        stand_ins.prepare(self.policy)
+
+    def stored(self) -> list[Tensor]:
+        """What the storage holds between phases."""
+        return self.policy.storage.all_shards()
+
+    def empty(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, device=self.device)
+
+    def play(self, trace: Trace) -> Curve:
+        for _ in range(self.plays):
+            self.collectives, during, after = [], [], []
+            with self.without_values(), self.living, torch.no_grad():
+                for event in trace.events:
+                    self.living.reset()
+                    self.tell(event, trace)
+                    gradients = self.gradients.alive
+                    during.append((gradients, self.living.here.highest - gradients))
+                    after.append((gradients, self.living.here.alive - gradients))
+        gradients, flying = np.array([*during, *after], dtype=float).T
+        return Curve(gradients + self.kept, flying, self.collectives)
+
+    def saw_collective(self, name: str, args: list[Any]) -> None:
+        kind = next((kind for word, kind in KINDS.items() if word in name), None)
+        if kind is None:
+            return
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        if kind == "reduce-scatter":
+            self.living.count_too(tensors[0], self.gradients)
+        group = stand_ins.ranks_of(private.group_in(args), self.policy)
+        self.move(kind, max(each.nbytes for each in tensors), group)
+
+    def move(self, kind: str, payload: float, group: Group) -> None:
+        if payload and group.size > 1:
+            self.collectives.append(Collective(kind, payload, group))
+
+    def tell(self, event: Event, trace: Trace) -> None:
+        """Call the policy as training does when this happens."""
+        if event.kind == "begin":
+            self.begin(self.phases[trace.phase])
+        elif event.kind == "end":
+            self.end()
+        elif event.kind == "backward":
+            if self.learning:
+                self.backward(event.what)
+        elif event.kind == "gradient":
+            if self.learning and event.what in self.copy_of:
+                self.gradient(self.copy_of[event.what])
+        elif event.kind not in ("finish", "update", "drop"):
+            self.read_or_call(event)
+        elif event.what == self.policy.player.name:
+            getattr(self, event.kind)()
+
+    def begin(self, phase: Phase) -> None:
+        self.learning = self.policy.player.name in phase.learners
+        self.policy.begin(phase)
+        self.held.enter_context(self.policy.hold(phase))
+
+    def read_or_call(self, event: Event) -> None:
+        """Weights are read, or needed by backward, of any player; or a call of a module begins or ends."""
+
+    def backward(self, last: bool) -> None:
+        """A backward begins; the last one of the phase?"""
+        self.policy.arm(torch.empty((), device=self.device), last)
+
+    def gradient(self, weight: nn.Parameter) -> None:
+        """Backward has added up the whole gradient of a weight."""
+        if weight.grad is None:
+            weight.grad = self.empty(weight)
+            self.living.count_too(weight.grad, self.gradients)
+        for hook in (weight._post_accumulate_grad_hooks or {}).values():
+            hook(weight)
+
+    def finish(self) -> None:
+        self.policy.finish(1.0)
+        for piece in self.owned.values() if self.home else ():
+            if piece.grad is not None:
+                self.living.forget(piece.grad)  # it is in the CPU's memory now
+
+    def update(self) -> None:
+        self.policy.storage.step(self.optimizer, ())
+
+    def drop(self) -> None:
+        self.policy.drop_gradients()
+
+    def end(self) -> None:
+        self.held.close()
+
+
+class Replicated(Dry):
+    """ddp and zero1: the buckets of DDP's reducer stay, and are all-reduced in a phase's last backward."""
+
+    def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
+        super().__init__(policy, phases)
+        self.kept, self.everyone = size(policy.weights.values()), Group(policy.world.size)
+        self.last = False  # whether the phase's last backward runs
+
+    def backward(self, last: bool) -> None:
+        self.last = last
+
+    def gradient(self, weight: nn.Parameter) -> None:
+        """Earlier micro-batches add up outside of the buckets."""
+        if self.last:
+            weight.grad = None
+        else:
+            super().gradient(weight)
+
+    def finish(self) -> None:
+        self.move("all-reduce", self.kept, self.everyone)
+
+
+class Gathered(Dry):
+    """A policy that gathers weights when they are read."""
+
+    plays = 2  # the first time a policy does not know the order of reads
+
+    def __init__(self, policy: Policy, phases: Sequence[Phase]) -> None:
+        super().__init__(policy, phases)
+        self.on_read = self.policy.on_read
+        self.on_read.before = {phase.name: [] for phase in phases}  # there is no other rank to agree with
+        self.recomputing = False
+        self.read_again: list[Tensor] = []  # the weights of a block that is computed again
+
+    def read_or_call(self, event: Event) -> None:
+        if event.kind == "enter":
+            self.on_read.enter(self.copies(id(each) for each in dict.values(event.what._parameters)))
+        elif event.kind == "leave":
+            self.on_read.leave()
+        elif event.kind == "read":
+            copies = self.copies(event.what)
+            self.on_read.read(copies)
+            if self.recomputing:
+                self.read_again += [each.data for each in copies]
+        elif event.kind == "need":
+            for copy in self.copies([event.what]):
+                self.on_read.fetch(self.on_read.number[id(copy)])
+        else:  # torch's checkpoint keeps what a block reads, and not its place, until backward has passed the block
+            self.recomputing = True
+            self.read_again.clear()
+
+    def copies(self, weights: Any) -> list[nn.Parameter]:
+        return [self.copy_of[key] for key in weights if key in self.copy_of]
+
+    def end(self) -> None:
+        self.recomputing = False
+        self.read_again.clear()
+        super().end()
+
+
+class Stages(Dry):
+    """pipeline: the gradients of a rank's own weights, and what goes from stage to stage and from rank to rank.
+
+    Activations are those of one device: a rank computes a part of the network for the samples of all ranks of its
+    pipeline. What goes around the chain of stages is counted as if it came from the stage before: skips over several
+    stages cost a little more.
+    """
+
+    def __init__(self, policy: Pipeline, phases: Sequence[Phase]) -> None:
+        super().__init__(policy, phases)
+        ranks, stages = policy.shape
+        self.pipe, self.copies = Group(ranks), Group(policy.world.size // ranks, ranks)
+        mine = {name: policy.weights[name] for name in policy.of_largest() if name in policy.weights}
+        self.copy_of = {id(each): self.copy_of[id(each)] for each in mine.values()}
+        self.optimizer = _Optimizer(policy.step_bytes(size(mine.values())), self.device)
+        self.networks = {network for network, _ in policy.networks}
+        self.ends: set[nn.Module] = set()  # of all stages but the last
+        for _, units in policy.networks:
+            last = dict(zip(cutting.cut(units, stages), units, strict=True))
+            self.ends |= {last[stage].module for stage in range(stages - 1)}
+        self.entered: list[nn.Module] = []
+
+    def read_or_call(self, event: Event) -> None:
+        if event.kind == "enter":
+            self.entered.append(event.what)
+            if event.what in self.networks:
+                self.passes(event, "all-gather", "all-reduce")
+        elif event.kind == "leave":
+            module = self.entered.pop()
+            if module in self.ends:
+                # Each rank sends to the next one only, so that in the mean over the ranks one of them sends nothing.
+                self.passes(event, "send", "send", (self.pipe.size - 1) / self.pipe.size)
+            if module in self.networks:
+                self.passes(event, "all-gather", "all-gather")
+
+    def passes(self, event: Event, there: str, back: str, times: float = 1) -> None:
+        """What this event has passed on, of the samples of all ranks of the pipeline; and its gradient."""
+        passed = event.passed * self.pipe.size * times
+        self.move(there, passed, self.pipe)
+        if event.learns:
+            self.move(back, passed, self.pipe)
+
+    def finish(self) -> None:
+        self.move("all-reduce", size(self.copy_of.values()), self.copies)
+
+
+class _Optimizer:
+    """It needs so many bytes for a while."""
+
+    def __init__(self, needed: float, device: torch.device) -> None:
+        self.needed, self.device = int(needed), device
+
+    def step(self) -> None:
+        torch.empty(self.needed, dtype=torch.uint8, device=self.device)
