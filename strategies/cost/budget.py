@@ -1,12 +1,10 @@
 """What a game costs under the policies of its players: memory at the peak of each phase, and bytes on each link."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from gan.module import GanModule
@@ -222,8 +220,9 @@ class Budget:
         key = player, str(choice), recompute
         if key not in self._curves:
             traces = self.traces(recompute)
-            with nullcontext() if dist.is_initialized() else private.fake_world(self.world.size):
-                played = _dry(self.policy(player, choice), self.game.phases)
+            policy = self.policy(player, choice)
+            with private.fake_world(policy.world.size):
+                played = _dry(policy, self.game.phases)
                 self._curves[key] = [played.play(trace) for trace in traces]
         return self._curves[key]
 

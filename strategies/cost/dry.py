@@ -18,6 +18,7 @@ from gan.phase import Phase
 from strategies import private
 from strategies.amounts import Collective, Group, size
 from strategies.cost import stand_ins
+from strategies.cost import trace as kinds
 from strategies.cost.trace import Event, Trace
 from strategies.living import Count, Living
 from strategies.pipelining import cutting
@@ -26,7 +27,8 @@ from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
 from strategies.policies.world import Groups
 
-KINDS = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
+READS_AND_CALLS = (kinds.ENTER, kinds.LEAVE, kinds.READ, kinds.NEED, kinds.AGAIN)
+COLLECTIVES = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Dry:
     def play(self, trace: Trace) -> Curve:
         for _ in range(self.plays):
             self.collectives, during, after = [], [], []
-            with self.without_values(), self.living, torch.no_grad():
+            with self.without_values(), self.living, torch.no_grad(), self.held:
                 for event in trace.events:
                     self.living.reset()
                     self.tell(event, trace)
@@ -94,7 +96,7 @@ class Dry:
         return Curve(gradients + self.kept, flying, self.collectives)
 
     def saw_collective(self, name: str, args: list[Any]) -> None:
-        kind = next((kind for word, kind in KINDS.items() if word in name), None)
+        kind = next((kind for word, kind in COLLECTIVES.items() if word in name), None)
         if kind is None:
             return
         tensors = [each for each in args if isinstance(each, Tensor)]
@@ -109,20 +111,24 @@ class Dry:
 
     def tell(self, event: Event, trace: Trace) -> None:
         """Call the policy as training does when this happens."""
-        if event.kind == "begin":
+        kind, what = event.kind, event.what
+        mine = what == self.policy.player.name
+        if kind == kinds.BEGIN:
             self.begin(self.phases[trace.phase])
-        elif event.kind == "end":
+        elif kind == kinds.BACKWARD and self.learning:
+            self.backward(what)
+        elif kind == kinds.GRADIENT and self.learning and what in self.copy_of:
+            self.gradient(self.copy_of[what])
+        elif kind == kinds.FINISH and mine:
+            self.finish()
+        elif kind == kinds.UPDATE and mine:
+            self.policy.storage.step(self.optimizer, ())
+        elif kind == kinds.DROP and mine:
+            self.policy.drop_gradients()
+        elif kind == kinds.END:
             self.end()
-        elif event.kind == "backward":
-            if self.learning:
-                self.backward(event.what)
-        elif event.kind == "gradient":
-            if self.learning and event.what in self.copy_of:
-                self.gradient(self.copy_of[event.what])
-        elif event.kind not in ("finish", "update", "drop"):
+        elif kind in READS_AND_CALLS:
             self.read_or_call(event)
-        elif event.what == self.policy.player.name:
-            getattr(self, event.kind)()
 
     def begin(self, phase: Phase) -> None:
         self.learning = self.policy.player.name in phase.learners
@@ -149,12 +155,6 @@ class Dry:
         for piece in self.owned.values() if self.home else ():
             if piece.grad is not None:
                 self.living.forget(piece.grad)  # it is in the CPU's memory now
-
-    def update(self) -> None:
-        self.policy.storage.step(self.optimizer, ())
-
-    def drop(self) -> None:
-        self.policy.drop_gradients()
 
     def end(self) -> None:
         self.held.close()
@@ -195,16 +195,16 @@ class Gathered(Dry):
         self.read_again: list[Tensor] = []  # the weights of a block that is computed again
 
     def read_or_call(self, event: Event) -> None:
-        if event.kind == "enter":
+        if event.kind == kinds.ENTER:
             self.on_read.enter(self.copies(id(each) for each in dict.values(event.what._parameters)))
-        elif event.kind == "leave":
+        elif event.kind == kinds.LEAVE:
             self.on_read.leave()
-        elif event.kind == "read":
+        elif event.kind == kinds.READ:
             copies = self.copies(event.what)
             self.on_read.read(copies)
             if self.recomputing:
                 self.read_again += [each.data for each in copies]
-        elif event.kind == "need":
+        elif event.kind == kinds.NEED:
             for copy in self.copies([event.what]):
                 self.on_read.fetch(self.on_read.number[id(copy)])
         else:  # torch's checkpoint keeps what a block reads, and not its place, until backward has passed the block
@@ -243,11 +243,11 @@ class Stages(Dry):
         self.entered: list[nn.Module] = []
 
     def read_or_call(self, event: Event) -> None:
-        if event.kind == "enter":
+        if event.kind == kinds.ENTER:
             self.entered.append(event.what)
             if event.what in self.networks:
                 self.passes(event, "all-gather", "all-reduce")
-        elif event.kind == "leave":
+        elif event.kind == kinds.LEAVE:
             module = self.entered.pop()
             if module in self.ends:
                 # Each rank sends to the next one only, so that in the mean over the ranks one of them sends nothing.

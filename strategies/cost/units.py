@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gan.phase import Phase
 from strategies import private
+from strategies.cost import trace as kinds
 from strategies.cost.dry import Dry
 from strategies.cost.trace import Event
 from strategies.policies.fsdp import Fsdp
@@ -62,9 +63,12 @@ class Units(Dry):
         for block in blocks:
             self.empty_of[block] = Empty()
             network.add_module(str(len(self.empty_of)), self.empty_of[block])
-        inside = {id(each): self.empty_of[block] for block in blocks for each in block.parameters()}
+        place: dict[int, Empty] = {}
+        for block in blocks:
+            for each in block.parameters():  # a weight of several blocks belongs to none
+                place[id(each)] = network if id(each) in place else self.empty_of[block]
         for key, copy in self.copy_of.items():
-            inside.get(key, network).register_parameter(str(key), copy)
+            place.get(key, network).register_parameter(str(key), copy)
         made = self.policy
         made.player, made.blocks = replace(policy.player, module=network), lambda: list(network.children())
         made.mesh = mesh_of(made.sharing.group, self.device) if made.mesh is None else made.mesh
@@ -78,17 +82,17 @@ class Units(Dry):
         return [*super().stored(), *(each for weight in weights for each in weight.all_gather_outputs)]
 
     def read_or_call(self, event: Event) -> None:
-        if event.kind == "enter":
+        if event.kind == kinds.ENTER:
             self.calls.append(self.empty_of.get(event.what))
             for hook in self.calls[-1]._forward_pre_hooks.values() if self.calls[-1] else ():
                 hook(self.calls[-1], (), {})
-        elif event.kind == "leave":
+        elif event.kind == kinds.LEAVE:
             called = self.calls.pop()
             for hook in called._forward_hooks.values() if called else ():
                 hook(called, (), None)
-        elif event.kind == "again":
+        elif event.kind == kinds.AGAIN:
             self.recomputing = True
-        elif event.kind == "need":
+        elif event.kind == kinds.NEED:
             self.need([event.what])
         elif self.recomputing:  # FSDP2 has gathered it for the block's backward
             self.need(event.what)
@@ -113,7 +117,6 @@ class Units(Dry):
         self.recomputing, self.backward_of = False, None
         super().begin(phase)
 
-    def tell(self, event: Event, trace: Any) -> None:
-        if event.kind == "backward":
-            self.recomputing = False
-        super().tell(event, trace)
+    def backward(self, last: bool) -> None:
+        self.recomputing = False
+        super().backward(last)

@@ -16,7 +16,6 @@ from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
-from strategies.amounts import Held
 from strategies.placing.attributes import Attributes
 from strategies.placing.messages import Bridge, Call, Enter, Found, Packed, Slopes, unpacked
 from strategies.placing.placement import Part
@@ -109,10 +108,6 @@ class Elsewhere(Policy):
         self.shared = False
         self.taken: list[tuple[str, nn.Module, dict[str, Callable[..., Any]]]] = []  # by path: our calls of methods
         self.undo: list[Callable[[], None]] = []
-
-    def holds(self) -> Held:
-        """Its buffers."""
-        return Held(self.buffers)
 
     def adopt(self, training: bool) -> None:
         super().adopt(training)
