@@ -44,7 +44,7 @@ class Living(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
-        for tensor in pytree.tree_leaves(out):
+        for tensor in (out,) if isinstance(out, Tensor) else pytree.tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                 self._saw(tensor.untyped_storage())
         self._count.highest = max(self._count.highest, self._count.alive)
