@@ -237,9 +237,10 @@ class Budget:
 
 def _dry(policy: Policy, phases: Sequence[Phase]) -> Dry:
     """What plays this policy dry in these phases. It need not be adopted."""
-    kinds = {Ddp: Replicated, Zero1: Replicated, Pipeline: Stages, Zero3: Gathered, DeepSpeed3: Gathered, Fsdp: Units}
+    kinds = [(Ddp | Zero1, Replicated), (Zero3 | DeepSpeed3, Gathered), (Fsdp, Units), (Pipeline, Stages)]
     several = policy.world.size > 1 and policy.belongings.parameters
-    return (kinds.get(type(policy), Dry) if several else Dry)(policy, phases)
+    found = [played for kind, played in kinds if several and isinstance(policy, kind)]
+    return (found[0] if found else Dry)(policy, phases)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
