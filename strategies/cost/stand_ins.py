@@ -1,4 +1,4 @@
-"""What stands in for parts of policies that cannot work without values: DDP's reducer and DeepSpeed's engine."""
+"""Gives a policy that is played dry its storage and reduction; stand-ins where DeepSpeed's engine would need values."""
 
 from dataclasses import replace
 

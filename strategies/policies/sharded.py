@@ -51,7 +51,7 @@ class Sharded(Policy):
 
     @property
     def copies(self) -> Group:
-        """The ranks that own the same shard, on paper."""
+        """The ranks that own the same shard, for a plan."""
         return Group(self.world.size // self.shards, self.shards)
 
     @property
