@@ -10,8 +10,8 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Player
 from strategies import auto
+from strategies.amounts import Held
 from strategies.choice import Choice
-from strategies.paper.amounts import Held
 from strategies.placing.placement import Placement
 from strategies.placing.remote_player import RemotePlayer, Servers
 from strategies.policies import POLICIES

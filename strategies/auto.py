@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from gan.files.system import LINUX, free_memory, resource
+from strategies.amounts import Held, readable
 from strategies.choice import Choice
-from strategies.paper.amounts import Held, readable
 from strategies.policies.policy import Policy
 
 USABLE = 0.5  # of the free memory; the rest is for activations, whose size is not known before the first batch

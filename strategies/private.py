@@ -6,8 +6,8 @@ tests/unit/strategies/test_private.py says which.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -186,14 +186,32 @@ def in_backwards(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[No
 
 @contextmanager
 def fake_world(ranks: int) -> Iterator[None]:
-    """Inside the `with`, this process is the first of so many ranks, and its collectives communicate nothing."""
+    """Inside the `with`, this process is the first of so many ranks, and its collectives communicate nothing.
+
+    Inside of another such world that one is away meanwhile, and the process groups that were made in it end.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    outer = dist.get_world_size() if dist.is_initialized() else 0
+    if outer:
+        assert dist.get_backend() == "fake"
+        dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
+        if outer:
+            dist.init_process_group("fake", rank=0, world_size=outer, store=FakeStore())
+
+
+def group_in(arguments: Sequence[Any]) -> dist.ProcessGroup:
+    """The process group among the arguments of a collective, as a mode for dispatch gets them."""
+    for each in arguments:
+        if isinstance(each, torch.ScriptObject):
+            with suppress(RuntimeError):  # it is something else
+                return dist.ProcessGroup.unbox(each)
+    raise AssertionError("a collective has a group")
 
 
 def dispatch_key(device: torch.device) -> str:

@@ -22,10 +22,10 @@ from gan.files.errors import UserError
 from gan.runs import build
 from gan.runs.run import Run
 from strategies import PhaseStrategy, private
+from strategies.amounts import bubble
 from strategies.assignment import choose
 from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget
-from strategies.paper.amounts import bubble
 from strategies.policies import POLICIES
 from strategies.policies.pipeline import Pipeline
 from strategies.ranks import World

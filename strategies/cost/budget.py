@@ -8,13 +8,20 @@ import numpy as np
 from torch import Tensor, nn
 
 from gan.module import GanModule
+from gan.phase import Phase
+from strategies import private
+from strategies.amounts import Collective, Group, Held, Moved, moved, size
 from strategies.choice import Choice, ranks_as_typed
-from strategies.paper.amounts import Collective, Group, Held, Moved, moved
-from strategies.paper.paper import size
-from strategies.paper.trace import Count, Trace
+from strategies.cost.dry import Curve, Dry, Gathered, Replicated, Stages
+from strategies.cost.trace import Count, Trace
 from strategies.policies import POLICIES
 from strategies.policies.belongings import belongings_of
+from strategies.policies.ddp import Ddp
+from strategies.policies.deepspeed import DeepSpeed3
+from strategies.policies.pipeline import Pipeline
 from strategies.policies.policy import Policy
+from strategies.policies.zero1 import Zero1
+from strategies.policies.zero3 import Zero3
 from strategies.ranks import World
 
 # What moves for no player: sums over ranks in losses and in batch norms, and what serving ranks return.
@@ -58,18 +65,6 @@ class Cost:
         for phase in self.phases:
             total += phase.moved * (1 / phase.every)
         return total
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A player in a phase, as arrays over its events: `gradients` and `flying`, during an event and after it.
-
-    Both are one array, first all during and then all after.
-    """
-
-    gradients: np.ndarray
-    flying: np.ndarray
-    collectives: Sequence[Collective]
 
 
 @dataclass(frozen=True)
@@ -222,14 +217,11 @@ class Budget:
     def curves(self, player: str, choice: Choice, recompute: frozenset[str]) -> list[Curve]:
         key = player, str(choice), recompute
         if key not in self._curves:
-            paper = self.policy(player, choice).paper()
-            self._curves[key] = []
-            for trace in self.traces(recompute):
-                account = paper.play(trace)
-                levels = [*account.during, *account.after]
-                gradients = np.array([level.gradients for level in levels], dtype=float)
-                flying = np.array([level.flying for level in levels], dtype=float)
-                self._curves[key].append(Curve(gradients, flying, account.moved))
+            traces = self.traces(recompute)
+            policy = self.policy(player, choice)
+            with private.fake_world(policy.world.size):
+                played = _dry(policy, self.game.phases)
+                self._curves[key] = [played.play(trace) for trace in traces]
         return self._curves[key]
 
     def activations(self, recompute: frozenset[str]) -> list[np.ndarray]:
@@ -239,6 +231,14 @@ class Budget:
                 for trace in self.traces(recompute)
             ]
         return self._memory[recompute]
+
+
+def _dry(policy: Policy, phases: Sequence[Phase]) -> Dry:
+    """What plays this policy dry in these phases. It need not be adopted."""
+    kinds = [(Ddp | Zero1, Replicated), (Zero3 | DeepSpeed3, Gathered), (Pipeline, Stages)]
+    several = policy.world.size > 1 and policy.belongings.parameters
+    found = [played for kind, played in kinds if several and isinstance(policy, kind)]
+    return (found[0] if found else Dry)(policy, phases)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

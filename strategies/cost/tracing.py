@@ -17,10 +17,11 @@ from torch.utils import _pytree as pytree
 from gan.module import GanModule
 from gan.phase import Phase, Player
 from strategies import private
+from strategies.cost import trace as kinds
+from strategies.cost.trace import Trace
+from strategies.living import Count, Living
 from strategies.micro_batches import tensors
 from strategies.options.recompute import Recompute
-from strategies.paper import trace as kinds
-from strategies.paper.trace import Count, Living, Trace
 from strategies.placing.remote_player import RemotePlayer
 from strategies.placing.server import ServersOnPaper
 from strategies.policies.belongings import belongings_of
@@ -109,7 +110,6 @@ def _trace(
             policies[name].drop_gradients()
             recorder.add(kinds.DROP, name)
     recorder.add(kinds.END)
-    recorder.trace.reduced = recorder.living.reduced
     for policy in policies.values():
         policy.end_step(False)
     return recorder.trace
@@ -125,7 +125,7 @@ class Again(Recompute):
     def run(self, name: str, parts: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
             if private.in_backward():
-                self.recorder.add(kinds.AGAIN)
+                self.recorder.add(kinds.AGAIN, self.player.name)
             return forward(*args, **kwargs)
 
         return super().run(name, parts, noted, *args, **kwargs)
@@ -174,7 +174,7 @@ class Recorder:
         parameters = dict.fromkeys(p for module in self.modules for p in module.parameters(recurse=False))
         buffers = [b for module in self.modules for b in module.buffers(recurse=False)]
         self.batch = sum(each.untyped_storage().nbytes() for each in batch)
-        self.living = Living([*parameters, *buffers, *batch])
+        self.living = Living([*parameters, *buffers, *batch], self._sums)
         self.id_of = {each.untyped_storage()._cdata: id(each) for each in parameters}
         self.parameters = list(parameters)
         self.trace: Trace | None = None
@@ -203,8 +203,12 @@ class Recorder:
         return nullcontext() if phase.second_order else saved_tensors_hooks(self._pack, self._unpack)
 
     def begin(self, trace: Trace) -> None:
-        self.trace, self.living.reduced = trace, 0
+        self.trace = trace
         self.add(kinds.BEGIN)
+
+    def _sums(self, _: str, args: list[Any]) -> None:
+        """The game itself sums something over all ranks."""
+        self.trace.reduced += sum(each.nbytes for each in args if isinstance(each, Tensor))
 
     def asked(self, player: str, sent: int, returned: int) -> None:
         """Bytes go to the ranks that serve a player, and others come back."""
@@ -250,7 +254,7 @@ class Recorder:
 
     def _gradient(self, weight: nn.Parameter) -> None:
         if weight.grad is not None:
-            self.living.forget(weight.grad)  # the papers count it
+            self.living.forget(weight.grad)  # it is counted where the policies are played
             self.add(kinds.GRADIENT, id(weight))
 
     def _pack(self, tensor: Tensor) -> tuple[Tensor, int | None]:

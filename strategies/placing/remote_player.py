@@ -38,8 +38,8 @@ from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
 from strategies import private
+from strategies.amounts import Held
 from strategies.choice import ranks_as_typed
-from strategies.paper.amounts import Held
 from strategies.placing.messages import Bridge, Call, End, Enter, Leave, Packed, Returned, Slopes, unpacked
 from strategies.placing.placement import rounds
 from strategies.placing.server import Fingerprint, ServersOnPaper
@@ -56,7 +56,7 @@ class Servers:
     `wish` gets the signal that has asked a serving rank to end.
     """
 
-    answering = False  # whether this process answers a call now, which happens on paper only
+    answering = False  # whether this process answers a call now, which happens in a plan only
 
     def __init__(self, bridge: Bridge, training: range, serving: range, wish: Callable[[int], None]) -> None:
         self.bridge, self.wish = bridge, wish

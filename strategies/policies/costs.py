@@ -10,10 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gan.phase import Phase, Player
+from strategies.amounts import Held, size
+from strategies.living import Living
 from strategies.optimizers import ELEMENTWISE, has_modes
-from strategies.paper.amounts import Group, Held
-from strategies.paper.paper import Paper, size
-from strategies.paper.trace import Living
 from strategies.policies.belongings import Belongings
 from strategies.ranks import World
 
@@ -106,10 +105,6 @@ class Costs:
         """What a rank holds of the player in the CPU's memory, between phases and in its update."""
         return Held()
 
-    def paper(self) -> Paper:
-        """What it does in a phase, on paper."""
-        return Paper(self.player.name, self.weights, self.step_bytes(size(self.weights.values())))
-
     def idle(self, phase: Phase) -> float:
         """The part of a phase in which this rank waits for others that compute: the bubble of a pipeline."""
         return 0.0
@@ -134,8 +129,3 @@ class Costs:
         if self.world.device.type != "cpu":
             return self.optimizer_cost.all * owned
         return self.optimizer_cost.on_cpu([size([each]) for each in self.weights.values()], owned)
-
-    @property
-    def everyone(self) -> Group:
-        """All ranks, on paper."""
-        return Group(self.world.size)

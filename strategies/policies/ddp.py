@@ -10,8 +10,7 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from strategies.paper.amounts import Group, Held
-from strategies.paper.paper import Paper, Replicated, size
+from strategies.amounts import Held, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.reduction import Reduction, SharedReduction
@@ -34,12 +33,6 @@ class Ddp(Policy):
         """The reducer's buckets of gradients stay."""
         held = super().holds()
         return held if self.world.size == 1 else replace(held, gradients=size(self.weights.values()))
-
-    def paper(self) -> Paper:
-        if self.world.size == 1 or not self.weights:
-            return super().paper()
-        step = self.step_bytes(size(self.weights.values()))
-        return Replicated(self.player.name, self.weights, step, self.everyone, 0, Group(1))
 
     def make_reduction(self) -> Reduction:
         if self.world.size == 1 or not self.weights:

@@ -6,12 +6,8 @@ from typing import Any
 from torch import nn
 
 from gan.files.errors import UserError
+from strategies.amounts import Held, size
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.paper.amounts import Group, Held
-from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import paper_buckets
-from strategies.paper.stages import Engine as PaperEngine
-from strategies.paper.stages import PartitionedEngine
 from strategies.policies.deepspeed_config import settings
 from strategies.policies.policy import Policy
 from strategies.sharding import deepspeed_engine
@@ -92,18 +88,6 @@ class DeepSpeed2(Policy):
         learning = size(self.weights.values()) / self.world.size
         return Held(mine, learning, self.optimizer_cost.state * learning, self.averaged_part * learning)
 
-    def on_paper(self) -> tuple[Any, ...]:
-        """What its papers begin with."""
-        share, home = size(self.weights.values()) / self.world.size, "offload" in self.options
-        step, buckets = 0 if home else self.step_bytes(share), paper_buckets(self.weights, self.world.size)
-        return self.player.name, self.weights, step, buckets, self.everyone, self.everyone, Group(1)
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        home = "offload" in self.options
-        return PaperEngine(*self.on_paper(), gathered=size(self.weights.values()), home=home)
-
     def make_storage(self) -> Storage:
         everything = self._sharded()
         if self.world.size == 1 or not everything:
@@ -175,10 +159,3 @@ class DeepSpeed3(DeepSpeed2):
     def at_most(self) -> Held:
         held = super().at_most()
         return replace(held, flying=held.flying + OWN_BUCKET + size(self.belongings.parameters.values()))
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return Policy.paper(self)
-        others = {name: each for name, each in self._sharded().items() if name not in self.weights}
-        buckets = paper_buckets(others, self.world.size)
-        return PartitionedEngine(*self.on_paper(), others=buckets, home="offload" in self.options)

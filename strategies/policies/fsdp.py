@@ -8,9 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from gan.files.errors import UserError
+from strategies.amounts import size
 from strategies.options.blocks import LayerGroups, find_blocks
-from strategies.paper.paper import size
-from strategies.paper.sharded import PaperBucket
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero3 import Zero3
 from strategies.sharding import bucket
@@ -53,11 +52,8 @@ class Fsdp(Zero3):
         """A few blocks, of whatever size."""
         if self.always_whole:
             return super().flying_at_most()
-        largest = max(each.whole for each in (*self.paper_buckets, *self.other_buckets))
+        largest = max(size(part.values()) for each in self.weights_and_others() for part in self.parts(each))
         return min(WHOLE_BUCKETS * largest, size(self.belongings.parameters.values()) + size(self.weights.values()))
-
-    def paper_bucket(self, part: Mapping[str, nn.Parameter]) -> PaperBucket:
-        return PaperBucket(part, self.shards, self.half, twice=True)
 
     def bucket(self, part: Mapping[str, nn.Parameter]) -> Unit:
         group = DeviceMesh.from_group(self.group, self.world.device.type) if self.mesh is None else self.mesh

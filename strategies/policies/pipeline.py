@@ -14,11 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gan.files.errors import UserError
 from gan.phase import Phase
 from strategies import private
+from strategies.amounts import Held, bubble, size
 from strategies.options.compile import refuse_compiled_by_author
 from strategies.options.recompute import Recompute
-from strategies.paper.amounts import Group, Held, bubble
-from strategies.paper.paper import Paper, size
-from strategies.paper.stages import Staged
 from strategies.pipelining import cutting
 from strategies.pipelining.call import call as call_in_stages
 from strategies.pipelining.cutting import Unit
@@ -158,15 +156,6 @@ class Pipeline(Policy):
     def at_most(self) -> Held:
         mine = self.of_largest() if self.divided else self.weights
         return replace(self.holds(), gradients=size(self.weights[name] for name in mine if name in self.weights))
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        ranks, _ = self.shape
-        mine = {name: self.weights[name] for name in self.of_largest() if name in self.weights}
-        ends = {network: list({unit.stage: unit.module for unit in units}.values()) for network, units in self.staged}
-        step = self.step_bytes(size(mine.values()))
-        return Staged(self.player.name, mine, step, ends, Group(ranks), Group(self.world.size // ranks, ranks))
 
     def idle(self, phase: Phase) -> float:
         if not self.divided or self.player.name not in phase.learners:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gan.files.errors import UserError
 from strategies import private
-from strategies.paper.amounts import Group, Held
-from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import PaperBucket, Reduced
+from strategies.amounts import Group, Held, size
 from strategies.policies.policy import Policy
 from strategies.sharding import bucket
 from strategies.sharding.bucket import Bucket, Sharing
@@ -54,7 +51,7 @@ class Sharded(Policy):
 
     @property
     def copies(self) -> Group:
-        """The ranks that own the same shard, on paper."""
+        """The ranks that own the same shard, for a plan."""
         return Group(self.world.size // self.shards, self.shards)
 
     @property
@@ -65,14 +62,6 @@ class Sharded(Policy):
     def parts(self, weights: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
         """The weights of each bucket."""
         return bucket.parts(weights)
-
-    @cached_property
-    def paper_buckets(self) -> list[PaperBucket]:
-        """Those of the weights that learn."""
-        return [self.paper_bucket(part) for part in self.parts(self.weights)]
-
-    def paper_bucket(self, part: Mapping[str, nn.Parameter]) -> PaperBucket:
-        return PaperBucket(part, self.shards, self.half)
 
     @property
     def divided(self) -> bool:
@@ -91,7 +80,7 @@ class Sharded(Policy):
         mine = self.owned_bytes()
         weights = held.weights if self.keep else self.shard_bytes + self.buffers
         if self.keep and self.half is not None:
-            weights += sum(each.gathered for each in self.paper_buckets) - size(self.weights.values()) + mine
+            weights += mine - sum(w.numel() * (w.element_size() - self.half.itemsize) for w in self.weights.values())
         return self.at_home(Held(weights, 0, self.optimizer_cost.state * mine, self.averaged_part * mine))
 
     def at_most(self) -> Held:
@@ -108,7 +97,11 @@ class Sharded(Policy):
 
     def owned_bytes(self) -> float:
         """What this rank owns of the weights that learn."""
-        return sum(each.shard for each in self.paper_buckets)
+        return self.share_of(self.weights)
+
+    def share_of(self, parameters: Mapping[str, nn.Parameter]) -> float:
+        """What a rank owns of these parameters. A few elements more are there so that all own equally many."""
+        return size(parameters.values()) / self.shards
 
     def at_home(self, held: Held) -> Held:
         """The same without what is in the CPU's memory."""
@@ -127,20 +120,6 @@ class Sharded(Policy):
             return Held()
         mine = self.owned_bytes()
         return Held(self.shard_bytes, mine, self.optimizer_cost.state * mine, self.averaged_part * mine)
-
-    def owned_step(self) -> float:
-        return 0 if "offload" in self.options else self.step_bytes(self.owned_bytes())
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        gathered = sum(each.gathered for each in self.paper_buckets)
-        return Reduced(*self.on_paper(), gathered=gathered, home="offload" in self.options)
-
-    def on_paper(self) -> tuple[Any, ...]:
-        """What all papers of sharded players begin with."""
-        groups = self.everyone, Group(self.shards), self.copies
-        return self.player.name, self.weights, self.owned_step(), self.paper_buckets, *groups
 
     # ---- its storage ----
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from gan.files.errors import UserError
+from strategies.amounts import Held, size
 from strategies.optimizers import treats_elements, why_not_apart
-from strategies.paper.amounts import Group, Held
-from strategies.paper.paper import Paper, Replicated, size
 from strategies.policies.ddp import DdpReduction
 from strategies.policies.sharded import Sharded
 from strategies.sharding.reduce_scatter import norms_of_pieces
@@ -48,14 +47,6 @@ class Zero1(Sharded):
             return super().owned_bytes()
         dealt = deal({name: weight.numel() for name, weight in self.weights.items()}, self.shards)
         return max(size(self.weights[name] for name in names) for names in dealt)
-
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        gathered = sum(each.gathered for each in self.paper_buckets)
-        return Replicated(
-            self.player.name, self.weights, self.owned_step(), self.everyone, gathered, Group(self.shards)
-        )
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""

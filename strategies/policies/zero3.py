@@ -2,9 +2,8 @@
 
 from functools import cached_property
 
+from strategies.amounts import size
 from strategies.options.compile import refuse_compiled_by_author
-from strategies.paper.paper import Paper, size
-from strategies.paper.sharded import Gathered, PaperBucket
 from strategies.policies.sharded import WHOLE_BUCKETS
 from strategies.policies.zero2 import Zero2
 from strategies.sharding import bucket
@@ -43,14 +42,9 @@ class Zero3(Zero2):
     keep = False
     communicates_only_in_its_turn = False
 
-    @cached_property
-    def other_buckets(self) -> list[PaperBucket]:
-        """Those of parameters that do not learn."""
-        return [self.paper_bucket(part) for part in self.parts(self.weights_and_others()[1])]
-
     @property
     def shard_bytes(self) -> float:
-        return self.owned_bytes() + sum(each.shard for each in self.other_buckets)
+        return self.share_of(self.belongings.parameters)
 
     def flying_at_most(self) -> float:
         if self.always_whole:
@@ -58,15 +52,9 @@ class Zero3(Zero2):
             return whole + min(WHOLE_BUCKETS * bucket.SIZE, size(self.weights.values()))
         return super().flying_at_most()
 
-    def paper(self) -> Paper:
-        if not self.divided:
-            return super().paper()
-        home = "offload" in self.options
-        return Gathered(*self.on_paper(), others=self.other_buckets, whole=self.always_whole, home=home)
-
-    @property
+    @cached_property
     def always_whole(self) -> bool:
-        few = len(self.paper_buckets) + len(self.other_buckets) <= FEW
+        few = sum(len(list(self.parts(each))) for each in self.weights_and_others()) <= FEW
         return few or bool(self.options.keys() & {"whole", "compile"})
 
     def make_storage(self) -> Storage:

@@ -18,7 +18,12 @@ SIZE = 25 * 2**20  # bytes, as DDP's buckets
 ALIGNED = 16  # bytes; GPU kernels are faster if a tensor's address is a multiple of it
 
 
-UNSHARDED: dict[int, "Bucket"] = {}  # those that are whole now and will be resharded, by the address of their memory
+UNSHARDED: dict[int, "Bucket"] = {}  # those that are whole now and will be resharded, by their memory
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Which memory a tensor uses. A tensor without values has no address, but it has this."""
+    return tensor.untyped_storage()._cdata
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ class Bucket:
 
     def _show(self) -> None:
         if not self.sharing.keep:
-            UNSHARDED[self.whole.data_ptr()] = self
+            UNSHARDED[memory_of(self.whole)] = self
         for name, weight in self.weights.items():
             start = self.starts[name]
             show(weight, self.whole[start : start + weight.numel()])
@@ -199,7 +204,7 @@ class Bucket:
             return
         moved = self._move_back()
         own = self.whole[self.first : self.first + self.length]
-        if own.data_ptr() == self.shard.data_ptr():
+        if memory_of(own) == memory_of(self.shard):
             return
         if own.device != self.shard.device:
             if not moved and self.seen == [version_of(weight) for weight in self.weights.values()]:
@@ -212,10 +217,10 @@ class Bucket:
 
     def _move_back(self) -> bool:
         """After `weight.data = ...` a weight has other memory. Copy its values to its place in the bucket."""
-        moved, first, size = False, self.whole.data_ptr(), self.whole.element_size()
+        moved, memory = False, memory_of(self.whole)
         for name, weight in self.weights.items():
             start, count = self.starts[name], weight.numel()
-            if count and weight.data_ptr() != first + start * size:
+            if count and (memory_of(weight), weight.storage_offset()) != (memory, start):
                 place = self.whole[start : start + count]
                 place.copy_(weight.detach().reshape(-1))
                 show(weight, place)
@@ -264,7 +269,7 @@ class Bucket:
         if self.work is not None:
             self.work.wait()
         if self.whole is not None:
-            UNSHARDED.pop(self.whole.data_ptr(), None)
+            UNSHARDED.pop(memory_of(self.whole), None)
         self.whole = self.work = None
 
     # ---- their gradients ----

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gan.files.errors import UserError
-from strategies.sharding.bucket import UNSHARDED, Bucket
+from strategies.sharding.bucket import UNSHARDED, Bucket, memory_of
 from strategies.sharding.versions import version_of
 
 
@@ -45,7 +45,7 @@ class WeightPlace:
 
 
 def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
-    bucket = UNSHARDED.get(_address(tensor))
+    bucket = UNSHARDED.get(_memory(tensor))
     if bucket is None or tensor.dtype != bucket.whole.dtype:
         # The parameter may use other memory later, so keep the memory that it uses now.
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
@@ -54,11 +54,11 @@ def _pack(tensor: Tensor) -> WeightPlace | tuple[Tensor, int]:
     return WeightPlace(bucket, tensor.size(), tensor.stride(), offset, bucket.version_at(offset))
 
 
-def _address(tensor: Tensor) -> int | None:
-    """Where a tensor's memory begins. Sparse tensors and the zeros of forward-mode derivatives have none."""
+def _memory(tensor: Tensor) -> int | None:
+    """Which memory a tensor uses. Sparse tensors and the zeros of forward-mode derivatives have none."""
     if tensor.layout != torch.strided or tensor._is_zerotensor():
         return None
-    return tensor.untyped_storage().data_ptr()
+    return memory_of(tensor)
 
 
 def _unpack(packed: WeightPlace | tuple[Tensor, int]) -> Tensor:

@@ -130,7 +130,7 @@ class UnshardOnRead:
         self.again: set[int] = set()  # the buckets that the last one of these has read
         self.expected: list[int] = []  # the order when this phase was last played
         self.before: dict[str, list[int]] = {}  # the last order of each phase
-        listen(modules, self.read)
+        listen(modules, self._read)
         self.hooks = [each.register_forward_pre_hook(self._enter, prepend=True) for each in modules]
         self.hooks += [each.register_forward_hook(self._leave, always_call=True) for each in modules]
 
@@ -189,9 +189,9 @@ class UnshardOnRead:
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-        unlisten(self.modules, self.read)
+        unlisten(self.modules, self._read)
 
-    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/paper/sharded.py ----
+    # ---- what is read. `gan.plan` calls these too, without modules: see strategies/cost/dry.py ----
 
     def enter(self, weights: Iterable[nn.Parameter]) -> None:
         """A forward begins, of a module that has these weights itself."""
@@ -207,17 +207,20 @@ class UnshardOnRead:
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
         if self.playing and not torch.compiler.is_compiling():
+            self.recomputing = self.recomputing and private.in_backward()
             self.enter(module._parameters.quietly())
 
     def _leave(self, *_: Any) -> None:
         if len(self.frames) > 1 and not torch.compiler.is_compiling():
             self.leave()
 
+    def _read(self, weights: Iterable[nn.Parameter]) -> None:
+        if self.playing and not torch.compiler.is_compiling():
+            self.recomputing = self.recomputing and private.in_backward()
+            self.read(weights)
+
     def read(self, weights: Iterable[nn.Parameter]) -> None:
         """Weights are read, of this player or of others."""
-        if not self.playing or torch.compiler.is_compiling():
-            return
-        self.recomputing = self.recomputing and private.in_backward()
         if not self.piecewise:
             if any(id(weight) in self.own for weight in weights):
                 self._unshard_all()

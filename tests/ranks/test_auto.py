@@ -11,9 +11,9 @@ from torch.optim import SGD, Adafactor, Adam
 
 from gan import Player
 from strategies import PhaseStrategy
+from strategies.amounts import Held
 from strategies.auto import LEVELS, decide, levels_of, memory, told
 from strategies.choice import Choice, choices
-from strategies.paper.amounts import Held
 from strategies.policies import POLICIES
 from strategies.policies.belongings import Belongings
 from strategies.policies.sharded import WHOLE_BUCKETS

@@ -74,7 +74,7 @@ def test_so_they_are_on_one_rank_where_all_policies_do_the_same(policy, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "other"), often([("zero2", "zero3"), ("zero3", "fsdp")], ["zero2"]))
+@pytest.mark.parametrize(("policy", "other"), often([("zero2", "zero3"), ("fsdp", "zero2")], ["zero2"]))
 def test_the_control_another_policys_plan_is_wrong(policy, other, ranks):
     found = differences(ranks, policy, 2, plan=other)
     assert any(abs(by) > WITHIN for by in found.values())

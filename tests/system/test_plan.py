@@ -10,7 +10,7 @@ import pytest
 
 from gan.app.run import options as fitting
 from gan.plan import main
-from strategies.paper.amounts import readable
+from strategies.amounts import readable
 from tests.support.parity import often
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
     (
         *("strategies/processes", "strategies/sharding", "strategies/pipelining", "strategies/options"),
         *(
-            "strategies/paper",
+            "strategies/amounts.py",
+            "strategies/living.py",
             "strategies/private.py",
             "strategies/accelerator.py",
             "strategies/hooks.py",

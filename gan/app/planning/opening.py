@@ -15,11 +15,10 @@ from gan.module import GanModule
 from gan.runs import Run
 from gan.runs.pairs import planned
 from strategies import auto
+from strategies.amounts import readable, size
+from strategies.cost.trace import Trace
 from strategies.cost.tracing import traces
 from strategies.micro_batches import rows
-from strategies.paper.amounts import readable
-from strategies.paper.paper import size
-from strategies.paper.trace import Trace
 
 # What code raises that asks a tensor without values for them; by way of NumPy too.
 NO_VALUES = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, AssertionError)

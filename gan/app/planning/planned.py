@@ -17,10 +17,10 @@ from gan.app.run.options import run_first, run_settings, without
 from gan.files.errors import UserError
 from gan.runs import build, short_name
 from strategies import assignment, private
+from strategies.amounts import Held, readable
 from strategies.auto import Auto
 from strategies.choice import Choice, choices, ranks_as_typed
 from strategies.cost.budget import Budget, Cost, Serving
-from strategies.paper.amounts import Held, readable
 from strategies.placing.placement import Placement, placement_of
 from strategies.policies import POLICIES
 from strategies.ranks import World

@@ -6,11 +6,10 @@ from itertools import product
 
 from gan.files.errors import UserError
 from gan.phase import Player
+from strategies.amounts import Moved, size
 from strategies.choice import Choice, choices
 from strategies.cost.budget import Budget, Cost
 from strategies.options.blocks import find_blocks
-from strategies.paper.amounts import Moved
-from strategies.paper.paper import size
 from strategies.policies import POLICIES
 
 LEVELS = ("ddp", "zero1", "zero2", "zero3", "zero1+hybrid", "zero2+hybrid", "zero3+hybrid", "zero3+offload")

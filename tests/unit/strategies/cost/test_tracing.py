@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from gan import Phase
+from strategies.cost import trace as kinds
 from strategies.cost.tracing import FusedAttention, steps, traces
-from strategies.paper import trace as kinds
-from strategies.paper.trace import Living
+from strategies.living import Living
 from tests.support.composite import Composite, Sized
 from tests.support.hard_games import HARD
 from tests.support.parity import single

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.paper.amounts import bubble
+from strategies.amounts import bubble
 from strategies.pipelining.program import Meta, Transfer
 from strategies.pipelining.schedule import Action, forwards, merged, messages
 

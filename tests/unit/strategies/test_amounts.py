@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.paper.amounts import Collective, Group, Moved, bubble, moved, readable
+from strategies.amounts import Collective, Group, Moved, bubble, moved, readable
 
 
 @pytest.mark.parametrize(

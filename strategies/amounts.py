@@ -4,6 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Self
 
+from torch import Tensor
+
+
+def size(tensors: Iterable[Tensor]) -> int:
+    """Their bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 @dataclass(frozen=True)
 class Held:

@@ -1,0 +1,95 @@
+"""How much memory lives, counted without values."""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(eq=False)
+class Count:
+    """Bytes that live now, and the most of them since the last `reset`."""
+
+    alive: int = 0
+    highest: int = 0
+
+
+class Living(TorchDispatchMode):
+    """Inside the `with`, counts the memory that operations make, until it is freed. It works on the meta device too.
+
+    Memory that was there before counts from the moment on that an operation returns it, so `leave_out` names it. What
+    is made inside `away` is counted apart, by the name of where it is. `saw_collective` gets each collective and its
+    arguments, after it.
+    """
+
+    def __init__(
+        self, leave_out: Iterable[Tensor] = (), saw_collective: Callable[[str, list[Any]], None] | None = None
+    ) -> None:
+        super().__init__()
+        self.here = Count()
+        self.there: dict[str, Count] = defaultdict(Count)
+        self.saw_collective = saw_collective
+        self._count = self.here
+        self._left_out = [tensor.untyped_storage() for tensor in leave_out if tensor.layout == torch.strided]
+        # Every storage, with what counts it: by its address in C++, which a storage has without values too.
+        self._known: dict[int, tuple[Any, list[Count]]] = {each._cdata: (None, []) for each in self._left_out}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in (out,) if isinstance(out, Tensor) else pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                self._saw(tensor.untyped_storage())
+        self._count.highest = max(self._count.highest, self._count.alive)
+        if function.namespace == "c10d" and self.saw_collective is not None:
+            self.saw_collective(function.__name__, pytree.tree_leaves(args))
+        return out
+
+    @contextmanager
+    def away(self, where: str) -> Iterator[None]:
+        before, self._count = self._count, self.there[where]
+        try:
+            yield
+        finally:
+            self._count = before
+
+    @property
+    def is_away(self) -> bool:
+        return self._count is not self.here
+
+    def _saw(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, partial(self._gone, key, size)), [self._count]
+            self._count.alive += size
+
+    def _gone(self, key: int, size: int, _: Any) -> None:
+        for count in self._known.pop(key)[1]:
+            count.alive -= size
+
+    def forget(self, tensor: Tensor) -> None:
+        """Count this tensor's memory no more."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._known:
+            counts = self._known[storage._cdata][1]
+            while counts:
+                counts.pop().alive -= storage.nbytes()
+
+    def count_too(self, tensor: Tensor, count: Count) -> None:
+        """Count this tensor's memory, if it is counted, in this count as well."""
+        storage = tensor.untyped_storage()
+        counts = self._known.get(storage._cdata, (None, []))[1]
+        if counts and count not in counts:
+            counts.append(count)
+            count.alive += storage.nbytes()
+
+    def reset(self) -> None:
+        for count in (self.here, *self.there.values()):
+            count.highest = count.alive
