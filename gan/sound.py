@@ -2,6 +2,7 @@
 
 import io
 import wave
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,9 @@ class Sound:
 
     def __getitem__(self, which: int | slice) -> "Sound":
         return Sound(self.samples[which], self.rate)
+
+    def __iter__(self) -> Iterator["Sound"]:
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def seconds(self) -> float:

@@ -356,3 +356,9 @@ def _game(module: LightningModule) -> GanModule:
             f"derive it from GanModule, or use one of Lightning's own strategies"
         )
     return module
+
+
+def phase_strategy(trainer: Trainer) -> PhaseStrategy:
+    """The strategy of a trainer, for callbacks."""
+    assert isinstance(trainer.strategy, PhaseStrategy)  # a GanModule refuses others
+    return trainer.strategy

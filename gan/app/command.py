@@ -80,7 +80,7 @@ def working() -> Iterator[None]:
 
 def take_place(place: Launched | None) -> None:
     """Be the rank that somebody else has started: only the first one prints, and each ends with torchrun."""
-    rank_zero_only.rank = place.rank if place is not None else 0
+    rank_zero_only.rank = place.rank if place is not None else 0  # pyrefly: ignore[missing-attribute] - Lightning's own
     if place is not None and place.by == "torchrun":
         agent.end_with_launcher(place.nodes)
 
@@ -95,7 +95,8 @@ def run_ranks(
 ) -> None:
     """Run a command again as each of the ranks on this host, and wait for them. See `Launch`."""
     if computer.kind == "tpu":
-        torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)  # torch-tpu wants it from the parent
+        # pyrefly: ignore[missing-attribute] - torch-tpu adds itself to torch, and wants this from the parent
+        torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=computer.devices)
     rendezvous.check()
     typed = [sys.executable, "-m", module, *argv]
     agent.run(Launch(typed, computer.devices, rendezvous, restarts, advice))

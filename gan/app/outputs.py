@@ -117,6 +117,7 @@ def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
 # ---- how a command ends ----
 
 PATIENCE = 3.0  # seconds that a daemon process has to end, and again after it was killed
+END_CHILDREN = multiprocessing.util._exit_function  # pyrefly: ignore[missing-attribute] - not in typeshed
 
 
 def end(status: int) -> NoReturn:
@@ -125,10 +126,10 @@ def end(status: int) -> NoReturn:
     sys.exit would then take all objects of torch and Lightning apart, which is a third of a short command's time. And
     it would wait without limit for daemon processes that do not end, such as a loader's worker that waits for a disk.
     """
-    threading._shutdown()
+    threading._shutdown()  # pyrefly: ignore[missing-attribute] - not in typeshed
     for number in signals("SIGCHLD"):
         signal.signal(number, signal.SIG_DFL)  # torch's handler raises when a worker dies; they may now
-    atexit.unregister(multiprocessing.util._exit_function)
+    atexit.unregister(END_CHILDREN)
     atexit._run_exitfuncs()
     _end_processes()
     for stream in (sys.stdout, sys.stderr):
@@ -139,7 +140,7 @@ def end(status: int) -> NoReturn:
 
 def _end_processes() -> None:
     """Do what multiprocessing does at exit: ask daemon processes to end, and wait for all. Kill those that stay."""
-    ending = threading.Thread(target=multiprocessing.util._exit_function, daemon=True)
+    ending = threading.Thread(target=END_CHILDREN, daemon=True)
     ending.start()
     ending.join(PATIENCE)
     while ending.is_alive() and not all(child.daemon for child in multiprocessing.active_children()):

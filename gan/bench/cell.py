@@ -29,6 +29,7 @@ from strategies.cost.budget import Budget
 from strategies.policies import POLICIES
 from strategies.policies.pipeline import Pipeline
 from strategies.ranks import World
+from strategies.strategy import phase_strategy
 
 ONE = "one process"
 BATCH_SIZE = "batch_size"
@@ -147,7 +148,7 @@ class Clock:
             "payload": self.payload.total,
         }
         self.found["work"] = seconds * (1 - self.found["waits"] - self.found["no core"])
-        for policy in trainer.strategy.policies.values():
+        for policy in phase_strategy(trainer).policies.values():
             for pipe in policy.pipes if isinstance(policy, Pipeline) else ():
                 self.found["bubble"] = bubble(pipe.size, pipe.chunks or 2 * pipe.size, pipe.stages // pipe.size)
 

@@ -12,14 +12,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from gan.files.system import resource
-
-Moments = Mapping[int, Callable[[Trainer, Any], None]]  # each is given the batch, too
+Moments = Mapping[int, Callable[[Trainer, Any], object]]  # each is given the batch, too
 
 
 def train(game: LightningModule, data: Any, strategy: Any, moments: Moments | None = None, **options: Any) -> None:
     """Train, with nothing beside the training itself, until the last of the moments; without any, one epoch."""
-    length = {"max_steps": max(moments)} if moments else {"max_epochs": 1}
+    options |= {"max_steps": max(moments)} if moments else {"max_epochs": 1}
     Trainer(
         strategy=strategy,
         callbacks=[AtMoments(moments)] if moments else [],
@@ -29,7 +27,6 @@ def train(game: LightningModule, data: Any, strategy: Any, moments: Moments | No
         enable_model_summary=False,
         limit_val_batches=0,
         num_sanity_val_steps=0,
-        **length,
         **options,
     ).fit(game, data)
 
@@ -109,4 +106,6 @@ def peak_memory(device: torch.device) -> int:
     """The most memory that tensors had on an accelerator; on a CPU the most that the process had."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
+    import resource  # which Windows does not have
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

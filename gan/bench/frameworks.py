@@ -11,6 +11,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gan import GanModule, Phase, Player
@@ -43,11 +44,12 @@ def fsdp2(task: Task, held: bool = False) -> Weights:
             fully_shard(layer, mesh=mesh)
 
     def hold(now: bool) -> None:
-        discriminator.set_reshard_after_forward(not now)
-        discriminator.set_reshard_after_backward(not now)
         for module in discriminator.modules():
-            if isinstance(module, FSDPModule) and not now:
-                module.reshard()
+            if isinstance(module, FSDPModule):
+                module.set_reshard_after_forward(not now, recurse=False)
+                module.set_reshard_after_backward(not now, recurse=False)
+                if not now:
+                    module.reshard()
 
     def judged(loss: Tensor) -> None:
         loss.backward()
@@ -62,7 +64,8 @@ def fsdp2(task: Task, held: bool = False) -> Weights:
         hold(True)
         backwards = fooled, judged
     alternate(task, networks, networks, task.adams(*networks), backwards)
-    return {name: shard.full_tensor() for name, shard in weights(generator, discriminator).items()}
+    shards = weights(generator, discriminator).items()
+    return {name: shard.full_tensor() if isinstance(shard, DTensor) else shard for name, shard in shards}
 
 
 class LightningGan(LightningModule):
@@ -165,9 +168,9 @@ def accelerate_deepspeed(task: Task, accelerators: int) -> Weights:
     else:
         both = [Accelerator(deepspeed_plugins={"generator": plugin(), "discriminator": plugin()}), Accelerator()]
         prepared = []
-        for name, *own in zip(("generator", "discriminator"), both, networks, adams, strict=True):
+        for name, own, network, adam in zip(("generator", "discriminator"), both, networks, adams, strict=True):
             both[0].state.select_deepspeed_plugin(name)
-            prepared.append(own[0].prepare(*own[1:]))
+            prepared.append(own.prepare(network, adam))
         engines, adams = zip(*prepared, strict=True)
     assert all(accelerator.distributed_type == "DEEPSPEED" for accelerator in both)
     alternate(task, engines, engines, adams, tuple(accelerator.backward for accelerator in both))
@@ -186,8 +189,8 @@ def deepspeed(task: Task, stage: int) -> Weights:
     )
     steps = tuple(SimpleNamespace(step=engine.step, zero_grad=lambda: None) for engine in engines)
     alternate(task, engines, engines, steps, tuple(engine.backward for engine in engines))
-    with deepspeed.zero.GatheredParameters([weight for engine in engines for weight in engine.module.parameters()]):
-        return weights(*(engine.module for engine in engines))
+    with deepspeed.zero.GatheredParameters([weight for network in networks for weight in network.parameters()]):
+        return weights(*networks)
 
 
 def _deepspeed_config(task: Task, stage: int) -> dict[str, Any]:

@@ -75,7 +75,7 @@ PANELS = {
 }
 
 
-class GridBenchmark(RunBenchmark):
+class GridBenchmark(RunBenchmark[Cell]):
     """Trains every cell."""
 
     name, places, columns = "grid", Cell._fields, tuple(COLUMNS.values())

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from strategies.processes.failure import in_a_line
 
 NUMBER = re.compile(r"-?[\d.,]+(e[-+]\d+)?%?|nan|see \(\d+\)|")  # or nothing, in a table
 Cell = tuple[Any, ...]  # what it is, by the places of its benchmark
+C = TypeVar("C", bound=Cell)
 Figures = Mapping[str, Any]  # what was measured in one round
 
 
@@ -49,7 +50,7 @@ class Column:
         return "" if value is None else format(value if self.unit == 1 else value / self.unit, self.form)
 
 
-class Benchmark(ABC):
+class Benchmark(ABC, Generic[C]):
     """Derive from it, and declare. `places` are the titles of what a cell is, `columns` those of what is measured."""
 
     name: ClassVar[str]
@@ -58,12 +59,13 @@ class Benchmark(ABC):
     columns: Sequence[Column]
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.about = sys.modules[cls.__module__].__doc__ or ""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv, self.settings = argv, self.parse(argv)
-        self.found: dict[Cell, list[Figures]] = {}  # in each round
-        self.why: dict[Cell, str] = {}
+        self.found: dict[C, list[Figures]] = {}  # in each round
+        self.why: dict[C, str] = {}
 
     # ---- what a benchmark declares ----
 
@@ -81,14 +83,14 @@ class Benchmark(ABC):
         return getattr(self.settings, "rounds", 1)
 
     @abstractmethod
-    def cells(self) -> Iterable[Cell]:
+    def cells(self) -> Iterable[C]:
         """The rows of the table, in their order."""
 
     @abstractmethod
-    def measure(self, cell: Cell) -> Figures:
+    def measure(self, cell: C) -> Figures:
         """A cell's figures in one round. What is raised is why it has none."""
 
-    def base(self, cell: Cell) -> Cell | None:
+    def base(self, cell: C) -> C | None:
         """The cell that this one is compared with: the first that was measured."""
         return next(iter(self.measured), None)
 
@@ -126,7 +128,7 @@ class Benchmark(ABC):
                     self.why[cell] = reason(error)
                 print(f"{where}{self.named(cell)}: {self.why.get(cell) or self.said(self.found[cell][-1])}", flush=True)
 
-    def named(self, cell: Cell) -> str:
+    def named(self, cell: C) -> str:
         return ", ".join(str(place) for place in cell if place not in (None, ""))
 
     def said(self, figures: Figures) -> str:
@@ -136,10 +138,10 @@ class Benchmark(ABC):
         return ", ".join(f"{title} {text}" for title, text in texts if text)
 
     @property
-    def measured(self) -> list[Cell]:
+    def measured(self) -> list[C]:
         return [cell for cell in self.found if cell not in self.why]
 
-    def values(self, cell: Cell | None, key: str) -> list[Any]:
+    def values(self, cell: C | None, key: str) -> list[Any]:
         """A figure in each round; none if the cell has failed."""
         found = self.found[cell] if cell in self.measured else []
         return [figures[key] for figures in found if figures.get(key) is not None]
@@ -148,7 +150,7 @@ class Benchmark(ABC):
         """A figure that all cells have in common, such as the name of the device."""
         return next((figures[key] for found in self.found.values() for figures in found if key in figures), default)
 
-    def value(self, cell: Cell, column: Column) -> Any:
+    def value(self, cell: C, column: Column) -> Any:
         """What a column has for a cell, in no unit; None where it is not known."""
         key = column.key or column.title
         values = self.values(cell, key)
@@ -177,18 +179,16 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     return [line[2:].rstrip() for line in outputs.table(table, left=words)]
 
 
-class RunBenchmark(Benchmark):
+class RunBenchmark(Benchmark[C]):
     """A benchmark of a run, which is the first word that is typed, and whose settings are options too."""
 
     usage: ClassVar[str]
     texts: ClassVar[dict[str, Any]]  # of `run_options.parse`
 
     def parse(self, argv: Sequence[str]) -> Any:
-        prog, texts = f"python -m gan.bench {self.name}", {"description": self.about, **self.texts}
+        prog, add = f"python -m gan.bench {self.name}", lambda parser: self.add_options(parser.add_argument)
         usage = f"{prog} [RUN] {self.usage} [options]"
-        return run_options.parse(
-            argv, lambda parser: self.add_options(parser.add_argument), prog=prog, usage=usage, **texts
-        )
+        return run_options.parse(argv, add, prog=prog, usage=usage, description=self.about, **self.texts)
 
     @property
     def run(self) -> tuple[str, dict[str, Any]]:

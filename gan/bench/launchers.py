@@ -35,7 +35,7 @@ LAUNCHERS = {
 }
 
 
-class LaunchersBenchmark(Benchmark):
+class LaunchersBenchmark(Benchmark[Cell]):
     """Starts the ranks by each launcher."""
 
     name, places = "launchers", ("started by",)

@@ -26,7 +26,7 @@ DRAWN = 8  # different pictures
 WORKERS = (0, 1, 2)
 
 
-class LoadingBenchmark(Benchmark):
+class LoadingBenchmark(Benchmark[Cell]):
     """A start of the data set, each step from a file to tensors by itself and all together, and the loader."""
 
     name, places = "loading", ("step",)

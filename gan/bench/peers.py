@@ -84,7 +84,9 @@ def compare(way: Callable[[Task], Weights], task: Task, rounds: int, steps: int)
     task = replace(task, rank=dist.get_rank())
 
     # Is it exact?
-    found = way(replace(task, batches=DataLoader([task.batch(step) for step in range(STEPS)], batch_size=None)))
+    # pyrefly: ignore[bad-argument-type] - torch reads any sequence
+    batches = DataLoader([task.batch(step) for step in range(STEPS)], batch_size=None)
+    found = way(replace(task, batches=batches))
     difference = distance(found, alone(task))
     verdict = "exact" if difference <= THRESHOLD[task.dtype] else "WRONG"
 
@@ -111,7 +113,7 @@ def distance(one: Weights, other: Weights) -> float:
     return torch.stack([(one[name].double() - other[name].double()).abs().max() for name in other]).max().item()
 
 
-class PeersBenchmark(Benchmark):
+class PeersBenchmark(Benchmark[Cell]):
     """Lets every peer play both games."""
 
     name, places = "peers", ("game", "peer")

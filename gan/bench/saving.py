@@ -33,7 +33,7 @@ WIDTH = 512
 LIMIT = 1800.0  # seconds
 
 
-class SavingBenchmark(Benchmark):
+class SavingBenchmark(Benchmark[Cell]):
     """One training, in which windows of all kinds take turns."""
 
     name, places = "saving", ("a save",)
@@ -67,7 +67,8 @@ class SavingBenchmark(Benchmark):
         own = self.settings
         with tempfile.TemporaryDirectory(dir=own.folder) as folder:
             request = own.strategy, own.ranks, own.megabytes, own.steps, own.rounds, Path(folder)
-            return costs(*in_world(measure, *request, ranks=own.ranks, limit=LIMIT)[0], own.steps)
+            calls, windows = in_world(measure, *request, ranks=own.ranks, limit=LIMIT)[0]
+            return costs(calls, windows, own.steps)
 
     def heading(self) -> str:
         own, step = self.settings, 1000 * self.known("step", math.nan)
@@ -114,8 +115,8 @@ def measure(policy: str, ranks: int, megabytes: int, steps: int, rounds: int, fo
         """End the window before, and begin the next one."""
         nonlocal began
         number = trainer.global_step // steps - 1  # of the next one
-        trainer.strategy.background.wait()
-        trainer.strategy.barrier()
+        strategy.background.wait()
+        strategy.barrier()
         if number:
             windows[kinds[number - 1]].append(time.perf_counter() - began)
         if number == len(kinds):
@@ -123,14 +124,16 @@ def measure(policy: str, ranks: int, megabytes: int, steps: int, rounds: int, fo
         save: dict[str, Callable[[Path], None]] = {
             "without": lambda _: None,
             "at once": trainer.save_checkpoint,
-            "in the background": trainer.strategy.save_in_background,
+            "in the background": strategy.save_in_background,
         }
         began = time.perf_counter()
         save[kinds[number]](folder / "last.ckpt")
         calls[kinds[number]].append(time.perf_counter() - began)
 
     moments = {steps * number: between for number in range(1, len(kinds) + 2)}
+    # pyrefly: ignore[bad-argument-type] - torch reads any sequence
     data = DataLoader([torch.randn(4, WIDTH)] * max(moments), batch_size=None)
     strategy = PhaseStrategy(policy, check=False)
     train(Wide(megabytes), data, strategy, moments, accelerator="cpu", devices=ranks, use_distributed_sampler=False)
-    return tuple({kind: seconds[1:] for kind, seconds in each.items()} for each in (calls, windows))
+    calls, windows = ({kind: seconds[1:] for kind, seconds in each.items()} for each in (calls, windows))
+    return calls, windows

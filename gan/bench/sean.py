@@ -91,8 +91,8 @@ class Plain(nn.Module):
         super().__init__()
         self.function, self.state, ends = function, state, reference().LEARNED
         for key in (key for key in state if key.rpartition(".")[2] in ends):
-            state[key] = nn.Parameter(state[key])
-            self.register_parameter(key.replace(".", "-"), state[key])
+            state[key] = weight = nn.Parameter(state[key])
+            self.register_parameter(key.replace(".", "-"), weight)
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.function(self.state, *inputs, training=True)
@@ -126,12 +126,12 @@ class Painter(nn.Module):
         for module in generator.modules():
             if isinstance(module, ACE):
                 module.recompute = "nothing recomputed" not in way
-        self.half = "bf16" in way
+        self.in_bf16 = "bf16" in way
         self.form = torch.channels_last if "channels last" in way else torch.contiguous_format
         self.generator = generator.to(memory_format=self.form)
 
     def forward(self, planes: Tensor, codes: Tensor) -> Tensor:
-        with torch.autocast(planes.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(planes.device.type, torch.bfloat16, enabled=self.in_bf16):
             return self.generator(planes.contiguous(memory_format=self.form), codes)
 
 
@@ -182,7 +182,7 @@ class Timed(Sean):
         self.times = [now(self.device)]
         with Kept(self.parameters()) as kept:
             losses = super().fool(batch)
-        self.kept, self.loss = kept.bytes, sum(losses.values()).detach()
+        self.kept, self.loss = kept.bytes, sum(losses.values(), torch.zeros(())).detach()
         return losses
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -213,15 +213,16 @@ def figures_of(times: Sequence[float], kept: int, loss: Tensor, device: torch.de
 def train_ours(cell: Way, sizes: Sizes) -> Figures:
     """Train by Lightning and PhaseStrategy, a step that does not count and one that does."""
     game, batch = opened(cell, sizes)
-    counter, seen = Counter(multiplications), []
+    counter = Counter(multiplications)
+    seen: list[tuple[int, Tensor]] = []
 
     def after_first(*_: Any) -> None:
         counter.__exit__(None, None, None)
-        seen.extend((game.kept, game.loss))
+        seen.append((game.kept, game.loss))
 
     moments = {0: lambda *_: counter.__enter__(), 1: after_first, 2: lambda *_: game.times.append(now(game.device))}
     train(game, repeat(batch), PhaseStrategy(), moments, devices=1)
-    figures = figures_of(game.times, *seen, game.device)
+    figures = figures_of(game.times, *seen[0], game.device)
     rate = convolution_rate(game.device)
     return {**figures, "GFLOP/s": rate / 1e9, "of limit": counter.total / rate / figures["seconds"]}
 
@@ -232,30 +233,30 @@ def train_published(cell: Way, sizes: Sizes) -> Figures:
     game, batch = opened(cell, sizes)
     batch = {name: value.to(device) for name, value in batch.items()}
     mask = game.to(device).mask(batch["label"])
-    game.mask = lambda *_: mask
+    game.mask = lambda label, edges=None: mask
     state = export_generator(game.encoder, game.generator)
-    game.encoder = Plain(lambda *inputs, training: plain.encoder(*inputs), state)
-    game.generator = Plain(plain.generator, state)
-    game.discriminator = Plain(plain.discriminator, export_discriminator(game.discriminator))
+    game.set_submodule("encoder", Plain(lambda *inputs, training: plain.encoder(*inputs), state))
+    game.set_submodule("generator", Plain(plain.generator, state))
+    game.set_submodule("discriminator", Plain(plain.discriminator, export_discriminator(game.discriminator)))
     generating, judging = (list(net.parameters()) for net in (game.generator, game.discriminator))
     adams = [Adam(weights, lr, betas=(0.0, 0.9)) for weights, lr in ((generating, 1e-4), (judging, 4e-4))]
-    seen = []
+    seen: list[tuple[int, Tensor]] = []
     for _ in range(2):
         for turn, adam, learns in ((game.fool, adams[0], False), (game.judge, adams[1], True)):
             for weight in judging:
                 weight.requires_grad_(learns)
-            loss = sum(turn(batch).values())
+            loss = sum(turn(batch).values(), torch.zeros(()))
             adam.zero_grad()
             loss.backward()
             adam.step()
-        seen = seen or [game.kept, game.loss]
-    return figures_of([*game.times, now(device)], *seen, device)
+        seen.append((game.kept, game.loss))
+    return figures_of([*game.times, now(device)], *seen[0], device)
 
 
 # ---- the command ----
 
 
-def farthest(one: Tensor, other: Tensor) -> float:
+def farthest(one: Tensor, other: Tensor | float) -> float:
     return (one - other).abs().max().item()
 
 
@@ -270,7 +271,7 @@ TRAINED = (
 )
 
 
-class SeanBenchmark(Benchmark):
+class SeanBenchmark(Benchmark[Way]):
     """Paints masks of every kind in every way, or trains in both ways."""
 
     name, places = "sean", Way._fields

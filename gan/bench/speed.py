@@ -80,7 +80,7 @@ def measure(run: str, settings: Mapping[str, Any], way: Way, steps: int) -> Figu
     }
 
 
-class SpeedBenchmark(RunBenchmark):
+class SpeedBenchmark(RunBenchmark[Way]):
     """Trains the run in every way."""
 
     name, places = "speed", ("precision", "way")

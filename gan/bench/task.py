@@ -4,7 +4,7 @@ The same holds for all peers: networks, losses, optimizers and batches are the t
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -53,8 +53,8 @@ class Task:
         """Both players' optimizer. With an eps of 1e-8 Adam would enlarge float32 rounding errors of tiny gradients."""
         return Adam(weights, lr=1e-3, betas=(0.5, 0.99), eps=1e-4)
 
-    def adams(self, *networks: nn.Module) -> tuple[Adam, ...]:
-        return tuple(self.adam(network.parameters()) for network in networks)
+    def adams(self, generator: nn.Module, discriminator: nn.Module) -> tuple[Adam, Adam]:
+        return self.adam(generator.parameters()), self.adam(discriminator.parameters())
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of a step's global batch."""
@@ -82,21 +82,21 @@ class Task:
 
 def alternate(
     task: Task,
-    judging: tuple[Network, Network],
-    fooling: tuple[Network, nn.Module],
-    adams: tuple[Any, Any],
-    backwards: tuple[Backward, Backward] = (Tensor.backward, Tensor.backward),
+    judging: Sequence[nn.Module],
+    fooling: Sequence[nn.Module],
+    adams: Sequence[Any],
+    backwards: Sequence[Backward] = (Tensor.backward, Tensor.backward),
 ) -> None:
     """Take both turns with each batch. Of a pair, the generator's is the first; a turn has its own pair of networks."""
     for batch in task.batches:
         adams[1].zero_grad()
-        backwards[1](task.judge(*judging, batch))
+        backwards[1](task.judge(judging[0], judging[1], batch))
         adams[1].step()
 
         # The gradient passes through the discriminator, but its weights need no gradient.
         fooling[1].requires_grad_(False)
         adams[0].zero_grad()
-        backwards[0](task.fool(*fooling, batch))
+        backwards[0](task.fool(fooling[0], fooling[1], batch))
         adams[0].step()
         fooling[1].requires_grad_(True)
 
@@ -131,7 +131,7 @@ class HandLoop:
         """Replace the gradients by their mean over the ranks."""
         if self.task.ranks == 1:
             return
-        gradients = [weight.grad for weight in learner.parameters()]
+        gradients = [weight.grad for weight in learner.parameters() if weight.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
         flat /= self.task.ranks

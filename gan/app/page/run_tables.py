@@ -31,7 +31,7 @@ COARSE = 16  # the size at which pictures are compared with training pictures
 NO_MASKS = "This game does not paint masks, so there are none to show."
 NO_SOUNDS = "This game makes no sounds."
 NO_NUMBERS = "The loaders of this run do not say which samples it trains on, so none are compared."
-NO_PICTURES = "This game does not learn from pictures, so none can be compared."
+NO_PICTURES = "This game does not learn from pictures, or shows none that it makes, so none can be compared."
 
 
 def facts(opened: SavedRun) -> Table:
@@ -172,9 +172,10 @@ def nearest(opened: SavedRun, count: int = SHOWN, among: int = 1000, show: int =
         return Table(note=NO_NUMBERS)
     train, batch = opened.run.data.train, held_out(opened, count)
     kinds = [name for name, value in train[0].items() if isinstance(value, tv_tensors.Image)]
-    if not kinds:
+    columns = made_by(opened, batch).values()  # also label maps and sounds
+    made = next((each for each in columns if isinstance(each, Tensor) and each.is_floating_point()), None)
+    if not kinds or made is None:
         return Table(note=NO_PICTURES)
-    made = next(each for each in made_by(opened, batch).values() if each.is_floating_point())  # no label map
     chosen = spread(len(train), among)
     places = [(index, kind) for index in chosen for kind in kinds]
     known = torch.cat([_coarse(item[kind][None]) for item in (to_tensors(train[k]) for k in chosen) for kind in kinds])

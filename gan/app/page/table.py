@@ -42,8 +42,10 @@ class Cell:
     wav: bytes = b""
 
 
-def sample_cell(sample: Tensor | Sound, words: str = "") -> Cell:
-    """A cell with a sample as `grids.picture` draws it: a picture, a label map or a sound."""
+def sample_cell(sample: Tensor | Sound | None, words: str = "") -> Cell:
+    """A cell with a sample as `grids.picture` draws it: a picture, a label map or a sound. None leaves it empty."""
+    if sample is None:
+        return Cell(words)
     return Cell(words, (grids.picture(sample),), sample.wav() if isinstance(sample, Sound) else b"")
 
 

@@ -3,7 +3,7 @@
 gan/sample.py says what each does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,9 +30,9 @@ class Sheet:
     """What an action has made: the columns of a grid, titles of its rows, and single samples by name."""
 
     name: str
-    columns: Columns
+    columns: Mapping[str, grids.Batch]
     titles: Sequence[str] = ()
-    singles: dict[str, Tensor | Sound] = field(default_factory=dict)
+    singles: Mapping[str, Tensor | Sound] = field(default_factory=dict)
 
 
 def save_sheet(opened: SavedRun, settings: Namespace, sheet: Sheet) -> list[Path]:
@@ -111,8 +111,8 @@ class StyleSource:
         Missing styles are replaced as `missing` says. But on the picture that the styles are from, or on an `edited`
         map of it, no region of that picture counts as missing: a region too small for a style is painted without one.
         """
-        same = self.picture is not None and (edited or _same(self.picture, picture))
-        known = self.picture.regions if same else ()
+        own = self.picture
+        known = own.regions if own is not None and (edited or _same(own, picture)) else ()
         lacking = [region for region in self.styles.lacking(picture.regions) if region not in known]
         if chosen is None:
             return self._with_replaced(lacking, picture)
@@ -234,8 +234,11 @@ def interpolate(opened: SavedRun, settings: Namespace) -> list[Path]:
     if len(between) != 2:
         raise UserError(f"--between takes two styles and got {len(between)}; type --between 3 5")
     start, end = (StyleSource(painter, each, settings.missing, settings.mean_of) for each in between)
-    shapes = [painter.picture(each) for each in settings.on] if settings.on else [start.picture]
-    if shapes == [None]:
+    if settings.on:
+        shapes = [painter.picture(each) for each in settings.on]
+    elif start.picture is not None:
+        shapes = [start.picture]
+    else:
         raise UserError(f"'{start.title}' has styles and no shapes; say with --on which pictures to paint")
     chosen = regions(settings.region, painter.label_names) if settings.region else None
     shares = [number / (settings.frames - 1) for number in range(settings.frames)]

@@ -26,7 +26,7 @@ QUIET, LOUD = -9.0, 0.5  # the logs that are dark and bright
 EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
-Batch = Sequence[Tensor | None] | Sound
+Batch = Sequence[Tensor | None] | Tensor | Sound
 
 
 def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()) -> Image.Image:
@@ -79,7 +79,7 @@ def _below_each_other(
     return {"": [column[line] for line in lines for column in cells.values()]}, names
 
 
-def _fit(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
     """Shorten a text in its middle until it is at most `width` pixels wide."""
     short, left = text, len(text)
     while font.getlength(short) > width and left > 2:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from datasets.augment import Prepared, to_tensors
 from datasets.files import pairs
 from gan import noise
 from gan.app.painting import grids
-from gan.app.painting.reopen import SavedRun
+from gan.app.painting.reopen import Numbered, SavedRun
 from gan.app.painting.styles import Styles
 from gan.files.errors import UserError
+from gan.games.sean import Sean
 
 # Two files, picture.jpg:labels.png. A letter before :\\ or :/ is a drive.
 PAIR = re.compile(r"(?![A-Za-z]:[\\/][^:]*$)(.+?):((?:[A-Za-z]:[\\/])?[^:]*)")
@@ -119,15 +121,15 @@ class Painter:
     """
 
     def __init__(self, opened: SavedRun, seed: int = 0) -> None:
-        game = opened.run.game
-        if not has_styles(opened):
+        game, data = opened.run.game, opened.run.data
+        if not (_reads_styles(game) and _has_labels(data)):
             raise UserError(
                 f"{opened.folder.path} is a run of {opened.name}, whose game {type(game).__name__} has no styles; "
                 f"type python -m gan.sample {opened.folder.path} show, or choose a run of SEAN"
             )
         self.opened, self.game, self.seed = opened, game, seed
-        self.train, self.val = opened.run.data.train, opened.run.data.val
-        self.label_names: tuple[str, ...] = tuple(self.val.label_names)
+        self.train, self.val = data.train, data.val
+        self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
         self.size: tuple[int, int] = tuple(self.val[0]["image"].shape[-2:])
         self.device = next(game.generator.parameters()).device
 
@@ -218,8 +220,16 @@ class Painter:
 
 def has_styles(opened: SavedRun) -> bool:
     """Whether the run's game reads styles from pictures, and its data have pictures with labels."""
-    data = getattr(opened.run.data, "val", None)
-    return getattr(opened.run.game, "encoder", None) is not None and hasattr(data, "label_names")
+    return _reads_styles(opened.run.game) and _has_labels(opened.run.data)
+
+
+def _reads_styles(game: object) -> TypeGuard[Sean]:
+    # A person's own game may have what SEAN has, by the same names.
+    return getattr(game, "encoder", None) is not None
+
+
+def _has_labels(data: object) -> TypeGuard[Numbered]:
+    return hasattr(getattr(data, "val", None), "label_names")
 
 
 def _written(path: Path) -> int:

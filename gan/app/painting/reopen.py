@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeGuard
 
 import torch
 from jsonargparse import Namespace
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from datasets import GanData
+from datasets.augment import Samples
 from datasets.loaders import alone
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
@@ -196,7 +197,15 @@ class FirstRank:
     global_step: int = 0
 
 
-def has_numbers(data: LightningDataModule | None) -> bool:
+class Numbered(Protocol):
+    """Data whose samples have numbers: those to train on, and held-out ones."""
+
+    train: Samples
+    val: Samples
+    workers: int
+
+
+def has_numbers(data: LightningDataModule | None) -> TypeGuard[Numbered]:
     """Whether held-out samples, and those to train on, are known by their numbers."""
     return isinstance(data, GanData) and data.val is not None
 
@@ -206,12 +215,12 @@ def ready(run: Run, ranks: int = 1) -> Iterator[LightningDataModule | LightningM
     """Inside the `with`, what has the run's loaders, ready to make those of the first rank of so many."""
     first = FirstRank(ranks)
     if run.data is not None:
-        run.data.trainer = first
+        run.data.trainer = first  # pyrefly: ignore[bad-assignment] - a stand-in, of which data ask no more
         run.data.prepare_data()
         run.data.setup("fit")
         yield run.data
         return
-    before, run.game._trainer = run.game._trainer, first
+    before, run.game._trainer = run.game._trainer, first  # pyrefly: ignore[bad-assignment] - the same stand-in
     try:
         yield run.game
     finally:

@@ -71,9 +71,10 @@ class Planned:
         """`game` is opened with the batch of a rank that trains."""
         self.memory, self.usable = settings.memory, usable(settings.memory)
         self.game, self.training = game, training
-        apart = {} if placement is None else served(placement, typed, game.game)
-        self.serving = {name: Serving(each.ranks, len(training)) for name, each in apart.items()}
-        where = {name: ranks_as_typed(each.ranks) for name, each in apart.items()}
+        others = {} if placement is None else served(placement, typed, game.game)
+        apart = {name: each.ranks for name, each in others.items() if each.ranks is not None}
+        self.serving = {name: Serving(ranks, len(training)) for name, ranks in apart.items()}
+        where = {name: ranks_as_typed(ranks) for name, ranks in apart.items()}
         # A GPU's: its index means nothing, and it need not be there.
         world = World(len(training), 0, torch.device("cuda"), settings.devices)
         self.budget = Budget(game.game, world, lambda recompute: game.trace(recompute, where), self.serving)
@@ -184,7 +185,7 @@ def verdict(cost: Cost, memory: float) -> str:
 def memory_table(cost: Cost, chosen: Mapping[str, Choice]) -> list[str]:
     """The memory of a rank at its peak, by player and kind."""
     peak = cost.peak
-    rows = [("player", "policy", "weights", "gradients", "optimizer", "average", "in flight", "all")]
+    rows: list[tuple[str, ...]] = [("player", "policy", *COLUMNS[:4], "in flight", "all")]
     for name, held in peak.players.items():
         amounts = [getattr(held, kind) for kind in COLUMNS]
         rows.append((name, str(chosen[name]), *map(_amount, amounts), _amount(held.bytes)))

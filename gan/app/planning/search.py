@@ -33,14 +33,13 @@ def search(budget: Budget, usable: float) -> Found:
     comes last, because it is stepped on the CPU.
     """
     candidates = sorted(_candidates(budget), key=lambda pair: pair[0])
-    least: Found | None = None
+    tried: list[Found] = []
     for _, chosen in candidates:
         cost = budget.cost(chosen)
-        if cost.peak.bytes <= usable:
-            return Found(chosen, cost, True)
-        if least is None or cost.peak.bytes < least.cost.peak.bytes:
-            least = Found(chosen, cost, False)
-    return least
+        tried.append(Found(chosen, cost, cost.peak.bytes <= usable))
+        if tried[-1].fits:
+            return tried[-1]
+    return min(tried, key=lambda found: found.cost.peak.bytes)
 
 
 def _candidates(budget: Budget) -> Iterator[tuple[tuple[float, ...], dict[str, Choice]]]:

@@ -272,7 +272,7 @@ def nodes(text: str) -> tuple[int, int]:
     return int(least), int(most or least)
 
 
-def arguments(argv: list[str] | None = None) -> list[str]:
+def arguments(argv: Sequence[str] | None = None) -> list[str]:
     """What a person typed, with underscores in options. torch.distributed.launch puts the local rank before it.
 
     The environment says that number too, also under the other launchers.

@@ -44,8 +44,9 @@ class Parser(jsonargparse.ArgumentParser):
     a run would start from the beginning instead of being resumed.
     """
 
-    def __init__(self, **texts: str) -> None:
-        super().__init__(formatter_class=Help, print_config=None, allow_abbrev=False, **texts)
+    def __init__(self, prog: str = "", usage: str = "", description: str = "", epilog: str = "") -> None:
+        texts = prog or None, usage or None, description or None, epilog or None
+        super().__init__(*texts, formatter_class=Help, print_config=None, allow_abbrev=False)
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Refuse empty values, then parse. Without `args` it parses the command line."""

@@ -1,7 +1,7 @@
 """What is typed for gan.plan, gan.verify and gan.bench grid: a run, the command's own options, the run's settings."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jsonargparse import Namespace
@@ -13,7 +13,7 @@ from gan.runs import full_name
 
 
 def parse(
-    argv: list[str] | None,
+    argv: Sequence[str] | None,
     add_own: Callable[[Parser], None],
     *,
     default: str = DEFAULT_RUN,
@@ -27,7 +27,7 @@ def parse(
     argv = run_first(arguments(argv))
     run = full_name(early(argv, run=default).run)
     parser = run_parser(run, add_own, default, **texts)
-    parser.set_defaults(saved or {})
+    parser.set_defaults(dict(saved or {}))
     settings = parser.parse_args(argv)
     settings.run = run
     return settings

@@ -36,7 +36,7 @@ class Loader(yaml.SafeLoader):
         super().__init__(text)
         self._depth = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Build a value. Refuse an alias, and what is nested too deeply."""
         where = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):

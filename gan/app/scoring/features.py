@@ -57,6 +57,7 @@ def inception(path: Path | None = None) -> Extractor:
     plain.seek(0)
     try:
         # Pictures are resized without antialiasing, as in the first Inception: published figures are made so.
+        # pyrefly: ignore[bad-argument-type] - torch.load reads the "path", and an open file as well
         metric = FrechetInceptionDistance(feature_extractor_weights_path=plain, antialias=False)
     except ModuleNotFoundError as error:
         raise UserError("FID and KID need torch-fidelity; type pip install torch-fidelity") from error
@@ -138,10 +139,11 @@ def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
     Both are over seeded random subsets. The distance is the KID if the features are Inception's.
     """
     # KID of Binkowski et al. 2018.
+    sizes = kernel_subsets(len(made))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*will save all extracted features.*")
         metric = KernelInceptionDistance(
-            feature=_Given(made.shape[1]), sync_on_compute=False, **kernel_subsets(len(made))
+            _Given(made.shape[1]), sizes["subsets"], sizes["subset_size"], sync_on_compute=False
         )
     metric.update(made.double(), real=False)
     metric.update(truth.double(), real=True)

@@ -25,6 +25,7 @@ def ssim(made: Tensor, truth: Tensor) -> dict[str, Tensor]:
     # SSIM of Wang et al. 2004: a Gaussian window of 11 x 11 pixels with sigma 1.5, mean over pixels and channels.
     one, other = unit(made).float(), unit(truth).float()  # float64 would take forty times as long on a CPU
     return {
+        # pyrefly: ignore[missing-attribute] - torchmetrics gives a tuple only with return_full_image
         name: structural_similarity_index_measure(one, other, data_range=range_, reduction="none", **WINDOW).double()
         for name, range_ in (("ssim", 1.0), ("ssim_range_2", 2.0))
     }
@@ -75,7 +76,7 @@ def _mean_where(chosen: Tensor, values: Tensor) -> Tensor:
 
 BRING = "a state dict of one of torchvision's segmentation networks, such as deeplabv3_resnet101, for {} labels"
 
-MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, which torchvision's networks expect
+MEAN, SPREAD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet, which torchvision's networks expect
 
 
 def segmenter(file: Path | None, labels: int) -> nn.Module:

@@ -1,11 +1,12 @@
 """Which scores there are, which of them can be computed for a run, and how figures come from batches."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 
 from gan.app.scoring import features, pixels
@@ -35,7 +36,7 @@ class Scorer:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> "Scorer":
-        for network in (self.extractor and self.extractor.network, self.segmenter):
+        for network in (None if self.extractor is None else self.extractor.network, self.segmenter):
             if network is not None:
                 network.to(device)
         return self
@@ -47,7 +48,7 @@ class Scorer:
         rows: Rows = {}
         seen = made
         if made.pictures.device.type in NO_FLOAT64:
-            seen = replace(made, **{name: each.cpu() for name, each in vars(made).items() if isinstance(each, Tensor)})
+            seen = Made(**move_data_to_device(vars(made), torch.device("cpu")))
         if seen.paired:
             if "ssim" in self.scores:
                 rows |= pixels.ssim(seen.pictures, seen.truth)
@@ -59,7 +60,8 @@ class Scorer:
             rows["transfer"] = pixels.masked_error(seen.pictures, seen.truth, seen.known)
         if seen.region is not None and "transfer" in self.scores:
             rows["region_error"] = pixels.region_error(seen.pictures, seen.truth, seen.region)
-            rows["region_spill"] = pixels.region_spill(seen.pictures, seen.before, seen.region)
+            if seen.before is not None:
+                rows["region_spill"] = pixels.region_spill(seen.pictures, seen.before, seen.region)
         if self.extractor is not None:
             rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
             rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
@@ -81,8 +83,8 @@ class Scorer:
         if "transfer" in rows:
             error, pixels_known = rows["transfer"].sum(0).tolist()
             figures["transfer_error"] = error / max(1.0, pixels_known)
-        if "features" in rows:
-            figures |= self._distances(rows["features"], rows["features of truth"])
+        if self.extractor is not None and "features" in rows:
+            figures |= self._distances(self.extractor.fid, rows["features"], rows["features of truth"])
         for name, confusion in sums.items():
             found = pixels.intersection_over_union(confusion)
             suffix = name.removeprefix("confusion").replace(" ", "_")
@@ -92,9 +94,8 @@ class Scorer:
             figures[f"iou{suffix}"] = dict(zip(names, found.tolist(), strict=True))
         return figures
 
-    def _distances(self, made: Tensor, truth: Tensor) -> dict[str, float]:
+    def _distances(self, fid: bool, made: Tensor, truth: Tensor) -> dict[str, float]:
         figures = {}
-        fid = self.extractor.fid
         if not fid or "fid" in self.scores:
             figures["fid" if fid else "feature_distance"] = features.frechet_distance(made, truth)
         if not fid or "kid" in self.scores:

@@ -147,7 +147,8 @@ def _joined(results: list[RankResult], title: str) -> tuple[Rows, Rows]:
     in_order = [batches[first] for first in sorted(batches)]
     rows = {name: torch.cat([each[name] for each in in_order]) for name in in_order[0]}
     names = dict.fromkeys(name for _, sums in results for of, name in sums if of == title)
-    return rows, {name: sum(sums.get((title, name), 0) for _, sums in results) for name in names}
+    every = {name: [sums[title, name] for _, sums in results if (title, name) in sums] for name in names}
+    return rows, {name: torch.stack(each).sum(0) for name, each in every.items()}
 
 
 def this_rank() -> int:
@@ -162,7 +163,7 @@ def _gather(result: RankResult) -> list[RankResult] | None:
     """The results of all ranks on the first rank, None on the others."""
     if _ranks() == 1:
         return [result]
-    results = [None] * _ranks() if this_rank() == 0 else None
+    results = [result] * _ranks() if this_rank() == 0 else None  # these are replaced
     dist.gather_object(result, results)
     return results
 

@@ -18,8 +18,8 @@ from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
 from gan.app.training.metrics import Spare
 from gan.files.disk import whole_file
-from gan.sound import Sound
 from strategies import random_state
+from strategies.strategy import phase_strategy
 
 SHOWN = 8
 
@@ -55,7 +55,7 @@ class Bar(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
         if self.bar is not None and self.bar.update(1):
-            text = _losses(trainer.strategy.steps.losses)
+            text = _losses(phase_strategy(trainer).steps.losses)
             if self.batch_size is not None:
                 steps = trainer.global_step - self.first
                 text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} samples/s"
@@ -96,7 +96,8 @@ class Pictures(Callback):
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
         with random_state.untouched():
             if hasattr(pl_module, "show"):
-                self.batch = first_samples(batches_of(trainer.datamodule or pl_module), SHOWN)
+                source = trainer.datamodule or pl_module  # pyrefly: ignore[missing-attribute] - Lightning sets it
+                self.batch = first_samples(batches_of(source), SHOWN)
         if self.batch is not None and trainer.global_step == 0:
             named = self.batch.items() if isinstance(self.batch, dict) else ()
             reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
@@ -127,7 +128,7 @@ class Pictures(Callback):
             module.training = mode
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
-    def _save(self, trainer: Trainer, columns: dict[str, Tensor | Sound], name: str) -> None:
+    def _save(self, trainer: Trainer, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:
             path, picture = self.folder.samples / name, grids.grid(columns, SHOWN)
             with self._spare.trying(path, "pictures"):

@@ -19,6 +19,7 @@ from gan.files.disk import whole_file
 from gan.files.errors import DiskError, UserError
 from strategies.checkpoint.folders import remove
 from strategies.processes.stopping import SIGNALS, Ending, Signals, tell
+from strategies.strategy import phase_strategy
 
 NEWEST = 2  # so many checkpoints are kept
 
@@ -57,7 +58,7 @@ class Keep(Callback):
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
         self.best, self.score = best, score
         self.scores = self._saved_scores() if best else {}  # of the validation after a step's checkpoint
-        self.ending: Ending | None = None
+        self.ending: Ending  # of the strategy, when training begins
         self.signals = Signals()
         self.wrote: list[int] | None = None  # the steps whose checkpoints are there or being written
         self.failed: DiskError | None = None  # of the last save
@@ -67,7 +68,7 @@ class Keep(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace Lightning's signal handlers, which are set by now."""
-        self.ending, self._began, self._pressed = trainer.strategy.ending, trainer.global_step, False
+        self.ending, self._began, self._pressed = phase_strategy(trainer).ending, trainer.global_step, False
         if self.wrote is None:
             there = self.folder.steps() if trainer.global_step else ()
             self.wrote = [step for step in there if step <= trainer.global_step]
@@ -84,7 +85,7 @@ class Keep(Callback):
     def _note(self, trainer: Trainer, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             if self._pressed:
-                trainer.strategy.end_at_once(self._lost(trainer.global_step))
+                phase_strategy(trainer).end_at_once(self._lost(trainer.global_step))
             self._pressed = True
             if trainer.is_global_zero:
                 tell("ending after this step, and saving; another Ctrl-C ends at once, without saving")
@@ -103,13 +104,13 @@ class Keep(Callback):
         """Save where it is due. This is between two steps, never inside one."""
         step = trainer.global_step
         due = step % self.every == 0 or step == trainer.max_steps
-        ends = self.ending.look() or trainer.strategy.steps.guard.hopeless
+        ends = self.ending.look() or phase_strategy(trainer).steps.guard.hopeless
         if due or ends:
             self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
 
     def save(self, trainer: Trainer, in_background: bool) -> None:
         """Save this step's checkpoint. When it is whole, remove those that are not kept any more."""
-        trainer.strategy.background.wait()
+        phase_strategy(trainer).background.wait()
         step, before = trainer.global_step, self._there()
         self.wrote, self.failed = [*(other for other in before if other < step), step], None
         self.scores.pop(step, None)
@@ -118,7 +119,7 @@ class Keep(Callback):
             with self._spare.trying(self.folder.launch):
                 start.note(self.folder, path)
         if in_background:
-            trainer.strategy.save_in_background(path, missed)
+            phase_strategy(trainer).save_in_background(path, missed)
         else:
             try:
                 trainer.save_checkpoint(path)
@@ -128,7 +129,7 @@ class Keep(Callback):
 
     def _missed(self, trainer: Trainer, step: int, error: DiskError) -> None:
         """See [Note: a full disk]. All ranks call it, also in the thread that writes."""
-        self.failed, self.wrote = error, [other for other in self.wrote if other != step]
+        self.failed, self.wrote = error, [other for other in self.wrote or () if other != step]
         if trainer.is_global_zero:
             there = self._there()
             older = f"{self.folder.checkpoint(there[-1]).name} remains" if there else "there is none before it"
@@ -173,9 +174,10 @@ class Keep(Callback):
     def _remove_others(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:
             return
-        for step in self.wrote:
-            if step not in (*self.wrote[-self.newest :], *self._ranked(self.wrote)[: self.best]):
-                trainer.strategy.background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
+        wrote = self.wrote or []
+        for step in wrote:
+            if step not in (*wrote[-self.newest :], *self._ranked(wrote)[: self.best]):
+                phase_strategy(trainer).background.afterwards(partial(self._remove, self.folder.checkpoint(step)))
 
     def _remove(self, path: Path) -> None:
         with self._spare.trying(path, "older checkpoints", "removed"):

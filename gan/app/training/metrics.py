@@ -77,6 +77,8 @@ class Record(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add metrics to a step's row. The row is written when the next step comes."""
+        if step is None:
+            raise UserError("metrics.csv has a row a step; type self.logger.log_metrics(metrics, step=self.step)")
         if self._fresh:
             self._take_up(step)
         if step not in self.rows:

@@ -149,7 +149,7 @@ def note_steps(place: Launched | None) -> None:
 def check(place: Launched | None) -> None:
     """For the first rank: refuse to begin again if the last three attempts have failed at the same step."""
     there = folder(place)
-    if there is None:
+    if place is None or there is None:
         return
     noted, failed = there / "failures.json", {}
     if noted.exists():

@@ -24,6 +24,7 @@ from gan.app.training.metrics import Record, first_and_last
 from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
+from gan.files.system import signals
 from gan.runs import Run, build, short_name
 from strategies import PhaseStrategy
 from strategies.accelerator import GPUS
@@ -101,7 +102,7 @@ class Beginning:
             chosen.folder.fill(self.texts(chosen, launchers))
         if self.settings.dry_run:
             return chosen
-        if self.trained is not None and not chosen.again:
+        if self.trained is not None and chosen.checkpoint is not None and not chosen.again:
             self.trained.check(self.run, chosen.checkpoint)
         held.enter_context(folder.training(chosen.folder))
         return chosen
@@ -170,12 +171,14 @@ def train(
     started = time.monotonic()
     try:
         trainer.fit(run.game, run.data, ckpt_path=None if checkpoint is None else str(checkpoint))
-    except NotFinite as error:
+    except (NotFinite, Damaged) as error:
+        if checkpoint is None:  # the game has read another file
+            raise
+        if isinstance(error, Damaged):
+            raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
         earlier = where.before(checkpoint)
         advice = f"type --resume {earlier[0]}" if earlier else "the run has none, so begin a new run"
         raise UserError(f"{checkpoint}: {error}; {advice}") from error
-    except Damaged as error:
-        raise UserError(f"{checkpoint}: {error}; {instead(where, checkpoint, '--resume ')}") from error
     except Stopped:
         keep.refuse_if_not_saved(trainer.is_global_zero)
         step = trainer.global_step
@@ -183,7 +186,7 @@ def train(
         if strategy.ending.signal == WARNING and slurm.started_by_srun():
             requeue(trainer.is_global_zero)
     else:
-        began = checkpoint and folder.step_of(checkpoint)
+        began = None if checkpoint is None else folder.step_of(checkpoint)
         finish(run, log, trainer, where, keep, began, time.monotonic() - started)
         keep.refuse_if_not_saved(trainer.is_global_zero)
 
@@ -261,7 +264,7 @@ def finish(
 
 def go_back_if_warned(place: Launched) -> None:
     """Let a job of Slurm that is warned before it trains go back into the queue at once. There is nothing to save."""
-    Signals().take([WARNING], lambda *_: requeue(place.rank == 0))
+    Signals().take(signals("SIGUSR1"), lambda *_: requeue(place.rank == 0))
 
 
 def requeue(first: bool) -> None:

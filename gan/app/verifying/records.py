@@ -19,6 +19,7 @@ from strategies.check.first_step import both
 from strategies.check.trial import norms_by_name
 from strategies.micro_batches import tensors
 from strategies.sharding.resharded_parameter import resharded
+from strategies.strategy import phase_strategy
 
 
 class Moment(NamedTuple):
@@ -90,14 +91,14 @@ class Recorder(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, game: GanModule, optimizer: Any) -> None:
         """The learner's gradients are reduced now, and not clipped yet."""
-        for name, policy in trainer.strategy.policies.items():
+        for name, policy in phase_strategy(trainer).policies.items():
             if policy.optimizer is optimizer:
                 norms = norms_by_name(policy, policy.norms())
                 self.norms |= {f"{name}.{weight}": norm for weight, norm in norms.items()}
 
     def after(self, phase: Phase, strategy: PhaseStrategy) -> None:
         """The phase has been played, with the updates of its learners."""
-        game = strategy.lightning_module
+        game = strategy.steps.game
         for name, loss in strategy.steps.losses.items():
             if name.startswith(f"{phase.name}/") and not name.endswith("_grad_norm"):
                 self._note(phase.name, "loss", name.removeprefix(f"{phase.name}/"), (loss.item(),))
@@ -116,19 +117,19 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer: Trainer, game: GanModule, *_: Any) -> None:
         """The run's own `max_steps` stays what it is for the game, so the training is stopped here."""
         trainer.should_stop = trainer.should_stop or trainer.global_step >= self.last_step
-        with trainer.strategy.averaged():
-            for name, average in _averages(trainer.strategy).items():
+        with phase_strategy(trainer).averaged():
+            for name, average in _averages(phase_strategy(trainer)).items():
                 self._note("", "average", name, digest(average))
 
     def on_train_end(self, trainer: Trainer, game: GanModule) -> None:
         """Keep everything whole."""
         found = {f"buffer '{name}'": buffer for name, buffer in named(game, "buffers")}
-        with trainer.strategy.gathered():
+        with phase_strategy(trainer).gathered():
             here = {name: weight for name, weight in named(game, "parameters") if name not in self.record.elsewhere}
             found |= {f"weight '{name}'": weight for name, weight in here.items()}
             self.record.last = {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
-        with trainer.strategy.averaged():
-            for name, average in _averages(trainer.strategy).items():
+        with phase_strategy(trainer).averaged():
+            for name, average in _averages(phase_strategy(trainer)).items():
                 self.record.last[f"average '{name}'"] = average.detach().cpu().clone()
 
     def _note(self, phase: str, kind: str, name: str, numbers: tuple[float, ...]) -> None:
@@ -282,8 +283,9 @@ def compare(one: Record, ranks: Sequence[Record], tolerance: Tolerance) -> list[
 def _difference(moment: Moment, one: Record, ranks: Sequence[Record], least: float) -> Difference:
     # A weight that the loss does not reach has no gradient, or under some policies one of zeros.
     nothing = (0.0,) if moment.kind == "gradient" else None
-    single, every = one.moments.get(moment, nothing), [rank.moments.get(moment, nothing) for rank in ranks]
-    if single is None or any(each is None for each in every):
+    single, found = one.moments.get(moment, nothing), [rank.moments.get(moment, nothing) for rank in ranks]
+    every = [each for each in found if each is not None]
+    if single is None or len(every) < len(ranks):
         return Difference(moment._replace(kind="phase"), math.nan, math.nan, math.inf)
     if moment.kind == "batch":
         joined = tuple(code for each in every for code in each)
@@ -309,7 +311,7 @@ def gap(many: Sequence[float], one: Sequence[float], least: float = 1.0) -> floa
 
 def distances(found: Mapping[str, Tensor], one: Mapping[str, Tensor]) -> dict[str, float]:
     """For each tensor the largest difference of an element, as a part of its largest element or of 1, as in `gap`."""
-    return {name: _distance(found.get(name), one.get(name)) for name in found | one}
+    return {name: _distance(found.get(name), one.get(name)) for name in {**found, **one}}
 
 
 def _distance(one: Tensor | None, other: Tensor | None) -> float:
@@ -317,6 +319,6 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float:
         return math.inf
     if not one.numel():
         return 0.0
-    one, other = (each.cdouble() if each.is_complex() else each.double() for each in (one, other))
+    one, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (one, other))
     apart = ((one - other).abs() / other.abs().max().clamp_min(1)).max().item()
     return math.inf if math.isnan(apart) else apart

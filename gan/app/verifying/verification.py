@@ -29,6 +29,7 @@ from strategies.check.first_step import A_MEAN_OVER_SAMPLES, THE_SAME_ON_ALL_RAN
 from strategies.check.trial import RanksDiffer
 from strategies.policies import POLICIES
 from strategies.processes import world
+from strategies.strategy import phase_strategy
 
 # What torch says where a tensor in float32 meets one in float64.
 DTYPES = re.compile(r"\bfloat.*\bdouble\b|\bdouble\b.*\bfloat|\bdtype\b", re.IGNORECASE)
@@ -49,7 +50,7 @@ class Shake(Callback):
     """Changes the last bits of all weights before each step."""
 
     def on_train_batch_start(self, trainer: Trainer, game: GanModule, batch: Any, batch_idx: int) -> None:
-        shake_weights(trainer.strategy.policies.values(), game.step)
+        shake_weights(phase_strategy(trainer).policies.values(), game.step)
 
 
 def train(

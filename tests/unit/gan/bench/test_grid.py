@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from gan.bench import cell as one_cell
 from gan.bench import grid
@@ -14,6 +13,7 @@ from gan.bench.blocks import blocks
 from gan.bench.cell import ONE, Cell, Clock, planned, refuse_strategy, together
 from gan.bench.grid import COLUMNS, GridBenchmark
 from gan.files.errors import UserError
+from strategies import PhaseStrategy
 from strategies.pipelining.cutting import cut, units_of
 from tests.support.posix import only_on_linux
 
@@ -111,7 +111,7 @@ def test_one_process_plays_the_parts_as_micro_batches():
 
 @only_on_linux
 def test_a_clock_times_the_steps_after_the_first_and_forgets_the_memory_before_them():
-    trainer = SimpleNamespace(strategy=SimpleNamespace(policies={"net": nn.Linear(1, 1)}))
+    trainer = SimpleNamespace(strategy=PhaseStrategy("single"))
     clock = Clock(warm=2, steps=3)
     assert sorted(clock.moments) == [1, 2, 5]
     for step in range(1, 6):

@@ -7,10 +7,12 @@ import torch
 from PIL import Image
 
 from gan.app.page import run_tables, style_tables
+from gan.app.page.table import Table
 from gan.app.painting import grids
 from gan.app.painting.painter import Painter
 from gan.app.painting.reopen import open_run
 from gan.app.training import metrics
+from gan.sound import Sound
 from tests.support import layouts, opening
 from tests.support.tables import picture_of, row
 
@@ -152,6 +154,13 @@ def test_nearest_passes_over_maps_that_the_game_made(run, monkeypatch):
     wanted = run_tables.nearest(run)
     monkeypatch.setattr(run.run.game, "show", lambda batch: {"codes": batch["label"].clone(), **show(batch)})
     assert run_tables.nearest(run).note == wanted.note
+
+
+def test_nearest_says_where_no_pictures_are_made(run, monkeypatch):
+    """Of a game that shows sounds only, or nothing."""
+    for shows in ({"heard": Sound(torch.zeros(1, 8000), 8000)}, {}):
+        monkeypatch.setattr(run.run.game, "show", lambda batch, shows=shows: shows)
+        assert run_tables.nearest(run) == Table(note=run_tables.NO_PICTURES)
 
 
 def test_looking_changes_no_random_state(run):

@@ -122,6 +122,12 @@ def test_a_last_line_that_was_cut_off_is_left_out(content, tmp_path):
     assert metrics.read(tmp_path / "metrics.csv") == ({0: {"x": 1}} if "0,1" in content else {})
 
 
+def test_metrics_without_a_step_are_refused(tmp_path):
+    """They would be a row that cannot be read again."""
+    with pytest.raises(UserError, match=r"type self.logger.log_metrics\(metrics, step=self.step\)"):
+        metrics.Record(RunFolder(tmp_path)).log_metrics({"x": 1})
+
+
 def test_rows_that_could_not_be_written_are_when_there_is_room_again(tmp_path, monkeypatch, capsys):
     folder = RunFolder(tmp_path)
     log = metrics.Record(folder)

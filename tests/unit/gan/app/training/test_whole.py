@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from gan.app.run import resumed as resuming
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import instead, newest_whole, to_resume
 from gan.app.training import start, train
-from gan.files.errors import UserError
+from gan.files.errors import Damaged, UserError
 from gan.files.finite import NotFinite
 from strategies.checkpoint.writing import save
 from strategies.processes.launched import Launched
@@ -116,6 +117,18 @@ def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monke
     assert chosen == [run.checkpoint(20)]
     said = [line for line in capsys.readouterr().out.splitlines() if "damaged" in line]
     assert len(said) == 1 and said[0].endswith(f"going on from {run.checkpoint(20)}")
+
+
+@pytest.mark.parametrize("kind", [NotFinite, Damaged])
+def test_a_new_run_whose_game_reads_a_bad_file_ends_with_what_is_wrong_with_that_file(
+    kind, tmp_path, monkeypatch, capsys
+):
+    def fit(*_, **__):
+        raise kind("other.ckpt is bad")
+
+    monkeypatch.setattr(train, "Trainer", lambda **_: SimpleNamespace(fit=fit))
+    assert command.main(["wgan-gp-faces", "--out", str(tmp_path), "--devices", "1"]) == 2
+    assert capsys.readouterr().err.endswith("other.ckpt is bad\n")
 
 
 def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_type(run, monkeypatch, capsys):
