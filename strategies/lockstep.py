@@ -63,7 +63,7 @@ class Lockstep:
         warning = private.warn_by(trainer, self.ending.wish)
         if warning is not None and self.requeues:
             others = [each for each in trainer.callbacks if each is not self._requeue]
-            self._requeue = Requeue(warning)
+            self._requeue = Requeue(warning, self.ending)
             trainer.callbacks = [*others, self._requeue]
 
     def begin(self) -> None:

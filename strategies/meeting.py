@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch.strategies import DDPStrategy
 
 from gan.files.errors import UserError
 from gan.files.system import check_ranks as check_system
@@ -22,7 +21,7 @@ from strategies.placing.placement import Placement, placement_of, refuse_a_group
 from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
-from strategies.processes.launcher import Here, OwnRanks, launcher
+from strategies.processes.launcher import Here, LaunchedStrategy, OwnRanks, launcher
 from strategies.processes.stopping import Ending
 from strategies.ranks import Groups, World
 from strategies.serving import Division
@@ -70,7 +69,7 @@ def check_start(
     return placement
 
 
-class RanksStrategy(DDPStrategy):
+class RanksStrategy(LaunchedStrategy):
     """Lightning's DDPStrategy for ranks that anybody has started. They find each other, and end together.
 
     Which rank this is and how the ranks are connected is decided here alone; what they train, by PhaseStrategy alone.
@@ -90,7 +89,6 @@ class RanksStrategy(DDPStrategy):
             check_backend(process_group_backend)
         super().__init__(process_group_backend=process_group_backend, **lightnings)
         self.choice, self.is_dp, self.init_method = choice, is_dp(choice), init_method
-        self.is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
         self.groups = Groups(timeout=self._timeout)
         self.division = Division()
         self.lockstep = Lockstep()
@@ -98,12 +96,12 @@ class RanksStrategy(DDPStrategy):
     # ---- which rank this is ----
 
     @property
-    def cluster_environment(self) -> ClusterEnvironment | None:
-        """What tells Lightning the place of this process."""
+    def cluster_environment(self) -> ClusterEnvironment:
+        """What tells Lightning the place of this process. Lightning sets it before it starts any."""
         return self._environment
 
     @cluster_environment.setter
-    def cluster_environment(self, found: ClusterEnvironment | None) -> None:
+    def cluster_environment(self, found: ClusterEnvironment) -> None:
         self._environment = environment(found)
 
     @property

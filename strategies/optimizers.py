@@ -1,10 +1,10 @@
 """What updates a player's weights: what its functions have made is checked and tried, and its loss may have a scale."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import Parameter as Argument
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn, optim
@@ -23,6 +23,12 @@ ELEMENTWISE = {
 
 STEPS = 3
 ROUNDING = 1e-6  # of what a weight moves; in float64, so it is far above what another order of sums gives
+
+
+def make_optimizer(player: Player, weights: Iterable[nn.Parameter]) -> Optimizer:
+    """A player's optimizer for these weights. The player is not frozen."""
+    assert player.optimizer is not None
+    return player.optimizer(weights)
 
 
 def treats_elements(optimizer: Optimizer) -> bool:
@@ -54,7 +60,7 @@ def check_optimizer(player: Player, optimizer: Any, weights: Mapping[str, nn.Par
             f"player '{player.name}': {_kind(optimizer)} computes the loss several times in a step, by a closure, and "
             f"a phase computes it once; take an optimizer that needs no closure, e.g. Adam"
         )
-    if has_modes(optimizer) and player.ema is not None:
+    if isinstance(optimizer, Modes) and player.ema is not None:
         raise UserError(
             f"player '{player.name}': {_kind(optimizer)} keeps an average itself, which its eval() shows; leave ema out"
         )
@@ -87,9 +93,13 @@ def step_owned(
         optimizer.state.pop(weights[name], None)
 
 
-def has_modes(optimizer: Optimizer) -> bool:
-    """Whether the optimizer has train() and eval(), as the schedule-free ones. See [Note: two modes] in modes.py."""
-    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+@runtime_checkable
+class Modes(Protocol):
+    """What the schedule-free optimizers are too. See [Note: two modes] in modes.py."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
 
 
 def check_schedule(player: Player, schedule: Any) -> None:
@@ -118,7 +128,7 @@ def why_not_apart(player: Player, weights: Mapping[str, nn.Parameter]) -> str | 
     stepped together, and then each of them alone, with the same gradients. The result must be the same. Gradients of
     different sizes make a dependence show. The weights get their values back.
     """
-    made = [player.optimizer(list(weights.values())) for _ in range(2)]
+    made = [make_optimizer(player, list(weights.values())) for _ in range(2)]
     if made[0] is made[1]:
         return "its function returns the same optimizer twice, and must make a new one each time"
     few = _few(weights)
@@ -157,10 +167,10 @@ def _stepped(
         for weight, value in before.items():
             weight.data = value.to(torch.float64, copy=True)
         with untouched():
-            optimizer = player.optimizer(list(weights.values()))
+            optimizer = make_optimizer(player, list(weights.values()))
             for group in optimizer.param_groups:
                 group["params"] = [weight for weight in group["params"] if weight in kept]
-            if has_modes(optimizer):
+            if isinstance(optimizer, Modes):
                 optimizer.train()
             for _ in range(STEPS):
                 for number, weight in enumerate(few.values()):

@@ -60,7 +60,7 @@ class Players:
         for servers in dict.fromkeys(self.servers.values()):
             servers.meet()
         for policy in self.policies.values():
-            if training and policy.followed is not None:
+            if training:
                 policy.follow()
         _stop_other_parameters(first.game, training)
 

@@ -1,7 +1,7 @@
 """The states of one rank's random generators, in types that checkpoints can have."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,12 @@ def capture() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "accelerator": _of_accelerator(),
-        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "python": random.getstate(),
     }
 
 
-def restore(state: dict[str, Any]) -> None:
+def restore(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     for kind in _of_accelerator():
         if kind in state["accelerator"]:
@@ -31,14 +31,16 @@ def restore(state: dict[str, Any]) -> None:
 def _of_accelerator() -> dict[str, torch.Tensor]:
     """The state of this rank's accelerator by its type. Empty until this process uses it: asking would wake it."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    module = None if found is None else torch.get_device_module(found)
-    if module is None or not getattr(module, "is_initialized", lambda: True)():
+    if found is None:
+        return {}
+    module = torch.get_device_module(found)
+    if not getattr(module, "is_initialized", lambda: True)():
         return {}
     # Some devices let only torch itself call their module's function, where torch has one for all (2.13).
     return {found.type: getattr(torch.accelerator, "random", module).get_rng_state()}
 
 
-def restore_alike(state: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
+def restore_alike(state: Mapping[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
     """Restore the generators of NumPy and Python alone."""
     kind, keys, *rest = state["numpy"]
     of_numpy.set_state((kind, keys.numpy().astype(np.uint32), *rest))

@@ -186,6 +186,13 @@ def content_of(value: Any) -> Content | None:
     return next((content for kind, content in CONTENTS.items() if isinstance(value, kind)), None)
 
 
+def kind_of(value: Any) -> Content:
+    """The same for an object of which it is known that something in it can change."""
+    found = content_of(value)
+    assert found is not None
+    return found
+
+
 def copied(tensor: Tensor) -> Tensor:
     """A copy on the CPU, for a GPU may not have room for all weights twice."""
     return tensor.detach().to("cpu", copy=True)

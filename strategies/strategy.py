@@ -41,6 +41,7 @@ from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
+from strategies.processes.lost_ranks import Survivor
 from strategies.processes.stopping import Stopped
 from strategies.ranks import world_of_thread
 from strategies.serving import EndSignal, part_of
@@ -95,7 +96,6 @@ class PhaseStrategy(RanksStrategy):
             start_method=start_method,
         )
         self.check, self.check_replicas = check, check_replicas
-        self.resumes_from: Any = None  # the checkpoint from which the run resumes, which the launcher finds out
         self.until_teardown = ExitStack()
 
         # The parts, each of which does one thing.
@@ -109,9 +109,13 @@ class PhaseStrategy(RanksStrategy):
 
     # ---- what a rank does ----
 
-    def take_part(self, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What this rank of the whole run does: the function, which trains, or serving those that train."""
-        return self.division.take_part(rank, function, partial(self.serve, getattr(function, "__self__", None)))
+        self.lockstep.survivor = survivor
+        serves = partial(self.serve, getattr(function, "__self__", None))
+        result = survivor.run(self.division.take_part(survivor.rank, function, serves), *args, **kwargs)
+        self.division.end()
+        return result
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
         """What a serving rank does in place of training: see [Note: serving]. Lightning's set-up hooks are called."""
@@ -180,7 +184,7 @@ class PhaseStrategy(RanksStrategy):
         if training or resumed:
             self.saving.left_out.note_files(first_of_host=self.local_rank == 0)
         self.players.adopt(first, training)
-        self.optimizers = [policy.optimizer for policy in self.players.learners()]
+        self.optimizers = [policy.learners_optimizer for policy in self.players.learners()]
         self.lr_scheduler_configs = self.players.schedules()
         self.setup_precision_plugin()
 
@@ -197,6 +201,10 @@ class PhaseStrategy(RanksStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Everything else that training needs to resume."""
         self.saving.load_training(checkpoint)
+
+    def take_back(self, loops: dict[str, Any]) -> None:
+        """In the process that has started the ranks of dp."""
+        self.saving.take_back(loops)
 
     # ---- train ----
 

@@ -229,5 +229,5 @@ def reason(error: Exception) -> str:
     failure = error.failure
     words = " ".join(failure.what.split())
     if not failure.traceback:  # the process has ended without a word
-        words += "; is there too little memory?"
+        words = f"rank {failure.rank} {failure.why}; is there too little memory?"
     return f"{'refused' if failure.refused else 'fails'}: {words}"

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from gan.files.errors import UserError
 
-try:
-    import fcntl
-    import resource
-except ModuleNotFoundError:  # Windows
+if sys.platform == "win32":
     import msvcrt
 
     fcntl = resource = None
+else:
+    import fcntl
+    import resource  # noqa: F401 - others import it from here
 
 LINUX, WINDOWS = sys.platform == "linux", sys.platform == "win32"
 FAR = 2**30  # where a file is locked on Windows: no other process could read the bytes, and a file begins with text
@@ -26,7 +26,7 @@ def lock(handle: int, shared: bool = False) -> None:
         return fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.lseek(handle, FAR, os.SEEK_SET)
     try:
-        return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyrefly: ignore[missing-attribute] - Windows has both
+        return msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyrefly: ignore[unknown-name] - it is imported under Windows
     except PermissionError as error:
         raise BlockingIOError(*error.args) from error
 

@@ -18,7 +18,7 @@ from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
 from strategies.policies.policy import Policy
 from strategies.ranks import World
-from strategies.reachable import Reachable, content_of, copied, differs
+from strategies.reachable import Reachable, content_of, copied, differs, kind_of
 from strategies.turn import Training, finish, gradients, ready
 
 
@@ -62,7 +62,7 @@ class Snapshot:
         for kind, value, before in self.contents:
             kind.fill(value, before)
         for tensor, before in self.values.items():
-            content_of(tensor).fill(tensor, before)
+            kind_of(tensor).fill(tensor, before)
         random_state.restore(self.random)
 
 
@@ -140,7 +140,9 @@ class Trial:
     @property
     def numbers(self) -> dict[tuple[str, ...], float]:
         """All losses and norms, under names of their own."""
-        norms = {("gradient", *key, weight): norm for key, each in self.norms.items() for weight, norm in each.items()}
+        norms: dict[tuple[str, ...], float] = {
+            ("gradient", *key, weight): norm for key, each in self.norms.items() for weight, norm in each.items()
+        }
         return norms | {("loss", *key): loss for key, loss in self.losses.items()}
 
     def play(self, phase: Phase, batch: Any, training: Training) -> None:

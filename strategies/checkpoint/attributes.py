@@ -22,12 +22,12 @@ from gan.files.checkpoint import checksum
 from gan.files.errors import reading
 from gan.files.values import VALUES
 from gan.module import GanModule
-from strategies.reachable import CACHE, Reachable, Scope, content_of, copied
+from strategies.reachable import CACHE, Reachable, Scope, content_of, copied, kind_of
 
 TORCHS = vars(nn.Module()).keys() - {"training"}  # attributes of modules that torch saves or makes again
 CODE = (nn.Module, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset, deque)}
-DICTS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
+DICTS: dict[str, type[dict[Any, Any]]] = {kind.__name__: kind for kind in (dict, OrderedDict, Counter, defaultdict)}
 FACTORIES = {kind.__name__: kind for kind in (list, tuple, set, dict, int, float, str, bool)}  # of a defaultdict
 LEARNING = "requires_grad"  # the name of what parameters require, beside those of objects
 PLAIN = (bool, int, float, str, bytes, type(None))
@@ -83,7 +83,7 @@ class Attributes:
         if alike(before, now):
             return {}
         if not isinstance(value, Scope):
-            return {"": content_of(value).read(value)}
+            return {"": kind_of(value).read(value)}
         left = TORCHS if isinstance(value.owner, nn.Module) else set()
         left = left if self.game.training else left | {"training"}  # a validation puts all modules into eval()
         changed = {n: each for n, each in now.items() if n not in before or not alike(before[n], each)}
@@ -100,7 +100,7 @@ class Attributes:
                 if name in self.objects:
                     value, parts = self.objects[name], {inner: self._decoded(tree) for inner, tree in trees.items()}
                     content = value.read() | parts if isinstance(value, Scope) else parts[""]
-                    content_of(value).fill(value, content)
+                    kind_of(value).fill(value, content)
 
     def _encoded(self, value: Any) -> Any:
         """A value as a checkpoint has it. Every dict in the result says what it stands for."""
@@ -182,7 +182,7 @@ def _noted(value: Any) -> Any:
         return tuple(value.shape), checksum(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return value.shape, checksum(torch.from_numpy(value))
-    return content_of(value).read(value)
+    return kind_of(value).read(value)
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -20,6 +20,7 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.pretrained import WeightFiles, check_files
 from strategies.optimizers import treats_elements
+from strategies.policies.modes import EvalWeights
 from strategies.policies.policy import Policy
 from strategies.ranks import World
 
@@ -28,11 +29,13 @@ from strategies.ranks import World
 
 def average_state(policy: Policy) -> dict[str, Share] | None:
     """This rank's share of each weight's average, if there are some. Buffers' averages are whole on every rank."""
-    if policy.ema is None:
-        return None
+    return None if policy.ema is None else _average_state(policy, policy.ema)
+
+
+def _average_state(policy: Policy, ema: Ema | EvalWeights) -> dict[str, Share]:
     return {
         name: policy.storage.share_of(name, average) if name in policy.storage.weights else Share.whole(average)
-        for name, average in policy.ema.state_dict().items()
+        for name, average in ema.state_dict().items()
     }
 
 
@@ -46,7 +49,7 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
     if saved is None:
         policy.ema.load_state_dict(None)
     else:
-        shares = average_state(policy)
+        shares = _average_state(policy, policy.ema)
         if missing := shares.keys() - saved.keys():
             raise UserError(f"player '{policy.player.name}': the checkpoint has no average of '{min(missing)}'")
         read({saved[name]: share for name, share in shares.items()})
@@ -57,7 +60,7 @@ def load_average(policy: Policy, saved: Mapping[str, SavedTensor] | None) -> Non
 
 def optimizer_state(policy: Policy) -> dict[str, Any]:
     """The optimizer's state dict as in plain torch, with names in place of numbers and shares in place of tensors."""
-    packed = policy.optimizer.state_dict()
+    packed = policy.learners_optimizer.state_dict()
     named = {name: packed["state"][n] for n, name in enumerate(_stepped(policy)) if n in packed["state"]}
     plain = {name: _with(values, lambda _, __: None) for name, values in named.items()}
     state = policy.storage.values_of_all(plain)
@@ -82,16 +85,16 @@ def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
     }
     read(wanted)
     groups, first = [], 0
-    for group, own in zip(saved["param_groups"], policy.optimizer.param_groups, strict=True):
+    for group, own in zip(saved["param_groups"], policy.learners_optimizer.param_groups, strict=True):
         groups.append({**group, "params": list(range(first, first + len(own["params"])))})
         first += len(own["params"])
-    policy.optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
+    policy.learners_optimizer.load_state_dict({**saved, "state": state, "param_groups": groups})
 
 
 def _stepped(policy: Policy) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
     names = {id(parameter): name for name, parameter in policy.owned.items()}
-    return [names[id(parameter)] for group in policy.optimizer.param_groups for parameter in group["params"]]
+    return [names[id(parameter)] for group in policy.learners_optimizer.param_groups for parameter in group["params"]]
 
 
 def _with(values: dict[str, Any], make: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str,
     if policy.storage.per_element(key):
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
     else:
-        if treats_elements(policy.optimizer) and value.shape not in (owned.shape, torch.Size()):
+        if treats_elements(policy.learners_optimizer) and value.shape not in (owned.shape, torch.Size()):
             raise misfit(value, owned.shape)
         share = Share.whole(value.empty())
     wanted[value] = share

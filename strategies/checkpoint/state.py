@@ -23,7 +23,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gan import noise
@@ -106,7 +106,7 @@ class State:
             seen.add(id(value))
         return state
 
-    def _shares(self) -> dict[nn.Parameter, Share | None]:
+    def _shares(self) -> dict[Tensor, Share | None]:
         return {weight: share for policy in self.policies.values() for weight, share in policy.storage.shares().items()}
 
     def complete(self, checkpoint: dict[str, Any], path: Any) -> tuple[str, str]:
@@ -230,7 +230,7 @@ class State:
                 random_state.restore_alike(self.world.broadcast(random_state.capture()))
             return
         if remembered and self.attributes is not None:
-            with failing(trainer.ckpt_path):
+            with failing(Path(trainer.ckpt_path or "")):
                 self.attributes.load(remembered[number] if len(remembered) == size else remembered[0])
         if len(states) == size:
             random_state.restore(states[number])
@@ -240,7 +240,8 @@ class State:
 
     def take_back(self, loops: dict[str, Any]) -> None:
         """In the process that has started the ranks of dp: what they remember, and where they have ended."""
-        self.attributes.load(self._resumed["attributes"][0])
+        if self.attributes is not None:
+            self.attributes.load(self._resumed["attributes"][0])
         random_state.restore(self._resumed["random_states"][0])
         self._resumed, self._loops = {}, loops
 
@@ -252,7 +253,8 @@ class State:
 
     def restore_random_states(self) -> None:
         """As if validation had drawn nothing."""
-        random_state.restore(self._set_aside)
+        if self._set_aside is not None:
+            random_state.restore(self._set_aside)
         self._set_aside = None
 
 
@@ -303,7 +305,7 @@ def _back_into_the_epoch(loops: dict[str, Any]) -> None:
     rest of it.
     """
     epoch, batch = loops.get("epoch_progress"), loops.get("epoch_loop.batch_progress")
-    if epoch and 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
+    if epoch and batch and 0 < epoch["current"]["ready"] == epoch["current"]["completed"]:
         for part in ("current", "total"):
             epoch[part]["processed"] = epoch[part]["completed"] = epoch[part]["ready"] - 1
             batch[part]["completed"] = batch[part]["processed"] - 1

@@ -129,7 +129,7 @@ def _split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Key, S
     shares: dict[str, tuple[Key, Share]] = {}
     for path, leaf in tree_leaves_with_path(tree):
         if isinstance(leaf, Share):
-            key = tuple(each.key if isinstance(each, MappingKey) else each.idx for each in path)
+            key = tuple(each.key if isinstance(each, MappingKey) else each.idx for each in path)  # pyrefly: ignore[missing-attribute] - of lists
             assert _name(key) not in shares, "two tensors of one name"
             shares[_name(key)] = key, leaf
     return tree_map_only(Share, lambda _: None, tree), shares
@@ -142,7 +142,7 @@ def _name(key: Key) -> str:
 def _insert(tree: Any, offer: Offer) -> None:
     *outer, last = offer.key
     for name in outer:
-        tree = tree[name] if isinstance(tree, list) else tree.setdefault(name, {})
+        tree = tree.setdefault(name, {}) if isinstance(tree, dict) else tree[name]
     tree[last] = offer
 
 
@@ -279,7 +279,6 @@ class Background:
         With `excuse`, that is called in its place with a DiskError, which `wait` then does not raise.
         """
         assert not self._tasks, "one save at a time"
-        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
         self._failed, self._excuse = failed, excuse
         self._submit(write)
 
@@ -302,6 +301,7 @@ class Background:
                 raise
             return False
 
+        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
         self._tasks.append(self._thread.submit(done))
 
     def wait(self) -> None:

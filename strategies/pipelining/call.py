@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from gan.files.errors import UserError
 from strategies.pipelining.passes import BackwardPass, Buffers, ForwardPass, StageChunks, run
 from strategies.pipelining.pipe import PLAIN, ForwardRequest, Pipe
-from strategies.pipelining.program import ForwardPlan, Meta, Program, Transfer, UnitCall
+from strategies.pipelining.program import ForwardPlan, Meta, Output, Program, Transfer, UnitCall
 
 
 def call(pipe: Pipe, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ class Discovery:
             if isinstance(leaf, Tensor):
                 if not leaf.dim() or len(leaf) != rows:
                     raise self._refusal(f"a tensor of shape {tuple(leaf.shape)}, which has no row for each sample")
-                plan.outputs[number] = Transfer(program.stage(leaf) or 0, None, Meta.of(leaf), leaf.requires_grad)
+                plan.outputs[number] = Output(program.stage(leaf) or 0, Meta.of(leaf), leaf.requires_grad)
         self._agree(list(written), program.whole_batch)
         if plan.written and self.request.chunks > 1 and not plan.whole_batch:
             self._compare_chunks(written)
@@ -136,7 +136,7 @@ class Discovery:
     def _compare_chunks(self, written: Mapping[str, Tensor]) -> None:
         """A buffer in which each chunk writes something else depends on samples: then all must come at once."""
         _, _, again = Discovery(self.request).tried(1)
-        unlike = [name for name in written | again if not _equal(written.get(name), again.get(name))]
+        unlike = [name for name in {**written, **again} if not _equal(written.get(name), again.get(name))]
         everyone = self._of_all(unlike)
         self.made.whole_batch = next((f"buffer '{name}'" for names in everyone for name in names), "")
 
@@ -181,7 +181,7 @@ class Discovery:
         return received.requires_grad_() if learns else received
 
     def told(self, stage: int, call: UnitCall | None) -> UnitCall:
-        box = [call]
+        box: list[Any] = [call]
         dist.broadcast_object_list(box, group=self.pipe.group, group_src=self.pipe.rank_of(stage))
         self.made.calls.append(box[0])
         return box[0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gan.files.errors import UserError
 from strategies.pipelining.pipe import ForwardRequest, Pipe
-from strategies.pipelining.program import Transfer, UnitCall
+from strategies.pipelining.program import Output, Transfer, UnitCall
 from strategies.pipelining.schedule import Action, Step, messages, orders
 
 PLAIN = (bool, int, float, str)
@@ -49,7 +49,7 @@ class Buffers:
         finally:
             for key, (module, name, buffer) in self.slots.items():
                 now, module._buffers[name] = module._buffers[name], buffer
-                if now is not buffer and not torch.equal(now, buffer):
+                if now is not None and now is not buffer and not torch.equal(now, buffer):
                     self.written[key] = now
 
     def restore_attributes(self) -> None:
@@ -95,7 +95,7 @@ class Wires:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if kind is None:
-            for work, _ in self.sending:
+            for work, _tensor in self.sending:
                 work.wait()
         self.sending = []
 
@@ -206,7 +206,7 @@ class ForwardPass:
         self._send_buffers()
         return tuple(self._scattered(output, self.held.get(number)) for number, output in self.plan.outputs.items())
 
-    def _scattered(self, output: Transfer, held: list[Tensor] | None) -> Tensor:
+    def _scattered(self, output: Output, held: list[Tensor] | None) -> Tensor:
         """This rank's rows of an output, from the rank of the stage that has it."""
         source, group, meta = self.pipe.rank_of(output.source), self.pipe.group, output.meta
         own = torch.empty((self.request.rows, *meta.shape[1:]), dtype=meta.dtype, device=self.pipe.device)
@@ -307,8 +307,8 @@ def run(pipe: Pipe, ahead: ForwardPass | None, waiting: BackwardPass | None) -> 
     """A forward, or a backward, or both beside each other: that of an earlier micro-batch. See [Note: 1f1b]."""
     chunks = [0 if each is None else each.request.chunks for each in (ahead, waiting)]
     every = orders(pipe.size, pipe.stages, *chunks)
-    passes = {True: ahead, False: waiting}
-    transfers = {forward: each.plan.transfers for forward, each in passes.items() if each is not None}
+    passes = {forward: each for forward, each in ((True, ahead), (False, waiting)) if each is not None}
+    transfers = {forward: each.plan.transfers for forward, each in passes.items()}
     with Wires(pipe, every, transfers) as wires:
         for forward, action in every[pipe.rank]:
             passes[forward].step(action, wires)

@@ -291,7 +291,7 @@ class ForwardRequest:
                 found = self.forward(*args, **kwargs)
         finally:
             self.pipe.program = outer
-        self.draws = 0 if place is None else place.calls - self.place.calls
+        self.draws = 0 if place is None or self.place is None else place.calls - self.place.calls
         return *pytree.tree_flatten(found), learning
 
 

@@ -50,11 +50,20 @@ class UnitCall:
 
 
 @dataclass
-class Transfer:
-    """A tensor that leaves a stage in each chunk: to a later one, or without a target as an output of the network."""
+class Output:
+    """A tensor that leaves a stage in each chunk as an output of the network."""
 
     source: int
-    target: int | None
+    meta: Meta
+    learns: bool = False  # whether a gradient comes back
+
+
+@dataclass
+class Transfer:
+    """A tensor that leaves a stage in each chunk to a later one."""
+
+    source: int
+    target: int
     meta: Meta
     learns: bool = False  # whether a gradient comes back
 
@@ -67,7 +76,7 @@ class ForwardPlan:
     transfers: list[Transfer] = field(default_factory=list)
     form: Any = None  # of what the network returns
     leaves: list[Any] = field(default_factory=list)  # of what it returns: those that are no tensors, else None
-    outputs: dict[int, Transfer] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
+    outputs: dict[int, Output] = field(default_factory=dict)  # the tensors, by the numbers of these leaves
     whole_batch: str = ""  # a unit that looks at the whole batch
     written: dict[int, list[str]] = field(default_factory=dict)  # by rank, the buffers that its stages write
 
@@ -211,7 +220,7 @@ class Program(TorchFunctionMode):
     def _marked(self, found: Any, stage: int) -> Any:
         for leaf in pytree.tree_leaves(found):
             if isinstance(leaf, Tensor):
-                leaf._stage = stage
+                vars(leaf)["_stage"] = stage
         return found
 
     # ---- units ----
@@ -242,10 +251,11 @@ class Program(TorchFunctionMode):
                 f"{self.player}=zero3"
             )
         args, kwargs = pytree.tree_unflatten(carried, form)
-        before = 0 if noise.here() is None else noise.here().calls
+        place = noise.here()
+        before = 0 if place is None else place.calls
         with self._natively(unit):
             found = forward(*args, **kwargs)
-        drawn = 0 if noise.here() is None else noise.here().calls - before
+        drawn = 0 if place is None else place.calls - before
         leaves, form = pytree.tree_flatten(found)
         told = [Meta.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._known(unit.name, self.carrier.told(stage, UnitCall(unit.name, form, told, drawn)))

@@ -64,7 +64,7 @@ class StageStorage(OneOwner):
     def held(self) -> list[Tensor]:
         return list(self.owned.values())
 
-    def shares(self) -> dict[nn.Parameter, Share | None]:
+    def shares(self) -> dict[Tensor, Share | None]:
         return {each: Share.whole(each) if part is self.own else None for part in self.parts for each in part.values()}
 
     def release(self) -> None:
@@ -102,11 +102,12 @@ class StageReduction(SharedReduction):
         for weight in own.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        gradients = {name: weight.grad for name, weight in own.items()}
-        for part in bucket.parts(gradients) if self.copies is not None else ():
-            flat = torch.cat([gradient.flatten() for gradient in part.values()])
+        gradients = {name: weight.grad for name, weight in own.items() if weight.grad is not None}
+        for names in bucket.parts(own) if self.copies is not None else ():
+            part = [gradients[name] for name in names]
+            flat = torch.cat([gradient.flatten() for gradient in part])
             dist.all_reduce(flat, group=self.copies)
-            for gradient, values in zip(part.values(), flat.split([g.numel() for g in part.values()]), strict=True):
+            for gradient, values in zip(part, flat.split([each.numel() for each in part]), strict=True):
                 gradient.copy_(values.view_as(gradient))
         if gradients:
             torch._foreach_mul_(list(gradients.values()), 1 / (scale * dist.get_world_size(self.group)))

@@ -137,7 +137,8 @@ class Bridge:
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.device = rank, device
-        self.group = dist.ProcessGroupGloo(dist.PrefixStore("calls", store), rank, size, timeout=FOREVER)
+        # Its methods are missing from torch's own types.
+        self.group: Any = dist.ProcessGroupGloo(dist.PrefixStore("calls", store), rank, size, timeout=FOREVER)
 
     def send(self, targets: Collection[int], message: Any, patience: timedelta | None = None) -> None:
         """Send a message to these ranks. Returns when all have received it, or raises after some time."""
@@ -159,7 +160,7 @@ class Bridge:
             source = work._source_rank()
         else:
             self.group.recv([size], source, 0).wait()
-        kinds, content = pickle.loads(self._part(size.item(), source).numpy().tobytes())
+        kinds, content = pickle.loads(self._part(int(size), source).numpy().tobytes())
         tensors = []
         for dtype, shape, here, learns in kinds:
             flat = self._part(shape.numel() * dtype.itemsize, source)

@@ -72,7 +72,7 @@ def placement_of(choice: Mapping[str, Choice], ranks: int) -> Placement | None:
         )
     if training is None:
         training = range(rest[0], rest[-1] + 1)
-        if len(training) > len(rest):
+        if unplaced is not None and len(training) > len(rest):
             raise UserError(
                 f"--strategy does not say on which ranks {_whose(unplaced)} is; type "
                 f"{unplaced}={choice[unplaced]}@0-1, with the ranks that train"

@@ -200,7 +200,7 @@ class RemotePlayer(Policy):
     # ---- phases ----
 
     def hold(self, phase: Phase) -> AbstractContextManager[None]:
-        return self.servers.inside(Enter(phase.name, phase.learners, phase.second_order))
+        return self.servers.inside(Enter(phase.name, tuple(phase.learners), phase.second_order))
 
     @contextmanager
     def for_several_phases(self) -> Iterator[None]:
@@ -305,7 +305,7 @@ class NoWeights(Storage):
     def unsharded(self) -> bool:
         return False
 
-    def shares(self) -> dict[nn.Parameter, Share | None]:
+    def shares(self) -> dict[Tensor, Share | None]:
         return dict.fromkeys(self.parameters.values())
 
 

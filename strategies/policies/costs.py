@@ -6,13 +6,13 @@ from functools import cached_property
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gan.phase import Phase, Player
 from strategies.amounts import Held, size
 from strategies.living import Living
-from strategies.optimizers import ELEMENTWISE, has_modes
+from strategies.optimizers import ELEMENTWISE, Modes, make_optimizer
 from strategies.policies.belongings import Belongings
 from strategies.ranks import World
 
@@ -46,14 +46,14 @@ def optimizer_cost(player: Player) -> OptimizerCost:
     if player.frozen:
         return OptimizerCost()
     weights, large = _weights(64, 64), 4 * 64 * 64
-    optimizer = player.optimizer(weights)
+    optimizer = make_optimizer(player, weights)
     _step(optimizer, weights, foreach=None)
-    tensors = [value for value in optimizer.state[weights[0]].values() if isinstance(value, torch.Tensor)]
+    tensors = [value for value in optimizer.state[weights[0]].values() if isinstance(value, Tensor)]
     state = sum(t.nbytes for t in tensors if t.numel() > 1) / large
     both = _step(optimizer, weights, foreach=False) / large
     all_ = _step(optimizer, weights, foreach=True) / large / len(weights)
     uneven = _weights(64, 2)
-    other = player.optimizer(uneven)
+    other = make_optimizer(player, uneven)
     _step(other, uneven, foreach=False)
     one = _step(other, uneven, foreach=False) / large
     return OptimizerCost(type(optimizer), state, round(one, 1), round(both - one, 1), round(all_, 1))
@@ -65,16 +65,16 @@ def _weights(*sides: int) -> list[nn.Parameter]:
 
 def _step(optimizer: Optimizer, weights: list[nn.Parameter], foreach: bool | None) -> float:
     """Take a step. Returns how many bytes it needed for a while."""
-    if has_modes(optimizer):
+    if isinstance(optimizer, Modes):
         optimizer.train()
     for group in optimizer.param_groups:
         if "foreach" in group and foreach is not None:
             group["foreach"] = foreach
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    kept = [*weights, *(weight.grad for weight in weights)]
+    kept: list[Tensor] = [*weights, *(weight.grad for weight in weights if weight.grad is not None)]
     for state in optimizer.state.values():
-        kept += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        kept += [value for value in state.values() if isinstance(value, Tensor)]
     with Living(leave_out=kept) as living, torch.no_grad():
         optimizer.step()
     return living.here.highest

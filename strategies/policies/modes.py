@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from gan.ema import Ema
 from gan.phase import Player
+from strategies.optimizers import Modes
 from strategies.sharding.storage import Storage
 
 
@@ -61,7 +61,7 @@ class Follower:
                 yield name, weight, others[name]
             elif (share := shares[weight]) is not None:
                 other = other_shares[others[name]]
-                assert (share.start, share.stop) == (other.start, other.stop)
+                assert other is not None and (share.start, share.stop) == (other.start, other.stop)
                 yield name, share.tensor, other.tensor
 
 
@@ -78,7 +78,7 @@ class EvalWeights:
 
     updates = 0  # a count of its own is not needed: the optimizer counts
 
-    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, optimizer: Modes, parameters: Mapping[str, Tensor]) -> None:
         self.optimizer, self.parameters = optimizer, dict(parameters)
         optimizer.train()
 

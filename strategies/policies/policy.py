@@ -14,7 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from gan.ema import Ema
 from gan.files.errors import UserError
 from gan.phase import Phase, Player
-from strategies.optimizers import LossScale, check_optimizer, check_pieces, check_schedule, has_modes, step_owned
+from strategies.optimizers import (
+    LossScale,
+    Modes,
+    check_optimizer,
+    check_pieces,
+    check_schedule,
+    make_optimizer,
+    step_owned,
+)
 from strategies.options.compile import Compiled, compiled_by_author
 from strategies.options.recompute import Recompute
 from strategies.policies.belongings import Belongings, PlayerSwitch
@@ -104,7 +112,7 @@ class Policy(Costs):
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
         if self.optimizer is not None:
             self._step_what_is_owned()
-            if has_modes(self.optimizer):
+            if isinstance(self.optimizer, Modes):
                 self.ema = EvalWeights(self.optimizer, self.storage.owned)
             if self.player.schedule is not None:
                 self.schedule = self.player.schedule(self.optimizer)
@@ -120,9 +128,10 @@ class Policy(Costs):
             policy.storage.unshard()
 
     def follow(self) -> None:
-        """Begin to follow the other player. Both are adopted for training."""
-        self.follower = Follower(self.player, self.storage, self.followed.player, self.followed.storage)
-        self.followed.followers.append(self.follower)
+        """Begin to follow the other player, if this one follows any. Both are adopted for training."""
+        if self.followed is not None:
+            self.follower = Follower(self.player, self.storage, self.followed.player, self.followed.storage)
+            self.followed.followers.append(self.follower)
 
     @property
     def average(self) -> Ema | EvalWeights | None:
@@ -143,7 +152,7 @@ class Policy(Costs):
 
     def _make_optimizer(self) -> Optimizer:
         """Make the optimizer for the whole weights, as the author's function may group them by shape."""
-        optimizer = self.player.optimizer(list(self.weights.values()))
+        optimizer = make_optimizer(self.player, list(self.weights.values()))
         check_optimizer(self.player, optimizer, self.weights)
         names = {id(weight): name for name, weight in self.weights.items()}
         self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
@@ -154,8 +163,8 @@ class Policy(Costs):
         if not self.storage.sharded:
             return
         if self.storage.cut:
-            check_pieces(self.player, self.optimizer, self.name)
-        step_owned(self.optimizer, self.groups, self.weights, self.storage.owned)
+            check_pieces(self.player, self.learners_optimizer, self.name)
+        step_owned(self.learners_optimizer, self.groups, self.weights, self.storage.owned)
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
@@ -182,6 +191,12 @@ class Policy(Costs):
                 option.release()
         self.compiled = self.recompute = None
         self.__dict__.pop("group", None)  # a reference would keep its threads
+
+    @property
+    def learners_optimizer(self) -> Optimizer:
+        """The optimizer of a player that learns, in training."""
+        assert self.optimizer is not None
+        return self.optimizer
 
     # ---- around a step ----
 
@@ -260,7 +275,7 @@ class Policy(Costs):
             return
         with self.gathered():
             stepped, group = self.reduction.stepped, self.sharing_group
-            with whole_gradients(self.storage, stepped, self.optimizer, self.groups, group):
+            with whole_gradients(self.storage, stepped, self.learners_optimizer, self.groups, group):
                 yield
 
     @property
@@ -276,7 +291,7 @@ class Policy(Costs):
         """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""
         if self.player.clip is not None:
             nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
-        self.storage.step(self.optimizer, self.reduction.stepped)
+        self.storage.step(self.learners_optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
         if self.player.after is not None:

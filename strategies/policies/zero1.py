@@ -50,7 +50,7 @@ class Zero1(Sharded):
 
     def make_storage(self) -> Storage:
         """See [Note: whole weights]."""
-        if self.world.size == 1 or not self.weights or treats_elements(self.optimizer):
+        if self.world.size == 1 or not self.weights or treats_elements(self.learners_optimizer):
             return super().make_storage()
         name, kind = self.player.name, type(self.optimizer).__name__
         if "offload" in self.options:

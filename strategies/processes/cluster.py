@@ -17,10 +17,11 @@ from strategies.processes.interface import clear_meeting
 from strategies.processes.launched import Launched, launched
 
 
-def environment(found: ClusterEnvironment | None) -> ClusterEnvironment | None:
+def environment(found: ClusterEnvironment) -> ClusterEnvironment:
     """Lightning's cluster environment, corrected: Lightning does not see mpirun, and takes every Slurm job for srun.
 
-    `found` is what Lightning has found. One that a person has made for another launcher stays.
+    `found` is what Lightning has found; before it has looked that is None, and stays so. One that a person has made for
+    another launcher stays.
     """
     if type(found) not in (LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment):
         return found
@@ -52,7 +53,6 @@ def store(place: Launched) -> dist.Store:
     global _store
     if _store is None:
         where = environment(LightningEnvironment())
-        assert where is not None
         os.environ.update(MASTER_ADDR=where.main_address, MASTER_PORT=str(where.main_port))
         with clear_meeting(where.main_address, where.main_port):
             found, *_ = next(dist.rendezvous(f"env://?rank={place.rank}&world_size={place.world_size}"))

@@ -59,7 +59,7 @@ class EqualRows:
 
     def _written(self, rank: int) -> int | None:
         """The size of another rank's batch, if it has changed in this step."""
-        if not self.store.check([self._key(rank)]):
+        if self.store is None or not self.store.check([self._key(rank)]):
             return None
         step, size = self.store.get(self._key(rank)).split()
         return int(size) if int(step) == self._steps else None

@@ -7,14 +7,16 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
@@ -50,7 +52,27 @@ METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _folder = os.getcwd()  # where the program was started, wherever it goes later
 
 
-def launcher(strategy: DDPStrategy, start_method: str, is_dp: bool = False) -> Launcher:
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+
+class LaunchedStrategy(DDPStrategy):
+    """What launchers know of the strategy whose ranks they start."""
+
+    is_starter = False  # it starts the ranks of dp, and is a world of its own while they are not running
+    resumes_from: Any = None  # the checkpoint from which the run resumes, which the launcher finds out
+    cluster_environment: ClusterEnvironment  # both are known before anything is launched
+    parallel_devices: list[torch.device]
+
+    @abstractmethod
+    def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a rank does, inside its survivor: call the function, or serve those ranks that do."""
+
+    @abstractmethod
+    def take_back(self, loops: dict[str, Any]) -> None:
+        """Remember in this process, after set-up, what the ranks of dp remember, and where their loops have ended."""
+
+
+def launcher(strategy: LaunchedStrategy, start_method: StartMethod, is_dp: bool = False) -> Launcher:
     """The launcher for Lightning's `start_method`. Where somebody else has started the ranks, it starts none."""
     if place_of(strategy.cluster_environment) is not None:
         return Scripts(strategy)
@@ -62,7 +84,7 @@ def launcher(strategy: DDPStrategy, start_method: str, is_dp: bool = False) -> L
 class Scripts(ScriptLauncher):
     """Starts the command again for every other device, where nobody else does."""
 
-    def __init__(self, strategy: DDPStrategy) -> None:
+    def __init__(self, strategy: LaunchedStrategy) -> None:
         super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
         self.strategy = strategy
 
@@ -104,7 +126,7 @@ class Here(Launcher):
 
     is_interactive_compatible = True
 
-    def __init__(self, strategy: DDPStrategy) -> None:
+    def __init__(self, strategy: LaunchedStrategy) -> None:
         self.strategy = strategy
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
@@ -120,6 +142,8 @@ class Functions(FunctionLauncher):
 
     When they have ended, rank 0 hands its weights over to the starting process, in a file.
     """
+
+    _strategy: LaunchedStrategy
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         strategy = self._strategy
@@ -148,7 +172,9 @@ class OwnRanks(FunctionLauncher):
     remembers. In between this process is a world of its own, on the CPU.
     """
 
-    def __init__(self, strategy: DDPStrategy, start_method: str) -> None:
+    _strategy: LaunchedStrategy
+
+    def __init__(self, strategy: LaunchedStrategy, start_method: StartMethod) -> None:
         super().__init__(strategy, "fork" if start_method == "popen" else start_method)
         self.typed = start_method != "popen"
         self.folder = Path()  # of one launch: what the ranks leave there
@@ -173,18 +199,17 @@ class OwnRanks(FunctionLauncher):
         finally:
             strategy.is_starter = True
 
-    def _launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer, **kwargs: Any) -> Any:
         refused = self.folder / REFUSED
         try:
-            return super().launch(partial(self._train, function), *args, **kwargs)
+            return super().launch(partial(self._train, trainer, function), *args, trainer=trainer, **kwargs)
         except (ProcessRaisedException, ProcessExitedException):
             if refused.exists():
                 raise UserError(refused.read_text("utf-8")) from None
             raise
 
-    def _train(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _train(self, trainer: Trainer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a rank does."""
-        trainer = function.__self__
         try:
             found = _survive(self._strategy, function, *args, **kwargs)
         except UserError as error:
@@ -225,7 +250,7 @@ class OwnRanks(FunctionLauncher):
             return
         for callback, folder in zip(trainer.checkpoint_callbacks, extra["folders"], strict=True):
             if folder is not None:
-                callback.dirpath = folder
+                callback.dirpath = folder  # pyrefly: ignore[missing-attribute] - a rank has found it there
         self._strategy.is_starter = True
         self._take_back(trainer, self.folder / TRAINED, extra["loops"])
 
@@ -238,7 +263,7 @@ class OwnRanks(FunctionLauncher):
         try:
             strategy.setup(trainer)
             restore(trainer, checkpoint)
-            strategy.saving.take_back(loops)
+            strategy.take_back(loops)
         finally:
             strategy.teardown()
         trainer.fit_loop.load_state_dict({**loops, "state_dict": {}})
@@ -304,7 +329,7 @@ def _parts(game: LightningModule | None) -> Iterator[tuple[Any, str]]:
 
 
 def _survive(
-    strategy: DDPStrategy,
+    strategy: LaunchedStrategy,
     function: Callable[..., Any],
     *args: Any,
     children: Sequence[subprocess.Popen] = (),
@@ -314,8 +339,6 @@ def _survive(
     """What a rank does. `children` are the ranks that it has started, `parent` the process that has started it."""
     first = strategy.cluster_environment.node_rank() * strategy.num_processes
     rank = first + strategy.cluster_environment.local_rank()
-    strategy.lockstep.survivor = Survivor(rank, first, dict(enumerate(children, first + 1)), parent)
+    survivor = Survivor(rank, first, dict(enumerate(children, first + 1)), parent)
     note_checkpoint(function, partial(setattr, strategy, "resumes_from"))
-    result = strategy.lockstep.survivor.run(strategy.take_part(rank, function), *args, **kwargs)
-    strategy.division.end()
-    return result
+    return strategy.take_part(survivor, function, *args, **kwargs)

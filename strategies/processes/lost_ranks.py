@@ -62,7 +62,7 @@ class Survivor:
         self.advice = ""  # what to type
         self.saved: Callable[[], bool] = lambda: True  # whether there is a checkpoint to go on from
         self.beside: Callable[[int], str] = lambda lost: ""  # where a lost rank was in the game, and where this one is
-        self.settle: Callable[[], None] = lambda: None  # finishes what the ranks still do together
+        self.settle: Callable[[], object] = lambda: None  # finishes what the ranks still do together
         self._end: Failure | None = None
         self._tied, self._known, self._out = threading.Event(), threading.Event(), threading.Event()
         self._said = self._failed = False

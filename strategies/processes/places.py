@@ -120,7 +120,7 @@ class Places:
 
     def tell(self) -> None:
         """Write this rank's place for the others. It waits for nobody."""
-        if self.size > 1:
+        if self.store is not None:
             with suppress(RuntimeError, dist.DistError):  # the host of the store may be gone
                 self.store.set(self._key(self.rank), str(self))
 
@@ -149,7 +149,7 @@ class Places:
         found: dict[int, str] = {}
         until = time.monotonic() + LISTEN
         with suppress(RuntimeError, dist.DistError):
-            while len(found) < self.size - 1 and time.monotonic() < until:
+            while self.store is not None and len(found) < self.size - 1 and time.monotonic() < until:
                 for rank in set(range(self.size)) - {self.rank} - found.keys():
                     if self.store.check([self._key(rank)]):
                         found[rank] = self.store.get(self._key(rank)).decode()

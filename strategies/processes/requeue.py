@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from strategies import private
 from strategies.processes import slurm
+from strategies.processes.stopping import Ending
 
 
 class Requeue(Callback):
@@ -17,15 +18,14 @@ class Requeue(Callback):
     starts again, and `fit` goes on from it. `SLURMEnvironment(auto_requeue=False)` turns it off, as in Lightning.
     """
 
-    def __init__(self, number: int) -> None:
-        """`number` is the signal that warns."""
-        self.number = number
+    def __init__(self, number: int, ending: Ending) -> None:
+        """`number` is the signal that warns, `ending` the end of the run, which it asks for."""
+        self.number, self.ending = number, ending
         self.saved = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save if the run ends here. All ranks come to the same answer."""
-        ending = trainer.strategy.ending
-        if ending.look() and ending.signal == self.number:
+        if self.ending.look() and self.ending.signal == self.number:
             trainer.save_checkpoint(private.path_for_requeue(trainer))
             self.saved = True
 

@@ -54,7 +54,7 @@ def job(variables: Mapping[str, str] = os.environ) -> str | None:
 def requeue() -> str | None:
     """Put this job back into the queue; why not, where Slurm refuses. Slurm ends the job at once, so call it last."""
     try:
-        done = subprocess.run(["scontrol", "requeue", job()], capture_output=True, text=True)
+        done = subprocess.run(["scontrol", "requeue", job() or ""], capture_output=True, text=True)
     except OSError as error:
         return str(error)
     return done.stderr.strip() or None

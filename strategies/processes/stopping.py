@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, ClassVar
 
+import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from gan.files.system import signals
@@ -114,25 +115,25 @@ class Ending:
             if self.store is None:
                 self.due, self.signal = self.wished, self._noted
             elif self._looks % self.stride == 0:
-                self.due = self._written()
-                self._measure()
+                self.due = self._written(self.store)
+                self._measure(self.store)
         return self.due
 
-    def _written(self) -> bool:
+    def _written(self, store: dist.Store) -> bool:
         if self.wished:
-            written = self.store.compare_set(self.key, "", f"{self.played} {self._noted}")  # only the first one counts
-        elif self.store.check([self.key]):
-            written = self.store.get(self.key)
+            written = store.compare_set(self.key, "", f"{self.played} {self._noted}")  # only the first one counts
+        elif store.check([self.key]):
+            written = store.get(self.key)
         else:
             return False
         played, self.signal = map(int, written.split())
         return self.played > played
 
-    def _measure(self) -> None:
+    def _measure(self, store: dist.Store) -> None:
         """Choose the stride, once. See [Note: how often]."""
         if self._looks == self.MEASURED.start:
             self._began = time.monotonic()
         elif self._looks == self.MEASURED.stop:
             seconds = (time.monotonic() - self._began) / len(self.MEASURED)
             stride = max(1, min(self.MOST, int(self.SECONDS / max(seconds, 1e-6))))
-            self.stride = int(self.store.compare_set(f"stride of {self.key}", "", str(stride)))
+            self.stride = int(store.compare_set(f"stride of {self.key}", "", str(stride)))

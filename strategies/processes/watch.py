@@ -44,7 +44,7 @@ class Watch:
     def __init__(self, places: Places, end: Callable[[str], None]) -> None:
         """`end` ends this rank, with a reason. It is called in the thread. Make the watch in the main thread."""
         self.places, self.end = places, end
-        self.main = threading.main_thread().ident
+        self.main = threading.main_thread().ident or 0
         self.hear, self.tell = socket.socketpair()
         self.tell.setblocking(False)
         self.before = signal.set_wakeup_fd(self.tell.fileno(), warn_on_full_buffer=False)

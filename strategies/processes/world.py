@@ -71,7 +71,7 @@ def call(
     context.set_forkserver_preload([__name__, *preload])
     with tempfile.TemporaryDirectory() as folder:
         port, board = _free_port(), Board.new(Path(folder, "board"), ranks)
-        processes = []
+        processes: list[BaseProcess] = []
         for rank in range(ranks):
             arguments = (Path(folder), rank, ranks, port, connected, device, function, args)
             processes.append(context.Process(target=_serve, args=arguments))  # no daemon: it may have loader workers
@@ -95,7 +95,7 @@ def _wait(folder: Path, processes: list[BaseProcess], limit: float, board: Board
             elif rank not in reports and status == 0:
                 reports[rank] = None  # it has served the others: see strategies/placing/
             elif rank not in reports and status is not None:
-                said = ended(rank, process.pid, socket.gethostname(), status)
+                said = ended(rank, process.pid or 0, socket.gethostname(), status)
                 reports[rank] = replace(said, kind=FOLLOWS) if status == STATUS else said  # with it a rank ends itself
         failures = [report for report in reports.values() if isinstance(report, Failure)]
         if len(reports) == len(processes) or time.monotonic() > until:
@@ -152,12 +152,15 @@ def _serve(
 
 def _end_with_parent() -> None:
     """A rank that waits in a collective would wait on when the process that has started it is killed."""
-    mp.parent_process().join()
-    os.killpg(os.getpid(), signal.SIGKILL)
+    if (parent := mp.parent_process()) is not None:
+        parent.join()
+        os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _end(process: BaseProcess) -> None:
     """End a process and all that it has started, such as a compiler."""
+    if process.pid is None:
+        return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -76,7 +76,7 @@ class Storage:
         weights = list(self.weights.values()) if self.unsharded else []
         return [*weights, *(bucket.shard for bucket in self.buckets)]
 
-    def shares(self) -> dict[nn.Parameter, Share | None]:
+    def shares(self) -> dict[Tensor, Share | None]:
         """This rank's share of each sharded parameter; None for a parameter of which it owns nothing."""
         return {}
 
@@ -142,7 +142,7 @@ class Buckets(Storage):
             dtype = bucket.dtype if exact else bucket.compute_dtype
             if bucket.released:
                 continue
-            if self.stale or not bucket.unsharded or bucket.whole.dtype != dtype:
+            if self.stale or not bucket.unsharded or bucket.whole is None or bucket.whole.dtype != dtype:
                 bucket.unshard(dtype)
         self.stale = False
 
@@ -176,13 +176,15 @@ class Buckets(Storage):
             for bucket in self.buckets:
                 bucket.up_to_date()
 
-    def shares(self) -> dict[nn.Parameter, Share | None]:
+    def shares(self) -> dict[Tensor, Share | None]:
         self.keep_writes()
         return {weight: bucket.share_of(name) for bucket in self.buckets for name, weight in bucket.weights.items()}
 
     def share_of(self, name: str, tensor: Tensor) -> Share:
         bucket = next(bucket for bucket in self.learning if name in bucket.weights)
-        return replace(bucket.share_of(name), tensor=tensor)
+        share = bucket.share_of(name)
+        assert share is not None, f"this rank owns nothing of '{name}'"
+        return replace(share, tensor=tensor)
 
     def release(self) -> None:
         self.sharing = replace(self.sharing, group=None, copies=None)  # a reference would keep the group's threads

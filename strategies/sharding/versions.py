@@ -20,7 +20,7 @@ def end_graphs(weights: Sequence[Tensor]) -> None:
     """From now on backward is an error in a graph that has saved one of these weights itself, not its place."""
     autograd.graph.increment_version(weights)
     for weight in weights:
-        weight._graphs_ended = getattr(weight, "_graphs_ended", 0) + 1
+        vars(weight)["_graphs_ended"] = getattr(weight, "_graphs_ended", 0) + 1
 
 
 def forget_ended(weight: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Adam
 
 from gan import GanModule, Phase, Player
-from strategies import strategy as strategy_module
+from strategies import meeting
 from strategies.ranks import Groups
 from tests.support.hard_games import HARD, Micro2, Micro4, Plain, SometimesReached, Teacher, TwoPhases
 from tests.support.parity import BROKEN, EXACT, STEPS, distance, in_buckets, often, parts, train, trainer, vectors
@@ -188,7 +188,7 @@ class OneGroup(Groups):
 
 
 def crossed(policy, kind):
-    with mock.patch.object(strategy_module, "Groups", kind):
+    with mock.patch.object(meeting, "Groups", kind):
         return train(Crossed, policy=policy, world=2)
 
 

@@ -107,7 +107,7 @@ def test_a_way_that_dies_is_named(monkeypatch, capsys):
     benchmark = SeanBenchmark(["--whole", "--repeats", "1"])
     benchmark.cells = lambda: [Way("faces", 1, "ours")]
     assert benchmark.main() == 1
-    assert "fails: rank 0 ended with 1; is there too little memory?" in capsys.readouterr().out
+    assert "fails: rank 0 ended with status 1; see what it said; is there too little memory?" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

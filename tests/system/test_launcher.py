@@ -17,11 +17,9 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
-from strategies.lockstep import Lockstep
 from strategies.processes import launcher
 from strategies.processes.launcher import PARENT, Functions, Scripts
 from strategies.processes.lost_ranks import Survivor
-from strategies.serving import Division
 from tests.support.hard_games import Plain
 from tests.support.parity import train, trainer
 
@@ -48,11 +46,9 @@ class Environment(SimpleNamespace):
 class AllTrain(SimpleNamespace):
     """A strategy under which no rank serves others."""
 
-    def __init__(self, **facts):
-        super().__init__(**facts, lockstep=Lockstep(), division=Division())
-
-    def take_part(self, rank, function):
-        return function
+    def take_part(self, survivor, function, *args, **kwargs):
+        self.survivor = survivor
+        return survivor.run(function, *args, **kwargs)
 
 
 def scripts(processes, nodes=1, **environment):
@@ -73,7 +69,7 @@ def test_the_first_of_a_node_starts_the_others_and_knows_them_by_rank(monkeypatc
     with mock.patch.object(threading.Thread, "start") as starts:
         assert two.launch(lambda value: value, 7) == 7
     assert starts.call_count == 2  # the lifeline, and our look at the family; not Lightning's
-    survivor = two.strategy.lockstep.survivor
+    survivor = two.strategy.survivor
     assert (survivor.rank, survivor.first, survivor.parent) == (3, 3, None)
     assert {rank: child.wait() for rank, child in survivor.children.items()} == {4: 1, 5: 2}  # they know their parent
     assert PARENT not in os.environ  # what else this process starts is no rank
@@ -95,7 +91,7 @@ def test_another_rank_knows_the_one_that_started_it(monkeypatch):
     monkeypatch.setattr(launcher, "_parent", "4321")
     one = scripts(3, nodes=2, node=1, local=2, creates_processes_externally=True)
     one.launch(lambda: None)
-    survivor = one.strategy.lockstep.survivor
+    survivor = one.strategy.survivor
     assert (survivor.rank, survivor.first, survivor.parent) == (5, 3, 4321)
 
 
@@ -109,7 +105,7 @@ def test_under_torchrun_and_srun_there_is_no_family():
     for local in (0, 1):
         one = scripts(2, local=local, creates_processes_externally=True)
         one.launch(lambda: None)
-        survivor = one.strategy.lockstep.survivor
+        survivor = one.strategy.survivor
         assert (survivor.rank, survivor.children, survivor.parent) == (local, {}, None)
 
 
@@ -122,7 +118,7 @@ def test_a_notebooks_ranks_are_survivors_too(monkeypatch):
     notebook = launcher.launcher(strategy, "fork")
     assert isinstance(notebook, Functions)
     assert notebook.launch(lambda value: value, 7, trainer=None) == 7
-    assert (strategy.lockstep.survivor.rank, strategy.lockstep.survivor.first) == (3, 2)
+    assert (strategy.survivor.rank, strategy.survivor.first) == (3, 2)
 
 
 def test_a_spawned_rank_can_be_told_what_to_do():
