@@ -2,11 +2,14 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning import LightningModule, Trainer
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, TorchCheckpointIO
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 
@@ -22,6 +25,7 @@ from strategies.processes.cluster import connect, environment, place_of
 from strategies.processes.cluster import store as store_of
 from strategies.processes.interface import THIS_HOST, choose_interface, clear_errors, clear_meeting, own_name
 from strategies.processes.launcher import Here, LaunchedStrategy, OwnRanks, launcher
+from strategies.processes.lost_ranks import Survivor
 from strategies.processes.stopping import Ending
 from strategies.ranks import Groups, World
 from strategies.serving import Division
@@ -92,6 +96,20 @@ class RanksStrategy(LaunchedStrategy):
         self.groups = Groups(timeout=self._timeout)
         self.division = Division()
         self.lockstep = Lockstep()
+
+    # ---- what a rank does ----
+
+    def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What this rank of the whole run does: the function, which trains, or serving those that train."""
+        self.lockstep.survivor = survivor
+        serves = partial(self.serve, getattr(function, "__self__", None))
+        result = survivor.run(self.division.take_part(survivor.rank, function, serves), *args, **kwargs)
+        self.division.end()
+        return result
+
+    @abstractmethod
+    def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
+        """What a serving rank does in place of training."""
 
     # ---- which rank this is ----
 

@@ -41,7 +41,6 @@ from strategies.meeting import RanksStrategy
 from strategies.players import Players
 from strategies.policies import POLICIES
 from strategies.policies.policy import Policy
-from strategies.processes.lost_ranks import Survivor
 from strategies.processes.stopping import Stopped
 from strategies.ranks import world_of_thread
 from strategies.serving import EndSignal, part_of
@@ -108,14 +107,6 @@ class PhaseStrategy(RanksStrategy):
     restore_checkpoint_after_setup = True  # averages exist only after the policies have adopted the players in `setup`
 
     # ---- what a rank does ----
-
-    def take_part(self, survivor: Survivor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What this rank of the whole run does: the function, which trains, or serving those that train."""
-        self.lockstep.survivor = survivor
-        serves = partial(self.serve, getattr(function, "__self__", None))
-        result = survivor.run(self.division.take_part(survivor.rank, function, serves), *args, **kwargs)
-        self.division.end()
-        return result
 
     def serve(self, trainer: Trainer, game: LightningModule | None = None, *args: Any, **kwargs: Any) -> None:
         """What a serving rank does in place of training: see [Note: serving]. Lightning's set-up hooks are called."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,7 +268,8 @@ class Bucket:
     def drop(self) -> None:
         """Forget the whole weights."""
         if self.work is not None:
-            self.work.wait()
+            with suppress(RuntimeError):  # a gather that has failed, which the rank that waited for it has said
+                self.work.wait()
         if self.whole is not None:
             UNSHARDED.pop(memory_of(self.whole), None)
         self.whole = self.work = None
