@@ -21,8 +21,8 @@ from tests.support.parity import parts, trainer
 class Rushed(Ending):
     """Ends at once where it finds that somebody was told to."""
 
-    def _written(self):
-        return super()._written() or self.store.check([self.key])
+    def _written(self, store):
+        return super()._written(store) or store.check([self.key])
 
 
 class Seldom(Ending):
@@ -30,16 +30,16 @@ class Seldom(Ending):
 
     MEASURED, MOST = range(2, 3), 3
 
-    def _measure(self):
+    def _measure(self, store):
         with mock.patch("time.monotonic", side_effect=lambda: random.uniform(0, 0.3)):
-            super()._measure()
+            super()._measure(store)
 
 
 class Alone(Seldom):
     """Asks as often as its own steps allow."""
 
-    def _measure(self):
-        super()._measure()
+    def _measure(self, store):
+        super()._measure(store)
         if self._looks == self.MEASURED.stop:
             self.stride = random.randint(1, 3)
 

@@ -92,7 +92,7 @@ def test_without_any_figures_it_fails():
         (WorldFailed(failed(1, RuntimeError("no paint"), "x")), "fails: RuntimeError: no paint"),
         (
             WorldFailed(ended(0, 7, "host", -11)),
-            "fails: was ended by signal 11 (Segmentation fault); is there too little memory?",
+            "fails: rank 0 was ended by signal 11 (Segmentation fault); is there too little memory?",
         ),
         (ValueError("no\nmore"), "fails: ValueError: no"),
     ],
