@@ -246,17 +246,20 @@ class Draws:
                 self.known[phase] = self.known.get(phase, {}) | known
         return wrong
 
-    def turn(self) -> bool:
-        """Take several rows for each sample for what they were not taken for. Returns whether there are any."""
-        turned = False
+    def take_otherwise(self) -> bool:
+        """Where a sample has several rows, take copies of the batch for rows side by side, and the reverse.
+
+        Returns whether there is such a draw.
+        """
+        changed = False
         for known in self.known.values():
             for call, draw in known.items():
                 if draw.dim == 0 and draw.shape[0] > draw.rows and not draw.name.endswith(BY_GENERATOR):
                     known[call] = draw._replace(beside=not draw.beside)
-                    turned = True
-        return turned
+                    changed = True
+        return changed
 
-    def lost(self, phase: Phase) -> list[str]:
+    def wrong_in_parts(self, phase: Phase) -> list[str]:
         """Draws that one device, which has no trial, would not follow from one micro-batch to the next."""
         drawn = self.known.get(phase.name, {}).values() if phase.micro_batches > 1 else ()
         return [f"{list(draw.shape)} ({draw.name})" for draw in drawn if draw.dim or draw.beside]

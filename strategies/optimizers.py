@@ -77,6 +77,17 @@ def check_pieces(player: Player, optimizer: Optimizer, policy: str) -> None:
         )
 
 
+def optimizer_of(player: Player, weights: Mapping[str, nn.Parameter]) -> tuple[Optimizer, list[list[str]]]:
+    """The optimizer for a player's whole weights, as the author's function may group them by shape; and these groups.
+
+    A group is the names of its weights.
+    """
+    optimizer = make_optimizer(player, list(weights.values()))
+    check_optimizer(player, optimizer, weights)
+    names = {id(weight): name for name, weight in weights.items()}
+    return optimizer, [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
+
+
 def step_owned(
     optimizer: Optimizer,
     groups: Sequence[Sequence[str]],

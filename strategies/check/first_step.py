@@ -95,7 +95,7 @@ def check_step(
     samples = join_batches(gather(own))
     try:
         together, lines = tries.compare(own, samples)
-        if lines and training.draws.turn():
+        if lines and training.draws.take_otherwise():
             _, lines = tries.compare(own, samples)
     except TooFew as error:
         rank_zero_warn(f"no comparison with one device: {error}")
@@ -106,8 +106,8 @@ def check_step(
             f"other numbers on each rank: by Phase(draws='torch'), in backward, or within nn.LSTM or attention on a GPU"
         )
     for phase in game.phases:
-        if lost := training.draws.lost(phase):
-            lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(lost)}"] = IN_MICRO_BATCHES
+        if wrong := training.draws.wrong_in_parts(phase):
+            lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
         raise RanksDiffer(_said(lines, training, game.step, together.drawn))
 
@@ -147,7 +147,10 @@ class Tries:
         return trial
 
     def compare(self, own: Any, samples: Any) -> tuple[Trial, dict[str, str]]:
-        """The trial of all ranks together, and on every rank what differs, on any, from its trial alone."""
+        """Try the step with all ranks together, and with each alone. Returns the first trial, and what differs.
+
+        What differs on one rank is returned on all of them.
+        """
         training, gather = self.training, self.training.world.gather
         together, alone = self(own), self(samples, alone=True)
         if training.draws.learn(gather((together.drawn, alone.drawn))):

@@ -93,7 +93,7 @@ def load_optimizer_state(policy: Policy, saved: Mapping[str, Any]) -> None:
 
 def _stepped(policy: Policy) -> list[str]:
     """The names of the parameters that this rank's optimizer steps, in the order in which torch numbers them."""
-    names = {id(parameter): name for name, parameter in policy.owned.items()}
+    names = {id(parameter): name for name, parameter in policy.storage.owned.items()}
     return [names[id(parameter)] for group in policy.learners_optimizer.param_groups for parameter in group["params"]]
 
 
@@ -108,7 +108,7 @@ def _share(policy: Policy, name: str, key: str, value: Tensor) -> Share:
 
 def _room(policy: Policy, name: str, wanted: dict[SavedTensor, Share], key: str, value: SavedTensor) -> Tensor:
     """The memory that a saved tensor will be read to, entered in `wanted`."""
-    owned = policy.owned[name]
+    owned = policy.storage.owned[name]
     if policy.storage.per_element(key):
         share = policy.storage.share_of(name, torch.empty(owned.shape, dtype=value.dtype, device=owned.device))
     else:

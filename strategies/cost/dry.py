@@ -44,7 +44,7 @@ class Curve:
 
 
 class Dry:
-    """One player's policy, whose weights stay as they are in a phase."""
+    """Plays one player's policy. Here no weights are gathered in a phase; a subclass adds that."""
 
     plays = 1  # how often a phase is played
     kept = 0  # bytes of gradients that stay between phases
@@ -59,7 +59,7 @@ class Dry:
         self.policy: Policy = type(policy)(policy.player, world, policy.options, Belongings(copies, ()))
         self.policy.followed = policy.followed or policy  # in buckets like these
         stand_ins.prepare(self.policy)
-        self.owned = self.policy.owned
+        self.owned = self.policy.storage.owned
         self.living = Living([*copies.values(), *self.owned.values(), *self.policy.storage.held()], self.saw_collective)
         self.gradients = Count()
         self.home = "offload" in policy.options

@@ -55,7 +55,7 @@ def _prepare_engine(policy: DeepSpeed2) -> None:
 
 
 class UnitWithoutValues(Bucket):
-    """FSDP2's: it is gathered into memory that FSDP2 copies it from, so that it is there twice for a while."""
+    """In place of FSDP2's unit. FSDP2 gathers into one piece of memory and copies that: both are there for a while."""
 
     def unshard(self, dtype: torch.dtype | None = None) -> None:
         if self.work is None:

@@ -17,10 +17,9 @@ from gan.phase import Phase, Player
 from strategies.optimizers import (
     LossScale,
     Modes,
-    check_optimizer,
     check_pieces,
     check_schedule,
-    make_optimizer,
+    optimizer_of,
     step_owned,
 )
 from strategies.options.compile import Compiled, compiled_by_author
@@ -104,14 +103,17 @@ class Policy(Costs):
                 module.training = mode
         if training:
             if self.weights:
-                self.optimizer = self._make_optimizer()
+                self.optimizer, self.groups = optimizer_of(self.player, self.weights)
             self.storage = self.make_storage()
             self.reduction = self.make_reduction()
         if self.player.ema is not None and self.player.follows is None:
             network = self.player.module if self.player.ema_buffers == "averaged" else None
             self.ema = Ema(self.storage.owned, self.player.decay, network=network)
         if self.optimizer is not None:
-            self._step_what_is_owned()
+            if self.storage.cut:
+                check_pieces(self.player, self.optimizer, self.name)
+            if self.storage.sharded:
+                step_owned(self.optimizer, self.groups, self.weights, self.storage.owned)
             if isinstance(self.optimizer, Modes):
                 self.ema = EvalWeights(self.optimizer, self.storage.owned)
             if self.player.schedule is not None:
@@ -149,22 +151,6 @@ class Policy(Costs):
     def make_recompute(self) -> Recompute:
         """How the player's blocks compute again what they do not keep."""
         return Recompute(self.player, begin_again=None if self.on_read is None else self.on_read.begin_again)
-
-    def _make_optimizer(self) -> Optimizer:
-        """Make the optimizer for the whole weights, as the author's function may group them by shape."""
-        optimizer = make_optimizer(self.player, list(self.weights.values()))
-        check_optimizer(self.player, optimizer, self.weights)
-        names = {id(weight): name for name, weight in self.weights.items()}
-        self.groups = [[names[id(weight)] for weight in group["params"]] for group in optimizer.param_groups]
-        return optimizer
-
-    def _step_what_is_owned(self) -> None:
-        """If the storage is sharded, let the optimizer step only what this rank owns."""
-        if not self.storage.sharded:
-            return
-        if self.storage.cut:
-            check_pieces(self.player, self.learners_optimizer, self.name)
-        step_owned(self.learners_optimizer, self.groups, self.weights, self.storage.owned)
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
@@ -290,7 +276,7 @@ class Policy(Costs):
     def update(self, norm: Tensor) -> None:
         """Clip, step the optimizer, call `Player(after=...)`. Then move what counts updates: a schedule, averages."""
         if self.player.clip is not None:
-            nn.utils.clip_grads_with_norm_(self.owned.values(), self.player.clip, norm)
+            nn.utils.clip_grads_with_norm_(self.storage.owned.values(), self.player.clip, norm)
         self.storage.step(self.learners_optimizer, self.reduction.stepped)
         if self.recompute is not None:
             self.recompute.updates += 1
@@ -306,11 +292,6 @@ class Policy(Costs):
         self.reduction.drop()
 
     # ---- whole weights, between phases ----
-
-    @property
-    def owned(self) -> dict[str, nn.Parameter]:
-        """The parameters that this rank's optimizer and average work on, by the weights' names."""
-        return self.storage.owned
 
     @contextmanager
     def gathered(self, exact: bool = True) -> Iterator[None]:

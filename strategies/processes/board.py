@@ -39,7 +39,10 @@ class Entry(NamedTuple):
 
 
 class Board:
-    """A file with an entry for each rank of a host, of which one is the `first`. It is made if it is not there."""
+    """A file with an entry for each rank of a host. `first` is the number of the host's first rank.
+
+    The file is made if there is none.
+    """
 
     def __init__(self, path: Path, ranks: int, first: int = 0) -> None:
         self.first = first
@@ -74,9 +77,9 @@ class Board:
 
 
 def shared_board(ranks: int, first: int, run: str, meet: Callable[[], object]) -> Board | None:
-    """The board of this host's ranks, which call this together. None if they have no such memory: errors say less.
+    """The board of this host's ranks, which call this together; None if a host has no such memory.
 
-    `run` is the same on all ranks, and secret; `meet` waits for all of them.
+    Without a board errors name fewer places. `run` is the same on all ranks, and secret; `meet` waits for all of them.
     """
     given, made = os.environ.get(VARIABLE, ""), Path(gettempdir()) / f"gan-places-{run}"
     board = None

@@ -138,7 +138,7 @@ class Weighing(Callback):
         self.policy.optimizer.register_step_pre_hook(self.weigh_gradients)
 
     def weigh_gradients(self, *_):
-        weights = [*self.policy.weights.values(), *self.policy.owned.values()]
+        weights = [*self.policy.weights.values(), *self.policy.storage.owned.values()]
         found = stored(weight.grad for weight in weights if weight.grad is not None)
         self.held["gradients"] = max(self.held["gradients"], found)
 
