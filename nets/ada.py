@@ -1,69 +1,292 @@
-"""Adaptive discriminator augmentation (ADA) of Karras et al. 2020, "Training GANs with limited data"."""
+"""The augmentation of Karras et al. 2020, "Training GANs with limited data", and the control of its probability (ADA).
 
+[Note: augmentation]
+A picture is mirrored, turned, moved and scaled; then its colours change; then frequencies are filtered; then noise is
+added and a square is cut out. Each change has a coin of its own: it happens with the probability `p`, times the factor
+that the pipe has for this change. Real pictures and fakes are changed alike, before a discriminator sees them. No
+change is certain, so fakes do not learn it: see section 2.2 of the paper.
+
+Where a picture ends, its mirror image begins, and black beyond that. As published, all pictures of a batch get the same
+margin of mirror image, as large as one of them needs. So ranks agree on the margin: `gan.ranks` knows the whole batch.
+
+Doubling, halving and filtering are products with matrices, which are faster than convolutions with so few taps, and
+have all derivatives.
+"""
+
+import math
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gan import noise
+from gan import noise, ranks
+from gan.files.errors import UserError
 
-SHIFT = 0.125  # of a side, at most
-BRIGHTNESS, CONTRAST, SATURATION = 0.2, 0.5, 1.0  # standard deviations; the last two of a power of two
+BLIT = dict.fromkeys(("xflip", "rotate90", "xint"), 1.0)
+GEOM = dict.fromkeys(("scale", "rotate", "aniso", "xfrac"), 1.0)
+COLOR = dict.fromkeys(("brightness", "contrast", "lumaflip", "hue", "saturation"), 1.0)
+FILTER, NOISE, CUTOUT = {"imgfilter": 1.0}, {"noise": 1.0}, {"cutout": 1.0}
+PIPES = {
+    "blit": BLIT,
+    "geom": GEOM,
+    "color": COLOR,
+    "filter": FILTER,
+    "noise": NOISE,
+    "cutout": CUTOUT,
+    "bg": BLIT | GEOM,
+    "bgc": BLIT | GEOM | COLOR,
+    "bgcf": BLIT | GEOM | COLOR | FILTER,
+    "bgcfn": BLIT | GEOM | COLOR | FILTER | NOISE,
+    "bgcfnc": BLIT | GEOM | COLOR | FILTER | NOISE | CUTOUT,
+    "r3gan": BLIT | GEOM | dict.fromkeys(COLOR, 0.5) | CUTOUT,
+}
+
+# What is drawn for each picture. A coin is named by its change and, where there are several, by a part of it.
+BANDS = tuple(f"imgfilter.{band}" for band in range(4))
+COINS = (*BLIT, "scale", "rotate.pre", "aniso", "rotate.post", "xfrac", *COLOR, *BANDS, "noise", "cutout")
+UNIFORM = ("xflip", "rotate90", "xint.x", "xint.y", "rotate.pre", "rotate.post", "lumaflip", "hue", "cut.x", "cut.y")
+NORMAL = ("scale", "aniso", "xfrac.x", "xfrac.y", "brightness", "contrast", "saturation", *BANDS, "noise")
+
+# The wavelet sym6 (Daubechies 1992, section 8.1.1), with a sum of 1.
+SYM6 = (
+    *(0.010892350163279143, 0.0024683061859136284, -0.083431607705840557, -0.034161560793020275),
+    *(0.34722898647835108, 0.55694639196395937, 0.23895218566605369, -0.051362484930906597),
+    *(-0.014891875649217129, 0.031625281329948913, 0.0012499610463979753, -0.0055159337549885147),
+)
 
 
-class Ada(nn.Module):
-    """Changes each picture at random, in each of six ways with probability `p`, before a discriminator sees it.
+class Augmentation(nn.Module):
+    """Changes each picture [B, 1, 3 or 4 channels, H, W] in [-1, 1] at random. See [Note: augmentation].
 
-    Both real pictures and fakes are changed, so the discriminator cannot tell them apart by that. No change is certain,
-    so fakes do not learn it: see section 2.2 of the paper. The changes are those of its appendix B that suit small
-    square pictures: mirroring, quarter turns, shifts of whole pixels, brightness, contrast and saturation. They can be
-    differentiated twice.
-
-    `p` is adjusted by `adjust`, so that the discriminator is right about a fixed share of the real pictures. It is a
-    buffer, so checkpoints have it.
+    A fourth channel moves with the others; its values are no colour. The draws follow the sample.
     """
 
     p: Tensor
 
-    def __init__(self, target: float = 0.6, images: int = 500_000) -> None:
-        """`target` is for the mean sign of the scores of real pictures. `images`: after so many, p can be 1."""
+    def __init__(self, pipe: str = "bgc", p: float = 0.0) -> None:
         super().__init__()
-        self.target, self.images = target, images
-        self.register_buffer("p", torch.zeros(()))
+        if pipe not in PIPES:
+            raise UserError(f"augmentation '{pipe}' is not known; type one of {', '.join(PIPES)}")
+        self.factors = PIPES[pipe]
+        self.register_buffer("p", torch.tensor(p))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures in [-1, 1], each changed by draws of its own."""
-        coins = (noise.rand((len(x), 6), like=x) < self.p).unbind(1)
-        drawn = noise.rand((len(x), 4), like=x).unbind(1)
-        colours = noise.randn((len(x), 3), like=x)[:, :, None, None, None].unbind(1)
-        mirrored, quarters = coins[0] & (drawn[0] < 0.5), torch.where(coins[1], (4 * drawn[1]).long(), 0)
-        shifts = (torch.where(coins[2], 2 * SHIFT * each - SHIFT, 0) for each in drawn[2:])
-        x = moved(x, quarters, mirrored, *shifts)
-        brightness, contrast, saturation = (
-            torch.where(coin[:, None, None, None], colour, 0) for coin, colour in zip(coins[3:], colours, strict=True)
-        )
-        x = (x + BRIGHTNESS * brightness) * 2 ** (CONTRAST * contrast)
-        grey = x.mean(1, keepdim=True)
-        return grey + (x - grey) * 2 ** (SATURATION * saturation)
+        if x.shape[1] not in (1, 3, 4):
+            raise UserError(f"augmentation of pictures with {x.shape[1]} channels; it knows 1, 3 and 4")
+        with torch.autocast(x.device.type, enabled=False):
+            return self._changed(x if x.dtype is torch.float64 else x.float())
+
+    def _changed(self, x: Tensor) -> Tensor:
+        uniform = noise.rand((len(x), len(COINS) + len(UNIFORM)), like=x)
+        chances = self.p * x.new_tensor([self.factors.get(coin.split(".")[0], 0.0) for coin in COINS])
+        # One of two turns, or both, happens with the probability p.
+        twice = x.new_tensor([coin.startswith("rotate.") for coin in COINS]).bool()
+        chances = torch.where(twice, 1 - (1 - chances).clamp(min=0).sqrt(), chances)
+        happens = dict(zip(COINS, (uniform[:, : len(COINS)] < chances).unbind(1), strict=True))
+        u = dict(zip(UNIFORM, uniform[:, len(COINS) :].unbind(1), strict=True))
+        n = dict(zip(NORMAL, noise.randn((len(x), len(NORMAL)), like=x).unbind(1), strict=True))
+
+        def some(name: str, value: Tensor) -> Tensor:
+            """The value where the coin says so, and else 0."""
+            return torch.where(happens[name], value, 0)
+
+        if self.factors.keys() & (BLIT | GEOM):
+            height, width = x.shape[2:]
+            near = torch.stack([(some("xint", 2 * u["xint." + axis] - 1) * 0.125) for axis in "xy"], 1)
+            far = torch.stack([0.125 * some("xfrac", n["xfrac." + axis]) for axis in "xy"], 1)
+            sides = x.new_tensor([width, height])
+            first = _diagonal(1 - 2 * some("xflip", (2 * u["xflip"]).floor()), 1) @ _turn(
+                some("rotate90", (4 * u["rotate90"]).floor()) * (math.pi / 2)
+            )
+            shrink, squeeze = 2 ** (-0.2 * some("scale", n["scale"])), 2 ** (-0.2 * some("aniso", n["aniso"]))
+            before, after = (math.pi * some(turn, 2 * u[turn] - 1) for turn in ("rotate.pre", "rotate.post"))
+            whole = first @ _turn(before) @ _diagonal(shrink * squeeze, shrink / squeeze) @ _turn(after)
+            offset = -first @ (near * sides).round()[..., None] - whole @ (far * sides)[..., None]
+            x = moved(x, whole, offset)
+        if self.factors.keys() & COLOR:
+            gain = 2 ** (0.5 * some("contrast", n["contrast"]))
+            grey = gain * (1 - 2 * some("lumaflip", (2 * u["lumaflip"]).floor()))
+            colour = gain * 2 ** some("saturation", n["saturation"])
+            angle = math.pi * some("hue", 2 * u["hue"] - 1)
+            x = recoloured(x, 0.2 * some("brightness", n["brightness"]), grey, colour, angle)
+        if "imgfilter" in self.factors:
+            x = filtered(x, 2 ** torch.stack([some(band, n[band]) for band in BANDS], 1))
+        if "noise" in self.factors:
+            x = x + noise.randn(x.shape, like=x) * (0.1 * some("noise", n["noise"].abs()))[:, None, None, None]
+        if "cutout" in self.factors:
+            far = [
+                (((torch.arange(side, device=x.device) + 0.5) / side - u[centre][:, None]).abs() >= 0.25)
+                for side, centre in zip(x.shape[2:], ("cut.y", "cut.x"), strict=True)
+            ]
+            kept = far[0][:, :, None] | far[1][:, None] | ~happens["cutout"][:, None, None]
+            x = x * kept[:, None]
+        return x
+
+
+class Ada(Augmentation):
+    """An augmentation whose probability is adjusted, so that the discriminator is right about a share of real pictures.
+
+    `target` is for the mean sign of the scores of real pictures. In `images` pictures the probability can rise by 1.
+    It is a buffer, so checkpoints have it.
+    """
+
+    def __init__(self, target: float = 0.6, images: int = 500_000, pipe: str = "bgc") -> None:
+        super().__init__(pipe)
+        self.target, self.images = target, images
 
     @torch.no_grad()
-    def adjust(self, positive: Tensor, count: Tensor) -> None:
-        """Move p up if too many scores of real pictures are positive, else down: `positive` of `count`."""
+    def adjust(self, positive: Tensor, count: Tensor, pictures: Tensor | int) -> None:
+        """Move p up if too many scores of real pictures are positive, else down: `positive` of `count`.
+
+        `pictures` is how many were shown since the last call; a picture may have been scored twice.
+        """
         # Section 3.1: the mean sign r_t, and a step that is as large as the number of pictures.
-        direction = torch.where(2 * positive - count > self.target * count, 1, -1)
-        self.p.add_(direction * count / self.images).clamp_(0, 1)
+        direction = (2 * positive - count - self.target * count).sign()
+        self.p.add_(direction * pictures / self.images).clamp_(min=0)
 
 
-def moved(x: Tensor, quarters: Tensor, mirrored: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Square pictures after quarter turns, mirroring, and shifts by parts of a side; reflected at the border."""
-    x = torch.where((quarters % 2 == 1)[:, None, None, None], x.mT, x)
-    rows = _picked(x.shape[-1], (quarters == 1) | (quarters == 2), down).to(x.dtype)
-    columns = _picked(x.shape[-1], (quarters >= 2) ^ mirrored, right).to(x.dtype)
-    # Products with zeros and ones move pixels exactly, and their gradients have one order of sums on every device.
-    return rows[:, None] @ x @ columns[:, None].mT
+# ---- geometry ----
 
 
-def _picked(side: int, turned: Tensor, shift: Tensor) -> Tensor:
-    """For each picture a matrix that picks its rows, in turned order and shifted."""
-    last, place = side - 1, torch.arange(side, device=turned.device)
-    place = torch.where(turned[:, None], last - place, place) - (shift * side).round().long()[:, None]
-    return F.one_hot(last - (last - place.abs()).abs(), side)
+def _turn(angle: Tensor) -> Tensor:
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([cos, -sin, sin, cos], 1).view(-1, 2, 2)
+
+
+def _diagonal(x: Tensor, y: Tensor | int) -> Tensor:
+    return torch.diag_embed(torch.stack([x, torch.ones_like(x) * y], 1))
+
+
+def moved(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
+    """Each pixel of the result comes from the place `matrix @ pixel + offset`, in pixels from the middle (x, y)."""
+    sides = x.shape[3], x.shape[2]
+    before, after = _margins(x, matrix, offset[..., 0])
+    doubling = [_doubling(*each, x) for each in zip(sides, before, after, strict=True)]
+    halving = [_halving(side, x) for side in sides]
+    # Twice as many pixels as the result has, and some more around it; where each is in the doubled picture.
+    at = [torch.arange(2 * side + 12, device=x.device, dtype=x.dtype) / 2 - (side + 5) / 2 for side in sides]
+    places = []
+    for row, (side, margin, doubled) in enumerate(zip(sides, before, doubling, strict=True)):
+        across = matrix[:, row, 0, None, None] * at[0]
+        down = matrix[:, row, 1, None, None] * at[1][:, None]
+        place = across + down + offset[:, row, :, None] + ((side - 1) / 2 + margin)
+        places.append(place * (4 / (len(doubled) - 1)) - 1)
+    sampled = _Sampled.apply(_product(x, *doubling), torch.stack(places, 3))
+    return _product(sampled, *halving)
+
+
+def _margins(x: Tensor, matrix: Tensor, offset: Tensor) -> tuple[list[int], list[int]]:
+    """How much mirror image the whole batch needs: at the left and the top, and at the right and the bottom."""
+    sides = x.shape[3], x.shape[2]
+    if x.is_meta:  # nobody knows; no batch needs more
+        return ([side - 1 for side in sides],) * 2
+    last = matrix.new_tensor(sides) - 1
+    reach = (matrix.abs() @ (last / 2)[:, None])[..., 0]
+    furthest = ranks.gather(torch.stack([reach - offset, reach + offset]).amax(1)[None]).amax(0)
+    margins = (furthest + 6 - last / 2).clamp(min=0).minimum(last).ceil().int().tolist()
+    return margins[0], margins[1]
+
+
+def _product(x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    return rows @ (x @ columns.mT)
+
+
+def _mirrored(place: Tensor, side: int) -> Tensor:
+    place = place.remainder(max(2 * (side - 1), 1))
+    return torch.minimum(place, 2 * (side - 1) - place)
+
+
+def _doubling(side: int, before: int, after: int, like: Tensor) -> Tensor:
+    """A matrix to the doubled picture, with margins of mirror image."""
+    whole = before + side + after
+    rows = torch.arange(2 * whole, device=like.device)[:, None]
+    taps = 2 * torch.arange(6, device=like.device) + (rows + 1) % 2
+    places = (rows + 5 - taps) // 2
+    values = 2 * like.new_tensor(SYM6)[taps] * ((places >= 0) & (places < whole))
+    return like.new_zeros(2 * whole, side).scatter_add(1, _mirrored(places - before, side), values)
+
+
+def _halving(side: int, like: Tensor) -> Tensor:
+    places = 2 * torch.arange(side, device=like.device)[:, None] + 1 + torch.arange(12, device=like.device)
+    return like.new_zeros(side, 2 * side + 12).scatter(1, places, like.new_tensor(SYM6).expand(side, -1))
+
+
+class _Sampled(torch.autograd.Function):
+    """Bilinear sampling at the same places, as often differentiable as you like; torch's own is so only once."""
+
+    @staticmethod
+    def forward(x: Tensor, places: Tensor) -> Tensor:
+        return F.grid_sample(x, places, align_corners=True)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ANN001
+        ctx.save_for_backward(inputs[1])
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN001
+        return _Spread.apply(gradient, ctx.saved_tensors[0], ctx.shape), None
+
+
+class _Spread(torch.autograd.Function):
+    """The gradient of `_Sampled`: each value goes back to the four pixels from which it came."""
+
+    @staticmethod
+    def forward(x: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+        like = x.new_zeros(()).expand(shape)
+        return torch.ops.aten.grid_sampler_2d_backward(x, like, places, 0, 0, True, [True, False])[0]
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, torch.Size], output: Tensor) -> None:  # noqa: ANN001
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN001
+        return _Sampled.apply(gradient, ctx.saved_tensors[0]), None, None
+
+
+# ---- colours and frequencies ----
+
+
+def recoloured(x: Tensor, brightness: Tensor, grey: Tensor, colour: Tensor, angle: Tensor) -> Tensor:
+    """Brighter; then the grey part of each pixel times `grey`, its colour times `colour` and turned by `angle`."""
+    brighter = x[:, :3] + brightness[:, None, None, None]
+    if x.shape[1] == 1:
+        return brighter * grey[:, None, None, None]
+    to_grey = x.new_full((3, 3), 1 / 3)
+    turned = x.new_tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
+    parts = torch.stack([to_grey, torch.eye(3).to(x) - to_grey, turned])
+    matrix = torch.stack([grey, colour * angle.cos(), colour * angle.sin()], 1) @ parts.flatten(1)
+    changed = (matrix.view(-1, 3, 3) @ brighter.flatten(2)).view_as(brighter)
+    return torch.cat([changed, x[:, 3:]], 1)
+
+
+def filtered(x: Tensor, gains: Tensor) -> Tensor:
+    """Four bands of frequencies, each times a gain of its own [B, 4]; the expected power stays."""
+    power = x.new_tensor([10 / 13, 1 / 13, 1 / 13, 1 / 13])
+    gains = gains / (1 + power * (gains.square() - 1)).sqrt().prod(1, keepdim=True)
+    taps = gains @ x.new_tensor(_bank())
+    matrices = []
+    for side in (x.shape[3], x.shape[2]):
+        places = torch.arange(side, device=x.device)[:, None] + torch.arange(-21, 22, device=x.device)
+        places = _mirrored(places, side).expand(len(x), -1, -1)
+        matrix = x.new_zeros(len(x), side, side).scatter_add(2, places, taps[:, None].expand_as(places))
+        matrices.append(matrix[:, None])
+    return _product(x, *matrices)
+
+
+def _bank() -> np.ndarray:
+    """Taps of four bands of a bank of wavelets (sym2): appendix B of the paper."""
+    root = math.sqrt(3)
+    low = np.array([1 - root, 3 - root, 3 + root, 1 + root]) / (4 * math.sqrt(2))
+    high = low * (1, -1, 1, -1)
+    low, high = np.convolve(low, low[::-1]) / 2, np.convolve(high, high[::-1]) / 2
+    bands = np.eye(4, 1)
+    for band in range(1, 4):
+        apart = np.zeros((4, 2 * bands.shape[1] - 1))
+        apart[:, ::2] = bands
+        bands = np.stack([np.convolve(taps, low) for taps in apart])
+        middle = bands.shape[1] // 2
+        bands[band, middle - 3 : middle + 4] += high
+    return bands

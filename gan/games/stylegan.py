@@ -102,7 +102,8 @@ class StyleGan(FromNoise):
         super().training_step(batch)
         self._follow()
         if self.ada is not None and self._positive:
-            self.ada.adjust(*torch.stack(self._positive).sum(0))
+            positive, count = torch.stack(self._positive).sum(0)
+            self.ada.adjust(positive, count, count)
             self._positive.clear()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Adaptive augmentation: what it does to a picture, to whom, and how its probability moves."""
+"""The augmentation equals the published one, follows the sample, and its probability moves as published."""
 
 from itertools import pairwise
 
@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from gan import noise
-from nets.ada import Ada, moved
+from gan.files.errors import UserError
+from nets import ada
+from nets.ada import COINS, NORMAL, PIPES, UNIFORM, Ada, Augmentation
+from tests.support import families
+
+ALONE = tuple(PIPES["bgcfnc"])
+ABOUT = dict(rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return families.load("augment.pt")
 
 
 @pytest.fixture
@@ -15,85 +26,134 @@ def pictures():
     return torch.rand(8, 3, 8, 8, dtype=torch.float64) * 2 - 1
 
 
-def at(probability, **settings):
-    ada = Ada(**settings)
-    ada.p.fill_(probability)
-    return ada
+# ---- golden ----
 
 
-def placed(ada, pictures, first=0):
+def compared(golden, wanted, pipe, p, draws, name="image") -> float:
+    """The largest difference of pictures and gradients, in full and as sizes of each sample."""
+    settings = golden["settings"]
+    recipe = families.Recipe(settings["seed"])
+    batch, height, width = settings["batch"], settings["height"], settings["width"]
+    shape = {"wide": (2, 3, 24, 40), "gray": (batch, 1, height, width)}.get(name, (batch, 3, height, width))
+    image = recipe.uniform(name, *shape, low=-1).requires_grad_()
+    probe = recipe.normal("probe" if name == "image" else f"{name}_probe", *shape)
+    with families.drawing(draws(recipe, shape)):
+        output = Augmentation(pipe, p).double()(image)
+    (gradient,) = torch.autograd.grad((output * probe).sum(), image)
+    step = settings["stride"] if "grad" in wanted and wanted["grad"].shape[-1] < width else 1
+    found = {
+        "each": [families.size(each) for each in output.detach()],
+        "grad_each": [families.size(each) for each in gradient],
+        "image": output.detach() if "image" in wanted and wanted["image"].ndim == 4 else output[0, :, ::step, ::step],
+        "grad": gradient[0, :, ::step, ::step],
+    }
+    return max(families.difference(found[key], wanted[key]) for key in wanted.keys() & found.keys())
+
+
+def drawn(prefix, noisy):
+    def draws(recipe, shape):
+        return *recipe.augmentation(prefix, shape[0]), *[recipe.normal(prefix + "noise.map", *shape)] * noisy
+
+    return draws
+
+
+def of_percentile(percentile, noisy):
+    """Every sample gets the value of this percentile."""
+
+    def draws(recipe, shape):
+        uniform = torch.full((shape[0], len(COINS) + len(UNIFORM)), percentile, dtype=torch.float64)
+        uniform[:, : len(COINS)] = torch.tensor([float(coin == "rotate.post") for coin in COINS])
+        normal = torch.full((shape[0], len(NORMAL)), 2 * percentile - 1, dtype=torch.float64)
+        normal[:, NORMAL.index("noise")] = percentile
+        return uniform, normal.erfinv(), *[recipe.normal("noise.map", *shape)] * noisy
+
+    return draws
+
+
+@pytest.mark.parametrize("name", [*ALONE, "bgc", "bgcfnc"])
+def test_each_change_equals_the_published_one(golden, monkeypatch, name):
+    if name in ALONE:
+        monkeypatch.setitem(PIPES, name, {name: 1.0})
+    for wanted, percentile in zip(
+        (golden["alone"] | golden["together"])[name], golden["settings"]["percentiles"], strict=True
+    ):
+        assert compared(golden, wanted, name, 1.0, of_percentile(percentile, "noise" in PIPES[name])) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["bgc", "bgcfnc", "r3gan", "wide", "gray", "never"])
+def test_random_changes_equal_the_published_ones(golden, name):
+    pipe = name if name in PIPES else "bgcfnc"
+    for number, wanted in enumerate(golden["drawn"][name] if name in golden["drawn"] else [golden[name]]):
+        prefix = f"{name}." if name in ("wide", "gray") else f"draw{number}."
+        p = 0.0 if name == "never" else golden["settings"]["p"]
+        image = name if name in ("wide", "gray") else "image"
+        assert compared(golden, wanted, pipe, p, drawn(prefix, pipe == "bgcfnc"), image) < 1e-9
+
+
+# ---- by itself ----
+
+
+def placed(augmentation, pictures, first=0):
     with noise.at(noise.Place(("test",), first, len(pictures), 8)):
-        return ada(pictures)
-
-
-def test_at_probability_zero_it_changes_nothing(pictures):
-    torch.testing.assert_close(Ada()(pictures), pictures)
-
-
-@pytest.mark.parametrize("quarters", [0, 1, 2, 3])
-def test_turns_are_those_of_torch(quarters, pictures):
-    still = torch.zeros(8)
-    turns = torch.full((8,), quarters)
-    turned = moved(pictures, turns, still.bool(), still, still)
-    assert any(torch.equal(turned, torch.rot90(pictures, sign * quarters, (2, 3))) for sign in (1, -1))
-    mirrored = moved(pictures, turns, still.bool().logical_not(), still, still)
-    assert torch.equal(mirrored, turned.flip(3))
-
-
-def test_shifts_are_of_whole_pixels_and_reflect_the_border(pictures):
-    still = torch.zeros(8)
-    shifted = moved(pictures, still, still.bool(), still + 0.125, still - 0.25)
-    assert torch.equal(shifted[:, :, 1:, :-2], pictures[:, :, :-1, 2:])
-    assert torch.equal(shifted[:, :, 0, :-2], pictures[:, :, 1, 2:])
-    assert torch.equal(shifted[:, :, 1:, -1], pictures[:, :, :-1, 5])
+        return augmentation(pictures)
 
 
 def test_every_picture_is_changed_by_draws_of_its_own(pictures):
-    same = pictures[:1].expand(8, -1, -1, -1)
-    changed = placed(at(1.0), same)
+    changed = placed(Augmentation("bgcfnc", 1.0), pictures[:1].expand(8, -1, -1, -1))
     assert all(not torch.allclose(one, other) for one, other in pairwise(changed))
 
 
-def test_draws_follow_the_sample(pictures):
-    whole = placed(at(0.7), pictures)
-    halves = placed(at(0.7), pictures[:4]), placed(at(0.7), pictures[4:], first=4)
-    torch.testing.assert_close(torch.cat(halves), whole, rtol=0, atol=1e-15)
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_sample_looks_the_same_in_every_batch_with_the_same_margin(pictures, channels, monkeypatch):
+    monkeypatch.setattr(ada, "_margins", lambda x, *_: ([5, 7], [5, 7]))
+    pictures = torch.cat([pictures, -pictures], 1)[:, :channels, :, :6]
+    pipe = Augmentation("bgcfnc", 0.7)
+    halves = placed(pipe, pictures[:4]), placed(pipe, pictures[4:], first=4)
+    torch.testing.assert_close(torch.cat(halves), placed(pipe, pictures), **ABOUT)
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.5])
-def test_it_leaves_as_many_pictures_alone_as_it_says(probability):
-    torch.manual_seed(0)
-    pictures = torch.rand(4000, 3, 8, 8, dtype=torch.float64)
-    kept = (at(probability)(pictures) - pictures).abs().amax((1, 2, 3)) < 1e-9
-    # Half of the mirrored and a quarter of the turned stay as they are, and of shifts those of less than half a pixel.
-    half = 0.5 / 8 / 0.125  # the share of shifts along one side that round to nothing
-    alone = (1 - probability / 2) * (1 - 3 / 4 * probability) * (1 - probability * (1 - half**2))
-    expected = alone * (1 - probability) ** 3
-    assert kept.double().mean().item() == pytest.approx(expected, abs=0.02)
+def test_transparency_has_no_colour(pictures):
+    pictures = torch.cat([pictures, pictures[:, :1]], 1)
+    changed = Augmentation("color", 1.0)(pictures)
+    assert torch.equal(changed[:, 3], pictures[:, 3]) and not torch.allclose(changed[:, :3], pictures[:, :3])
+
+
+def test_pictures_in_half_precision_are_changed_in_full(pictures):
+    with torch.autocast("cpu", torch.bfloat16):
+        assert placed(Augmentation("bgcfnc", 0.5), pictures.bfloat16()).dtype == torch.float32
 
 
 def test_it_can_be_differentiated_twice(pictures):
-    small = pictures[:2, :, :4, :4].clone().requires_grad_()
+    small = pictures[:2, :, :3, :2].clone().requires_grad_()
 
     def changed(x):
-        return placed(at(0.9), x).square()
+        return placed(Augmentation("bgcfnc", 0.9), x).square()
 
     assert torch.autograd.gradcheck(changed, small)
     assert torch.autograd.gradgradcheck(changed, small)
 
 
-def test_the_probability_moves_by_the_number_of_pictures_and_stays_in_its_range():
-    ada = Ada(target=0.6, images=64)
-    steps = [(16, 16), (13, 16), (12, 16), (16, 16), (16, 16), (16, 16), (16, 16)]  # the mean signs 1, 0.625, 0.5, 1
+def test_what_it_cannot_change_is_refused(pictures):
+    with pytest.raises(UserError, match="blit"):
+        Augmentation("all")
+    with pytest.raises(UserError, match="2 channels"):
+        Augmentation("bgc")(pictures[:, :2])
+
+
+def test_the_probability_moves_by_the_number_of_pictures_and_has_no_ceiling():
+    control = Ada(target=0.6, images=64)
+    steps = [(16, 16), (13, 16), (12, 16), (32, 32), *[(16, 16)] * 3]  # the mean signs 1, 0.625, 0.5, 1
     found = []
     for positive, count in steps:
-        ada.adjust(torch.tensor(positive), torch.tensor(count))
-        found.append(ada.p.item())
-    assert found == [0.25, 0.5, 0.25, 0.5, 0.75, 1.0, 1.0]
-    for _ in range(5):
-        ada.adjust(torch.tensor(0), torch.tensor(16))
-    assert ada.p == 0
+        control.adjust(torch.tensor(positive), torch.tensor(count), 16)
+        found.append(control.p.item())
+    assert found == [0.25, 0.5, 0.25, 0.5, 0.75, 1.0, 1.25]
+    for _ in range(6):
+        control.adjust(torch.tensor(0), torch.tensor(16), 16)
+    assert control.p == 0
+    assert "p" in control.state_dict()
 
 
-def test_the_probability_is_saved():
-    assert "p" in Ada().state_dict()
+def test_the_bank_of_filters_passes_everything_where_all_gains_are_one():
+    passed = torch.tensor(ada._bank()).sum(0)
+    torch.testing.assert_close(passed, torch.eye(43, dtype=torch.float64)[21], rtol=0, atol=1e-9)

@@ -1,0 +1,104 @@
+"""Golden figures of published families of networks: the recipe of weights, inputs and draws, and how to compare."""
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from gan import noise
+from nets.ada import COINS, NORMAL, UNIFORM
+
+FOLDER = Path(__file__).parents[3] / "shared" / "golden"
+
+
+def load(name: str) -> dict[str, Any]:
+    """The figures; without them the test is skipped."""
+    if not (FOLDER / name).exists():
+        pytest.skip(f"no golden figures: shared/golden/{name} is not beside the checkout")
+    return torch.load(FOLDER / name, weights_only=True)
+
+
+class Recipe:
+    """Draws by name: `normal`, `uniform` and `integers` of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def _rng(self, name: str) -> numpy.random.Generator:
+        return numpy.random.default_rng([self.seed, zlib.crc32(name.encode())])
+
+    def normal(self, name: str, *shape: int) -> Tensor:
+        return torch.as_tensor(self._rng(name).standard_normal(shape), dtype=torch.float64)
+
+    def uniform(self, name: str, *shape: int, low: float = 0, high: float = 1) -> Tensor:
+        return torch.as_tensor(self._rng(name).uniform(low, high, shape), dtype=torch.float64)
+
+    def integers(self, name: str, high: int, *shape: int, low: int = 0) -> Tensor:
+        return torch.as_tensor(self._rng(name).integers(low, high, shape))
+
+    def pictures(self, name: str, *shape: int) -> Tensor:
+        return self.integers(name, 256, *shape).double() / 127.5 - 1
+
+    def labels(self, name: str, batch: int, classes: int) -> Tensor:
+        if not classes:
+            return torch.zeros(batch, 0, dtype=torch.float64)
+        return torch.nn.functional.one_hot(self.integers(name, classes, batch), classes).double()
+
+    def augmentation(self, prefix: str, batch: int) -> tuple[Tensor, Tensor]:
+        """What an Augmentation draws first, in its order: all uniform numbers, and all normal ones."""
+
+        def column(name: str, draw: Callable[..., Tensor]) -> Tensor:
+            whole, _, part = name.rpartition(".")
+            if part in ("x", "y"):
+                whole = "cutout.center" if whole == "cut" else whole
+                return draw(prefix + whole, batch, 2)[:, "xy".index(part)]
+            return draw(prefix + name, batch)
+
+        coins = [self.uniform(f"{prefix}{coin}.coin", batch) for coin in COINS]
+        uniform = [column(name, self.uniform) for name in UNIFORM]
+        return torch.stack(coins + uniform, 1), torch.stack([column(name, self.normal) for name in NORMAL], 1)
+
+
+@contextmanager
+def drawing(draws: Sequence[Tensor]) -> Iterator[None]:
+    """Inside the `with`, gan.noise gives these tensors, in this order, and none may be left over."""
+    left = list(draws)
+
+    def given(shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
+        assert tuple(left[0].shape) == tuple(shape), (left[0].shape, shape)
+        return left.pop(0) if like is None else left.pop(0).to(like)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "rand", given)
+        patch.setattr(noise, "randn", given)
+        yield
+        assert not left
+
+
+def size(x: Tensor) -> list[float]:
+    """[norm, sum], as the golden files have them."""
+    return [x.norm().item(), x.sum().item()]
+
+
+def difference(found: Any, wanted: Any) -> float:
+    """How far a figure is from the golden one: against its largest value, or its norm. See FAMILIES-stylegan.md."""
+    if isinstance(wanted, Tensor):
+        scale = max(wanted.abs().max().item(), 1e-6)
+        return (found - wanted).abs().max().item() / scale
+    if isinstance(wanted, list) and len(wanted) == 2 and all(isinstance(each, float) for each in wanted):
+        found = size(found) if isinstance(found, Tensor) else found
+        return max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / max(wanted[0], 1e-6)
+    if isinstance(wanted, list):
+        assert len(found) == len(wanted)
+        return max((difference(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+        return max((difference(found[key], wanted[key]) for key in wanted), default=0.0)
+    return abs(found - wanted) / max(abs(wanted), 1e-6) if math.isfinite(wanted) else float(found != wanted)
