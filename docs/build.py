@@ -95,7 +95,7 @@ def run_blocks(page: Path) -> None:
 
 def said(page: Path) -> list[str]:
     """What the first column of a page's tables quotes."""
-    return [cell.replace("\\`", "`") for cell in re.findall(r"^\| `(.*?)(?<!\\)` \|", page.read_text(), re.MULTILINE)]
+    return re.findall(r"^\| `(.*?)` \|", page.read_text(), re.MULTILINE)
 
 
 def messages() -> Iterator[str]:
@@ -136,7 +136,7 @@ def generated(page: Path) -> str:
     if page == DOCS / "reference/commands.md":
         return text + "".join(f"\n## gan.{name}\n\n```text\n{_help(name)}```\n" for name in (*COMMANDS, "bench"))
     if page == DOCS / "reference/matrix.md":
-        return (ROOT / "strategies/MATRIX.md").read_text()
+        return (ROOT / "strategies/MATRIX.md").read_text().replace("this file; do not edit it.", "this page.")
     if page == DOCS / "develop/index.md":
         return (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/develop/", "](")
     return text
