@@ -42,6 +42,9 @@ lint: $(VENV)/installed-test  ## check style and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m pyrefly check --python-interpreter-path $(RUN)
 
+docs: $(VENV)/installed-docs  ## check the guides, and build them as a site in build/site
+	$(RUN) docs/build.py
+
 clean:  ## remove the environment; runs/ stays
 	rm -rf $(VENV)
 
@@ -54,4 +57,8 @@ $(VENV)/installed-test: $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable '.[test]' --constraint constraints.txt
 	touch $@
 
-.PHONY: help fit test matrix crashes faults gpu lint clean
+$(VENV)/installed-docs: $(VENV)/installed
+	$(RUN) -m pip install --quiet --editable '.[docs]' --constraint constraints.txt
+	touch $@
+
+.PHONY: help fit test matrix crashes faults gpu lint docs clean

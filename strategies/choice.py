@@ -44,11 +44,15 @@ OPTIONS: dict[str, Option] = {
     "recompute": Option(
         "keep only the inputs of blocks for backward and compute the rest again (activation checkpointing)"
     ),
-    "stages": Option("into how many stages the player is cut; by default one for each rank", _number, NEEDED),
+    "stages": Option(
+        "into how many stages the player is cut; default: one for each rank, or a divisor if it has fewer layers",
+        _number,
+        NEEDED,
+    ),
     "chunks": Option(
         "in how many parts the samples go through the stages; by default two for each rank", _number, NEEDED
     ),
-    "schedule": Option("gpipe, 1f1b or interleaved: see strategies/README.md", _schedule, NEEDED),
+    "schedule": Option("gpipe (default), 1f1b or interleaved: see docs/how/pipelines.md", _schedule, NEEDED),
     "config": Option("a configuration file of DeepSpeed's own, as in config:ds.json", deepspeed_config.read, ""),
 }
 

@@ -43,7 +43,7 @@ def fourth_root(matrix: Tensor) -> Tensor:
 
 
 class MuonAndAdam(Optimizer):
-    """torch's Muon for matrices, Adam for the rest: as README.md shows it."""
+    """torch's Muon for matrices, Adam for the rest: as the guide shows it."""
 
     def __init__(self, weights: Iterable[nn.Parameter], lr: float) -> None:
         weights = list(weights)

@@ -1,4 +1,4 @@
-"""`python -m gan.plan` as a person types it, and the table in README.md."""
+"""`python -m gan.plan` as a person types it, and the table in the guide."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from strategies.amounts import readable
 from tests.support.parity import often
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "guide" / "plan.md").read_text()
 RUN = f"{ROOT}/samples/distillation.py:distillation"
-TABLE = re.search(r"\n((?:    +[\d.]+ +\d+ GB .*\n)+)", README)
+TABLE = re.search(r"\n((?:    +[\d.]+ +\d+ GB .*\n)+)", GUIDE)
 ROWS = [line.split() for line in TABLE[1].splitlines()] if TABLE else []
 
 
@@ -38,9 +38,9 @@ def row(capsys, billions: str, memory: str, nodes: int) -> str:
 @pytest.mark.parametrize(
     "cells", [pytest.param(each, marks=[pytest.mark.slow] if each != ROWS[0] else []) for each in ROWS]
 )
-def test_the_table_in_the_readme_is_what_it_says(cells, capsys):
+def test_the_table_in_the_guide_is_what_it_says(cells, capsys):
     billions, memory, _, ranks, *_ = cells
-    assert row(capsys, billions, memory, int(ranks) // 8) in README.splitlines()
+    assert row(capsys, billions, memory, int(ranks) // 8) in GUIDE.splitlines()
 
 
 def test_the_table_has_games_of_three_sizes_and_devices_of_two():

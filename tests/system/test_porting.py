@@ -1,4 +1,4 @@
-"""samples/porting.md: its game gives the weights of its loop, and the first step finds its five mistakes."""
+"""docs/start/port.md: its game gives the weights of its loop, and the first step finds its five mistakes."""
 
 import re
 from functools import partial
@@ -18,7 +18,7 @@ from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from tests.support.parity import BROKEN, EXACT, trainer
 
-PAGE = (Path(__file__).parents[2] / "samples/porting.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/start/port.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 MISTAKES = {  # by number: its code and what the page says of it
     number: (re.search(r"```python\n(.*?)```", text, re.S)[1], re.search(r"^> (.*)$", text, re.M)[1])

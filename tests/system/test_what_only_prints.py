@@ -18,7 +18,7 @@ def imported(*words: str) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        *(["gan." + command, "--help"] for command in ("fit", "sample", "evaluate", "export", "verify", "plan")),
+        *(["gan." + command, "--help"] for command in ("fit", "sample", "evaluate", "export", "verify", "plan", "env")),
         ["gan.fit", "--list-runs"],
         ["gan.fit", "sean-folder", "--stratgy", "ddp"],
         ["gan.sample", "auto", "transfer", "--help"],

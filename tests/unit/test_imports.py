@@ -36,7 +36,15 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
     ("strategies",),
     ("gan/app",),
     (
-        *("gan/fit.py", "gan/sample.py", "gan/evaluate.py", "gan/export.py", "gan/verify.py", "gan/plan.py"),
+        *(
+            "gan/fit.py",
+            "gan/sample.py",
+            "gan/evaluate.py",
+            "gan/export.py",
+            "gan/verify.py",
+            "gan/plan.py",
+            "gan/env.py",
+        ),
         *("gan/bench", "samples"),
     ),
 )

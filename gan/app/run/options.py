@@ -170,7 +170,7 @@ def _add_own(parser: Parser) -> None:
     what = "how often lost ranks are started again, from their last checkpoint"
     add("--restarts", type=NonNegativeInt, default=3, help=what)
     add("--accelerator", type=str, default="auto", help=ACCELERATOR)
-    what = "what ranks communicate by; default: nccl between GPUs, else mostly gloo"
+    what = "what ranks communicate by: gloo, nccl or mpi; default: nccl between GPUs, else mostly gloo"
     add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
@@ -186,7 +186,8 @@ def _add_own(parser: Parser) -> None:
     what = "how many of the best ones to keep as well, by the run's first score"
     add("--keep_best", type=NonNegativeInt, default=0, metavar="COUNT", help=what)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
-    add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help="also log to it; must be installed")
+    what = "also log by tensorboard or wandb, which must be installed"
+    add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help=what)
     add("--dry_run", action="store_true", help="print and save settings, networks and phases; train nothing")
     add("--slurm", action="store_true", help="print the script of a Slurm job that trains this, and stop")
     add("--submit", action="store_true", help="submit that script, by sbatch")
@@ -209,7 +210,7 @@ def add_checks(parser: Parser) -> None:
     """Add the options that say what a training checks. gan.verify has them too."""
     what = "try the first step on all ranks and on one, and compare"
     parser.add_argument("--check", type=bool, default=True, help=what)
-    what = "be deterministic, detect anomalies, compare ranks, check every tenth step"
+    what = "slower: deterministic, find what made a NaN, compare ranks, try every phase each tenth time"
     parser.add_argument("--debug", action="store_true", help=what)
 
 
