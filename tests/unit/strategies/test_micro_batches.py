@@ -1,7 +1,10 @@
-"""Cutting batches: what has a row for each sample, and which rows a part has."""
+"""What is a sample's, and what is a rank's."""
 
+import contextlib
+import random
 from collections import UserDict, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -9,8 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from gan.files.errors import UserError
+from gan import GanModule, Phase, Player
+from gan.files.checkpoint import load
+from gan.files.errors import NOT_SO, UserError
+from strategies import random_state
+from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
+from tests.support.parity import distance, train
+
+# ---- micro batches ----
 
 
 class Pair(NamedTuple):
@@ -52,6 +62,31 @@ def test_a_micro_batch_has_every_kth_row_and_shares_constants():
     assert first["scale"] == second["scale"] == 2
     assert second["bias"].tolist() == [3]
     assert (second["pair"][1], second["size"], second["set"]) == (5, (256, 256), "train")
+
+
+class Squared(GanModule):
+    """SGD, which shows how large a gradient is, as Adam does not."""
+
+    micro_batches = 1
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(6, 2).double()
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(torch.optim.SGD, lr=0.1))
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net", micro_batches=self.micro_batches)
+
+
+def test_gradients_of_micro_batches_are_averaged():
+    whole, parts_ = (
+        train(Squared, policy="single"),
+        train(type("Parts", (Squared,), {"micro_batches": 4}), policy="single"),
+    )
+    assert distance(whole, parts_) < 1e-12
 
 
 def test_a_rank_of_dp_has_neighbouring_rows():
@@ -161,3 +196,68 @@ def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
     parts = split_batch(batch, rows(batch), 2, "phase")
     assert [row_counts(part) for part in parts] == [[1], [1]]
     assert all(torch.equal(whole, column) for whole, column in zip(join_batches(parts), batch, strict=True))
+
+
+# ---- random state ----
+
+
+def reseed(seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def draw():
+    return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random(), random.gauss(0, 1)
+
+
+def test_draws_go_on_where_they_were_after_a_checkpoint(tmp_path):
+    reseed(5)
+    draw()
+    save(tmp_path / "x.ckpt", {"state": random_state.capture()})
+    expected = draw()
+    assert draw() != expected
+    state = load(tmp_path / "x.ckpt")["state"]
+    random_state.check(state)
+    random_state.restore(state)
+    assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch": torch.zeros(3)},
+        {"numpy": ("MT19937", torch.zeros(3), 1, 0, 0.0)},
+        {"numpy": None},
+        {"python": (3, (None,) * 625, None)},
+        {"python": (3, (1,), None)},
+    ],
+)
+def test_what_is_no_state_is_noticed_before_anything_is_restored(change):
+    reseed(5)
+    expected = draw()
+    reseed(5)
+    with pytest.raises(NOT_SO):
+        random_state.check(random_state.capture() | change)
+    assert draw() == expected
+
+
+def test_a_change_is_that_of_torchs_generators():
+    before = random_state.capture()
+    draw_only = {"torch": lambda: torch.rand(()), "numpy": np.random.rand, "python": random.random}
+    for name, of_one in draw_only.items():
+        random_state.restore(before)
+        assert not random_state.changed(before)
+        of_one()
+        assert random_state.changed(before) == (name == "torch")
+
+
+def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
+    reseed(7)
+    expected = draw()
+    reseed(7)
+    with contextlib.suppress(KeyError), random_state.untouched():
+        reseed(1)
+        draw()
+        raise KeyError
+    assert draw() == expected
