@@ -8,7 +8,6 @@ import torch
 from gan.app.run.options import run_settings
 from gan.app.verifying import options
 from gan.app.verifying.records import LIMITS, Moment, Record, Tolerance, compare, digest, distances, gap
-from gan.files.errors import UserError
 
 # ---- comparing ----
 
@@ -47,15 +46,34 @@ def measured(one, shaken, ends, precision):
     return Tolerance.measured(one, shaken, precision)
 
 
-def test_equal_trainings_are_equal():
-    assert compare(record(), parts({}, {}), EXACTLY) == []
+WORSE = {"gradient_w": (2.1,), "gradient_b": (1e-2,), "weight_w": (101.0, 50.0)}
 
 
-def test_rounding_is_no_difference_whatever_the_size():
-    off = {"weight_w": (100.0 + 5e-9, 50.0), "gradient_b": (1e-3 + 5e-11,)}
-    assert compare(record(), parts(off, {}), EXACTLY) == []
-    (found,) = compare(record(), parts({"weight_w": (100.0 + 5e-8, 50.0)}, {}), EXACTLY)
-    assert (found.moment.kind, found.moment.name) == ("weight", "w")
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ({}, {}, {}),
+        ({"weight_w": (100.0 + 5e-9, 50.0), "gradient_b": (1e-3 + 5e-11,)}, {}, {}),  # rounding, whatever the size
+        ({"weight_w": (100.0 + 5e-8, 50.0)}, {}, {(0, "judge", "weight", "w"): "weight 'w' is off by 5e-10"}),
+        ({"loss_hinge": (0.25,)}, {"loss_hinge": (0.75,)}, {}),  # their mean
+        (
+            {"loss_hinge": (0.25,)},
+            {"loss_hinge": (0.5,)},
+            {(0, "judge", "loss", "hinge"): "loss 'hinge' is 0.375, on one device 0.5"},
+        ),
+        ({"average_w_1": (7.0, 8.0)}, {}, {(1, "", "average", "w"): "average 'w' is off by 1e-01"}),
+        (
+            WORSE,  # of each kind the worst is named, in the order of a phase
+            WORSE,
+            {
+                (0, "judge", "gradient", "w"): "the gradient of 'w' has norm 2.1, on one device 2, and 1 more",
+                (0, "judge", "weight", "w"): "weight 'w' is off by 1e-02",
+            },
+        ),
+    ],
+)
+def test_what_is_no_rounding_is_found(one, other, found):
+    assert {each.moment: str(each) for each in compare(record(), parts(one, other), EXACTLY)} == found
 
 
 @pytest.mark.parametrize(
@@ -67,25 +85,6 @@ def test_a_difference_on_any_rank_is_found_where_it_is_first(key, kind, rank):
     changed = {f"{key}_1_judge": (9.0,) * len(record().moments[Moment(0, "judge", kind, key.split("_")[1])])}
     found = compare(record(), parts(*({}, changed) if rank else (changed, {})), EXACTLY)
     assert [each.moment for each in found] == [Moment(1, "judge", kind, key.split("_")[1])]
-
-
-def test_of_each_kind_the_worst_is_named_in_the_order_of_a_phase():
-    worse = {"gradient_w": (2.1,), "gradient_b": (1e-2,), "weight_w": (101.0, 50.0)}
-    gradient, weight = compare(record(), parts(worse, worse), EXACTLY)
-    assert gradient.moment == Moment(0, "judge", "gradient", "w") and gradient.others == 1
-    assert str(gradient) == "the gradient of 'w' has norm 2.1, on one device 2, and 1 more"
-    assert str(weight) == "weight 'w' is off by 1e-02"
-
-
-def test_the_loss_is_the_mean_of_the_ranks():
-    assert compare(record(), parts({"loss_hinge": (0.25,)}, {"loss_hinge": (0.75,)}), EXACTLY) == []
-    (found,) = compare(record(), parts({"loss_hinge": (0.25,)}, {"loss_hinge": (0.5,)}), EXACTLY)
-    assert str(found) == "loss 'hinge' is 0.375, on one device 0.5"
-
-
-def test_an_average_belongs_to_the_step():
-    (found,) = compare(record(), parts({"average_w_1": (7.0, 8.0)}, {}), EXACTLY)
-    assert found.moment == Moment(1, "", "average", "w")
 
 
 def test_ranks_share_the_batch_or_all_have_it():
@@ -144,17 +143,19 @@ def test_the_distance_of_the_last_tensors():
     assert distances({"w": torch.tensor([math.nan])}, {"w": torch.ones(1)}) == {"w": math.inf}
 
 
-def test_what_rounding_moves_may_be_off_by_more_and_nothing_else():
+@pytest.mark.parametrize("first", [0, 30_000])  # a resumed training has its real steps
+def test_what_rounding_moves_may_be_off_by_more_and_nothing_else(first):
     one, shaken = Record(), Record()
     for step in (0, 1, 2):
         for name, apart in (("b", 1e-9 * (step == 1)), ("w", 1e-13)):
-            one.moments[Moment(step, "judge", "weight", name)] = (0.5, 0.5)
-            shaken.moments[Moment(step, "judge", "weight", name)] = (0.5 + apart, 0.5)
+            one.moments[Moment(first + step, "judge", "weight", name)] = (0.5, 0.5)
+            shaken.moments[Moment(first + step, "judge", "weight", name)] = (0.5 + apart, 0.5)
     tolerance = measured(one, shaken, {"b": 3e-10, "w": 1e-13}, "64")
     for step, bias in ((0, 1e-10), (1, 1e-7), (2, 1e-7)):
-        assert tolerance.at(Moment(step, "judge", "weight", "b")) == pytest.approx(bias)
-        assert tolerance.at(Moment(step, "judge", "weight", "w")) == 1e-10
-    assert tolerance.at(Moment(3, "judge", "weight", "b")) == tolerance.at(Moment(0, "judge", "loss", "b")) == 1e-10
+        assert tolerance.at(Moment(first + step, "judge", "weight", "b")) == pytest.approx(bias)
+        assert tolerance.at(Moment(first + step, "judge", "weight", "w")) == 1e-10
+    for moment in (Moment(first + 3, "judge", "weight", "b"), Moment(first, "judge", "loss", "b")):
+        assert tolerance.at(moment) == 1e-10
     assert tolerance.at_end("b") == pytest.approx(3e-8) and tolerance.at_end("w") == 1e-10 and tolerance.above == 1
 
 
@@ -172,46 +173,17 @@ def test_in_float32_a_small_gradient_counts_by_its_own_size():
     assert (found.moment.kind, found.moment.name) == ("gradient", "b")
 
 
-def test_steps_of_a_resumed_training_are_the_real_ones():
-    one, shaken = Record(), Record()
-    for step, apart in ((30_000, 1e-9), (30_001, 0.0)):
-        one.moments[Moment(step, "judge", "weight", "w")] = (0.5, 0.5)
-        shaken.moments[Moment(step, "judge", "weight", "w")] = (0.5 + apart, 0.5)
-    assert measured(one, shaken, {}, "64").at(Moment(30_001, "judge", "weight", "w")) == pytest.approx(1e-7)
-
-
 # ---- options ----
 
 
-def test_the_options_of_the_run_are_options():
+def test_the_options_of_the_run_are_options(capsys):
     typed = ["--run", "r3gan-faces", "--latent", "7", "--strategy", "ddp", "zero3", "--devices", "2,4", "--steps=3"]
     settings = options.parse(typed)
-    assert (settings.run, settings.strategy, settings.devices, settings.steps) == (
-        "r3gan-faces",
-        ["ddp", "zero3"],
-        [2, 4],
-        3,
-    )
+    found = (settings.run, settings.strategy, settings.devices, settings.steps)
+    assert found == ("r3gan-faces", ["ddp", "zero3"], [2, 4], 3)
     assert run_settings(settings)["latent"] == 7
     assert options.parse([]).strategy == ["ddp", "zero1", "zero2", "zero3"]
-
-
-def test_help_says_how_strategies_are_typed(capsys):
     with pytest.raises(SystemExit):
         options.parse(["--run", "r3gan-faces", "--help"])
     said = capsys.readouterr().out
     assert "Pairs player=policy in one word are one strategy." in said and "Length of the noise vector." in said
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        (["--devices", "2;4"], "cannot read --devices '2;4'; type numbers with commas, such as --devices 2,4"),
-        (["--devices", "0"], "cannot read --devices '0'"),
-        (["--strategy", "ddp,,zero3"], "cannot read strategy 'ddp,,zero3'"),
-        (["--run", "nothing"], "unknown run 'nothing'"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(typed, words):
-    with pytest.raises(UserError, match=words):
-        options.parse(typed)

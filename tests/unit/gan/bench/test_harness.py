@@ -169,8 +169,3 @@ def test_a_way_that_fails_says_why_and_the_others_are_compared(monkeypatch, caps
     assert "| bf16-mixed | channels last | 40.0 | 4.00 | 25% | 1 |" in written
     assert "| bf16-mixed | compiled | see (1) |" in written and written.endswith("\n\n(1) no compiler\n")
     assert "bf16-mixed, as it is: pictures/s 10.0" in capsys.readouterr().out
-
-
-def test_a_number_format_that_is_not_measured_is_refused():
-    with pytest.raises(UserError, match="cannot measure --precisions 64; type one or both of 32-true,bf16-mixed"):
-        SpeedBenchmark(["--precisions", "64"])

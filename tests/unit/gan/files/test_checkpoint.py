@@ -9,6 +9,8 @@ from enum import Enum, IntEnum
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
@@ -50,21 +52,26 @@ def test_a_parameter_that_is_left_out_must_be_as_it_was():
         check_left_out(net, {"other": noted["0.bias"]})
 
 
-def test_a_tensor_is_read_into_memory_that_is_not_contiguous(tmp_path):
-    tensor = torch.randn(2, 3, 4, 5)
-    save(tmp_path / "x.ckpt", {"t": Share.whole(tensor)})
-    there = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    read({load(tmp_path / "x.ckpt")["t"]: Share.whole(there)})
-    assert torch.equal(there, tensor) and there.is_contiguous(memory_format=torch.channels_last)
+@pytest.fixture(scope="module")
+def million(tmp_path_factory):
+    """A checkpoint of a million numbers, which has four chunks."""
+    path = tmp_path_factory.mktemp("million") / "x.ckpt"
+    save(path, {"t": Share.whole(torch.arange(1_000_000.0))})
+    return path
 
 
-@pytest.mark.parametrize("first", [0, 262_143, 262_144, 700_000])
-def test_a_range_of_several_chunks_is_read(first, tmp_path):
-    tensor = torch.arange(1_000_000.0)
-    save(tmp_path / "x.ckpt", {"t": Share.whole(tensor)})
-    part = torch.zeros(300_000)
-    read({load(tmp_path / "x.ckpt")["t"]: Share(part, tensor.shape, first)})
-    assert torch.equal(part, tensor[first : first + 300_000])
+@settings(max_examples=8)
+@given(first=st.integers(0, 700_000), count=st.integers(1, 300_000))
+@example(first=262_143, count=2)
+@example(first=262_144, count=262_144)
+def test_any_range_of_several_chunks_is_read(first, count, million):
+    part = torch.zeros(count)
+    read({load(million)["t"]: Share(part, torch.Size([1_000_000]), first)})
+    assert torch.equal(part, torch.arange(float(first), first + count))
+    there = torch.zeros(10, 20, 50, 100).to(memory_format=torch.channels_last)  # memory that is not contiguous
+    read({load(million)["t"]: Share(there, torch.Size([1_000_000]))})
+    assert torch.equal(there.reshape(-1), torch.arange(1_000_000.0))
+    assert there.is_contiguous(memory_format=torch.channels_last)
 
 
 # ---- values ----
@@ -87,21 +94,34 @@ def there_and_back(value):
     return decode(json.loads(text_of(encode(value, lambda key, value: None))), None)
 
 
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_each_kind_of_value_comes_back(value):
+    back = there_and_back(value)
+    assert back == value and kinds(back) == kinds(value)
+    assert math.copysign(1, back) == math.copysign(1, value) if value == 0.0 and type(value) is float else True
+    assert math.isnan(there_and_back({"a": math.nan})["a"])
+
+
 def kinds(value):
     if isinstance(value, dict):
         return type(value), [(kinds(name), kinds(each)) for name, each in value.items()]
     return type(value), list(map(kinds, value)) if isinstance(value, list | tuple) else None
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+WORD = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+NAME = WORD | st.tuples(st.integers(), st.text())
+VALUE = st.recursive(
+    WORD | st.complex_numbers(allow_nan=False) | st.frozensets(st.integers()) | st.sampled_from(PLAIN),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(NAME, inner),
+    max_leaves=20,
+)
+
+
+@given(VALUE)
 def test_a_value_comes_back_in_its_kind(value):
     back = there_and_back(value)
     assert back == value and kinds(back) == kinds(value)
     assert math.copysign(1, back) == math.copysign(1, value) if value == 0.0 and type(value) is float else True
-
-
-def test_no_number_comes_back_as_none():
-    assert math.isnan(there_and_back({"a": math.nan})["a"])
 
 
 @pytest.mark.parametrize(
@@ -184,24 +204,22 @@ GOOD = {
         ({"files": {"teacher": {"path": "x", "names": []}}}, "it has no 'files/teacher/sha256'"),
     ],
 )
-def test_what_is_of_another_kind_is_named(part, message):
+def test_what_is_of_another_kind_or_not_there_is_named(part, message):
     check_kinds(GOOD)
     check_kinds({})
     with pytest.raises(Damaged, match=f"values.json is damaged: {message}"):
         check_kinds(GOOD | part)
-
-
-def test_what_a_training_needs_must_be_there():
-    with pytest.raises(Damaged, match="it has no 'state_dict'"):
-        check_kinds(GOOD, TRAINING)
-    with pytest.raises(Damaged, match="it has no 'loops/fit_loop'"):
-        check_kinds({name: {} for name in ("state_dict", "players", "callbacks", "loops")}, TRAINING)
-
-
-def test_what_is_needed_and_not_there_is_named():
     assert need({"a": 1}, "a", int) == 1
-    with pytest.raises(Damaged, match=r"it has no 'x/b'"):
-        need({"a": 1}, "b", int, "x/")
+    for needed, words in (
+        (lambda: need({"a": 1}, "b", int, "x/"), "it has no 'x/b'"),
+        (lambda: check_kinds(GOOD, TRAINING), "it has no 'state_dict'"),
+        (
+            lambda: check_kinds({name: {} for name in ("state_dict", "players", "callbacks", "loops")}, TRAINING),
+            "it has no 'loops/fit_loop'",
+        ),
+    ):
+        with pytest.raises(Damaged, match=words):
+            needed()
 
 
 OWN = {"count": 0, "on": False, "word": "a", "list": [1], "inside": {"x": 0.5}, "none": None}
@@ -245,14 +263,10 @@ def test_what_has_no_such_numbers_is_fine():
     largest = torch.tensor([torch.finfo(torch.float64).max, torch.finfo(torch.float64).min], dtype=torch.float64)
     tensors = {"largest": largest, "none": torch.zeros(0), "whole": torch.arange(3), "so": torch.tensor(True)}
     tensors["elsewhere"] = torch.full((2,), torch.nan, device="meta")
-    assert not_finite(tensors) == {} == not_finite({})
-
-
-def test_nothing_is_copied():
-    tensors = {str(number): torch.ones(1000, 1000).t() for number in range(3)}
+    large = {str(number): torch.ones(1000, 1000).t() for number in range(3)}
     with Memory() as memory:
-        assert not_finite(tensors) == {}
-    assert memory.made < 1000
+        assert not_finite(tensors) == {} == not_finite({}) == not_finite(large)
+    assert memory.made < 1000  # nothing is copied
 
 
 class Masked(nn.Linear):

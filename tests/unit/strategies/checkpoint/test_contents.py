@@ -117,11 +117,6 @@ def test_what_is_missing_or_of_another_kind_is_named(change, message, saved, tmp
         assert "\n" not in str(raised.value)
 
 
-def test_what_was_not_changed_goes_on(saved, tmp_path):
-    write_checkpoint(tmp_path / "same.ckpt", read_checkpoint(saved))
-    resumed(tmp_path / "same.ckpt")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -138,6 +133,8 @@ def test_so_it_is_where_a_game_is_loaded(change, message, saved, tmp_path):
     with pytest.raises(UserError, match=message):
         Plain.load_from_checkpoint(tmp_path / "changed.ckpt")
     assert isinstance(Plain.load_from_checkpoint(saved).generator, nn.Module)
+    write_checkpoint(tmp_path / "same.ckpt", read_checkpoint(saved))
+    resumed(tmp_path / "same.ckpt")
 
 
 # ---- loadable ----
@@ -171,12 +168,8 @@ def test_it_names_the_key_and_the_type(values, message, tmp_path):
         save(path, values)
     assert number_of(path) == 1  # the one before stays
     assert [each.name for each in tmp_path.iterdir()] == ["one.ckpt"]
-
-
-def test_a_number_that_is_too_large_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"cannot write checkpoint .*x.ckpt: the values cannot be written as JSON"):
         save(tmp_path / "x.ckpt", {"a": 10**5000})
-    assert not list(tmp_path.iterdir())
 
 
 class Malice:

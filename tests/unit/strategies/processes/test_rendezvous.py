@@ -33,20 +33,23 @@ def test_one_host_meets_nobody_even_if_the_environment_names_others(monkeypatch)
     found = alone.parameters(60)
     assert (found.backend, found.endpoint, found.max_nodes, found.local_addr) == ("c10d", "localhost:0", 1, "127.0.0.1")
     assert alone.fixed() is None
-
-
-def test_two_launches_on_one_host_do_not_meet():
-    assert Rendezvous().parameters(60).run_id != Rendezvous().parameters(60).run_id
+    assert found.run_id != Rendezvous().parameters(60).run_id  # two launches on one host do not meet
 
 
 @pytest.mark.parametrize(
-    ("where", "endpoint"), [("127.0.0.1:1234", "127.0.0.1:1234"), ("127.0.0.1", "127.0.0.1:29400")]
+    ("where", "endpoint", "store"),
+    [
+        ("127.0.0.1:1234", "127.0.0.1:1234", None),
+        ("127.0.0.1", "127.0.0.1:29400", None),
+        ("file:/meet", "/meet", "file"),
+    ],
 )
-def test_hosts_meet_at_an_address(where, endpoint):
+def test_hosts_meet_at_an_address_or_in_a_file(where, endpoint, store):
     found = Rendezvous(where, (2, 4)).parameters(60)
     assert (found.backend, found.endpoint, found.min_nodes, found.max_nodes) == ("c10d", endpoint, 2, 4)
-    assert found.local_addr == "127.0.0.1"  # the address on the way there, not what this host's name means
-    assert found.get_as_int("join_timeout") == 60
+    assert found.get("store_type") == store and found.get_as_int("join_timeout") == 60
+    if store is None:
+        assert found.local_addr == "127.0.0.1"  # the address on the way there, not what this host's name means
 
 
 def test_the_host_of_the_address_serves_it_unless_another_process_does():
@@ -57,11 +60,6 @@ def test_the_host_of_the_address_serves_it_unless_another_process_does():
         assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is False
     assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is True
     assert Rendezvous("192.0.2.1:29400", (2, 2)).parameters(60).get_as_bool("is_host") is False
-
-
-def test_hosts_meet_in_a_file(tmp_path):
-    found = Rendezvous(f"file:{tmp_path}/meet", (2, 2)).parameters(60)
-    assert (found.backend, found.endpoint, found.get("store_type")) == ("c10d", f"{tmp_path}/meet", "file")
 
 
 def test_the_environment_numbers_the_hosts(monkeypatch):
@@ -124,32 +122,28 @@ def nothing_chosen(monkeypatch):
     monkeypatch.delenv(GLOO)
 
 
-def test_gloo_is_told_the_interface_towards_the_main_address():
-    choose_interface("127.0.0.1")
-    assert os.environ[GLOO] == "lo"
-
-
-def test_what_the_user_has_chosen_stays(monkeypatch):
-    monkeypatch.setenv(GLOO, "eth7")
-    choose_interface("127.0.0.1")
-    assert os.environ[GLOO] == "eth7"
-
-
-@pytest.mark.parametrize("address", ["no-such-host.invalid", "127.0.0.77"])
-def test_an_address_that_no_interface_has_is_left_to_torch(address, monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "before", "told"),
+    [
+        ("127.0.0.1", None, "lo"),
+        ("127.0.0.1", "eth7", "eth7"),  # what the user has chosen stays
+        ("no-such-host.invalid", None, None),
+        ("127.0.0.77", None, None),  # no interface has it: it is left to torch
+    ],
+)
+def test_gloo_is_told_the_interface_towards_the_main_address(address, before, told, monkeypatch):
+    if before is not None:
+        monkeypatch.setenv(GLOO, before)
     monkeypatch.setattr(interface, "own_address", lambda towards: socket.gethostbyname(towards))
     choose_interface(address)
-    assert GLOO not in os.environ
+    assert os.environ.get(GLOO) == told
 
 
 @pytest.mark.parametrize(("own", "name"), [("10.1.2.3", "10.1.2.3"), ("127.0.1.1", "node0"), ("::1", "node0")])
 def test_a_host_is_called_by_its_own_address_unless_only_itself_can_reach_that(own, name, monkeypatch):
+    assert own_name("no-such-host.invalid") == "no-such-host.invalid"  # taken as it is
     monkeypatch.setattr(interface, "own_address", lambda towards: own)
     assert own_name("node0") == name
-
-
-def test_a_name_that_does_not_exist_is_taken_as_it_is():
-    assert own_name("no-such-host.invalid") == "no-such-host.invalid"
 
 
 @pytest.mark.parametrize(("chosen", "words"), [("eth7", "interface eth7"), (None, "that this host's name leads to")])
@@ -171,9 +165,6 @@ def test_a_main_port_that_is_taken_is_named_with_its_variable():
         words = f"^the environment variable MASTER_PORT is '{port}', and another program"
         with pytest.raises(UserError, match=words), interface.clear_meeting("127.0.0.1", port):
             dist.TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
-
-
-def test_a_main_address_that_is_no_host_is_named_with_its_variable():
     words = "^the environment variable MASTER_ADDR is 'no host', and this host knows no"
     with pytest.raises(UserError, match=words), interface.clear_meeting("no host", 29500):
         pass

@@ -25,15 +25,11 @@ TASK = {
 }
 
 
-def test_a_task_of_srun_is_a_rank_and_the_script_of_a_job_is_none():
-    assert slurm.started_by_srun(TASK)
-    assert not slurm.started_by_srun({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
-    assert not slurm.started_by_srun({})
-
-
 @pytest.mark.parametrize(("terminal", "rank"), [(True, False), (False, True)])
-def test_what_is_typed_in_the_shell_of_a_step_is_no_rank(terminal, rank, monkeypatch):
+def test_a_task_of_srun_is_a_rank_and_what_is_typed_in_the_shell_of_a_step_is_none(terminal, rank, monkeypatch):
     """The task is another process, which reads from a terminal."""
+    assert slurm.started_by_srun(TASK) and not slurm.started_by_srun({})
+    assert not slurm.started_by_srun({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # the script
     monkeypatch.setattr(os, "readlink", lambda path: {"/proc/7/fd/0": "/dev/pts/3" if terminal else "/dev/null"}[path])
     assert slurm.started_by_srun({**TASK, "SLURM_TASK_PID": "7"}) == rank
     monkeypatch.setattr(os, "getpid", lambda: 7)  # it is this one: srun --pty python -m gan.fit
@@ -120,20 +116,17 @@ def test_it_is_saved_after_the_step_and_goes_on_to_the_same_end(asked, tmp_path)
     assert asked == [["hpc_ckpt_1.ckpt"]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_another_signal_asks_for_nothing(number, asked, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "environment", "queued"),
+    [
+        (signal.SIGTERM, {}, False),  # another signal asks for nothing
+        (signal.SIGUSR2, {}, False),
+        (signal.SIGUSR1, {"auto_requeue": False}, False),  # a person may turn it off, or choose the signal
+        (signal.SIGUSR2, {"requeue_signal": signal.SIGUSR2}, True),
+    ],
+)
+def test_the_signal_that_was_chosen_asks_for_the_queue(number, environment, queued, asked, tmp_path):
+    plugins = [SLURMEnvironment(**environment)] if environment else []
     with pytest.raises(SIGTERMException):
-        fit(tmp_path, number)
-    assert asked == [] and not list(tmp_path.iterdir())
-
-
-def test_a_person_may_turn_it_off(asked, tmp_path):
-    with pytest.raises(SIGTERMException):
-        fit(tmp_path, signal.SIGUSR1, plugins=[SLURMEnvironment(auto_requeue=False)])
-    assert asked == [] and not list(tmp_path.iterdir())
-
-
-def test_a_person_may_choose_the_signal(asked, tmp_path):
-    with pytest.raises(SIGTERMException):
-        fit(tmp_path, signal.SIGUSR2, plugins=[SLURMEnvironment(requeue_signal=signal.SIGUSR2)])
-    assert asked == [["hpc_ckpt_1.ckpt"]]
+        fit(tmp_path, number, plugins=plugins)
+    assert asked == [["hpc_ckpt_1.ckpt"]] * queued and len(list(tmp_path.iterdir())) == queued
