@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gan import GanModule, Phase, Player
 from gan.files.checkpoint import load
@@ -89,12 +91,6 @@ def test_gradients_of_micro_batches_are_averaged():
     assert distance(whole, parts_) < 1e-12
 
 
-def test_a_rank_of_dp_has_neighbouring_rows():
-    first, second = (deal_batch({"x": x(), "names": tuple("abcd")}, rank, 2) for rank in range(2))
-    assert (first["x"].tolist(), first["names"]) == ([0, 1], ("a", "b"))
-    assert (second["x"].tolist(), second["names"]) == ([2, 3], ("c", "d"))
-
-
 @pytest.mark.parametrize(
     ("batch", "get"),
     [
@@ -127,23 +123,28 @@ def test_all_kinds_of_batches_are_cut_alike(batch, get):
     assert type(first) is (dict if isinstance(batch, MappingProxyType) else type(batch))
 
 
-def test_what_holds_them_keeps_the_rest():
+def test_a_part_is_dense_and_keeps_its_memory_format_and_what_holds_it_keeps_the_rest():
+    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    for parts in (split_batch(images, 4, 2, "phase"), [deal_batch(images, 1, 2)]):
+        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
+    assert split_batch(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
     first, _ = split_batch(Sample(x(), tuple("abcd")), 4, 2, "phase")
     assert (first.caption, first.scale) == (("a", "c"), 2.0)
     first, _ = split_batch(defaultdict(list, x=x()), 4, 2, "phase")
     assert first["absent"] == []
 
 
-def test_a_part_is_dense_and_keeps_its_memory_format():
-    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    for parts in (split_batch(images, 4, 2, "phase"), [deal_batch(images, 1, 2)]):
-        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
-    assert split_batch(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
-
-
-def test_one_part_is_the_batch_itself():
-    batch = {"x": torch.arange(3), "others": torch.zeros(5)}
-    assert split_batch(batch, rows(batch), 1, "phase")[0] is batch
+@given(each=st.integers(1, 5), parts=st.integers(1, 5))
+def test_micro_batches_are_every_kth_row_and_parts_of_dp_are_neighbours(each, parts):
+    total = each * parts
+    batch = {"x": x(total), "names": tuple(map(str, range(total)))}
+    micro, dealt = split_batch(batch, total, parts, "phase"), [deal_batch(batch, k, parts) for k in range(parts)]
+    for number in range(parts):
+        assert micro[number]["x"].tolist() == [*map(int, micro[number]["names"])] == [*range(number, total, parts)]
+        neighbours = [*range(number * each, (number + 1) * each)]
+        assert dealt[number]["x"].tolist() == [*map(int, dealt[number]["names"])] == neighbours
+    assert parts > 1 or micro[0] is batch
+    assert torch.equal(join_batches(dealt)["x"], x(total))
 
 
 @pytest.mark.parametrize(
@@ -181,13 +182,10 @@ def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
     assert rows({"names": ["a", "b"], "crops": [x(3), x(3)], "x": torch.zeros(7)}) == 7
     assert rows({"crops": [x(3), x(3)], "names": ["a", "b"]}) == 2
     assert rows({"x": torch.zeros(1, 3)}) == 1
+    assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]  # a second loader
+    assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
     with pytest.raises(UserError, match="the batch holds nothing with a row for each sample"):
         rows({"name": "a", "size": (3, 4)})
-
-
-def test_a_second_loader_has_a_number_of_rows_of_its_own():
-    assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]
-    assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])

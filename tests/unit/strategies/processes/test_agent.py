@@ -83,35 +83,30 @@ def test_a_killed_rank_is_named_and_all_start_again(capfd):
     assert "restart 1 of 3: all ranks start again" in said
 
 
-def test_the_control_without_restarts_it_is_an_error_that_says_how_to_go_on():
-    with pytest.raises(
-        UserError,
-        match=r"^rank 0 .*by signal 9 .*\(before the first step\)\ntype this: agent ",
-    ):
-        started("die() if rank == 0 else time.sleep(60)", restarts=0, advice=lambda name: f"type this: {name}")
-    assert attempts() == {0}
+NO_LABEL = "begin(4); fail('error', 'ended with ValueError: no such label') if rank == 1 else time.sleep(60)"
+AT_STEP_4 = r"no such label \(step 4\)\nThis was the third failure there"
 
 
-def test_a_mistake_is_not_tried_again():
-    with pytest.raises(UserError, match=r"^type another batch$"):
-        started("begin(5); fail('refused', 'type another batch', 2)")
-    assert attempts() == {0}
-
-
-@pytest.mark.slow
-def test_a_failure_at_one_step_three_times_ends_the_run(capfd):
-    code = "begin(4); fail('error', 'ended with ValueError: no such label') if rank == 1 else time.sleep(60)"
-    with pytest.raises(UserError, match=r"no such label \(step 4\)\nThis was the third failure there"):
-        started(code, restarts=10)
-    assert attempts() == {0, 1, 2}
-    assert "restart 2 of 10" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_control_failures_at_other_steps_do_not():
-    with pytest.raises(UserError, match="The ranks were started again 4 times, and are not any more"):
-        started("begin(attempt + 1); die()", ranks=1, restarts=4)
-    assert attempts() == {0, 1, 2, 3, 4}
+@pytest.mark.parametrize(
+    ("code", "restarts", "words", "tried"),
+    [
+        # The control: without restarts it is an error that says how to go on.
+        (
+            "die() if rank == 0 else time.sleep(60)",
+            0,
+            r"^rank 0 .*by signal 9 .*\(before the first step\)\ntype agent ",
+            1,
+        ),
+        ("begin(5); fail('refused', 'type another batch', 2)", 3, r"^type another batch$", 1),
+        pytest.param(NO_LABEL, 10, AT_STEP_4, 3, marks=pytest.mark.slow),
+        # The control: failures at other steps do not end it.
+        pytest.param("begin(attempt + 1); die()", 4, "were started again 4 times", 5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_failure_that_would_come_again_ends_the_run(code, restarts, words, tried):
+    with pytest.raises(UserError, match=words):
+        started(code, restarts=restarts, advice=lambda name: "" if restarts else f"type {name}")
+    assert attempts() == set(range(tried))
 
 
 def send_when_ready(number):
@@ -331,12 +326,10 @@ def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_ag
     assert not history.again(failure(LOST), 9)
 
 
-@pytest.mark.promise("who started the ranks is killed", "they save and end")
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     """The ranks of the only host save. The ranks of one host among others are lost, and the others go on."""
-    root = Path(__file__).parents[4]
     (tmp_path / "rank.py").write_text(
         "import signal, sys, time\nfrom strategies.processes.agent import end_with_launcher\n"
         "def save(*_):\n    open('saved', 'w').close()\n    sys.exit()\n"
@@ -346,24 +339,21 @@ def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     parent = (
         "import subprocess, sys; p = subprocess.Popen([sys.executable, 'rank.py']); print(p.pid, flush=True); p.wait()"
     )
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen([sys.executable, "-c", parent], env=environment, **pipes)
-    child = int(process.stdout.readline())
-    until = time.monotonic() + 60
+    child, until = int(process.stdout.readline()), time.monotonic() + 60
+
+    def lives():
+        status = Path(f"/proc/{child}/stat")
+        return status.exists() and status.read_text().rsplit(") ", 1)[1][0] != "Z"
+
     while not (tmp_path / "ready").exists() and time.monotonic() < until:
         time.sleep(0.1)
     process.stderr.close()  # nobody reads any more what the rank says
     process.kill()
     process.wait()
-    while _there(child) and time.monotonic() < until:
+    while lives() and time.monotonic() < until:
         time.sleep(0.1)
-    assert not _there(child)
+    assert not lives()
     assert (tmp_path / "saved").exists() == (hosts == 1)
-
-
-def _there(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
-    except OSError:
-        return False
