@@ -1,7 +1,7 @@
 """`make mutants`: puts one mistake at a time into a copy of the source, and runs the tests that must fail.
 
     python -m tests.mutants                                      all mistakes of table.py
-    python -m tests.mutants --only noise                         those with the word in their name or file
+    python -m tests.mutants --only noise phase                   those with one of the words in their name or file
     python -m tests.mutants gan/noise.py unit/gan/test_noise.py  20 simple mutations of one file, against these tests
 
 Each mistake is tried in a fork of this process, which has imported torch. It ends with 1 if a test of table.py found
@@ -37,12 +37,12 @@ class Mistake(NamedTuple):
     tests: Sequence[str]
 
 
-def of_table(word: str) -> Iterator[Mistake]:
+def of_table(words: Sequence[str]) -> Iterator[Mistake]:
     for mutant in MUTANTS:
         source = (ROOT / mutant.file).read_text("utf-8")
         if source.count(mutant.old) != 1:
             raise SystemExit(f"'{mutant.name}': its text is {source.count(mutant.old)} times in {mutant.file}")
-        if word in mutant.name or word in mutant.file:
+        if any(word in mutant.name or word in mutant.file for word in words):
             yield Mistake(mutant.name, mutant.file, source.replace(mutant.old, mutant.new), mutant.tests.split())
 
 
@@ -88,7 +88,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Try whether tests find mistakes.")
-    parser.add_argument("--only", default="", metavar="WORD", help="mistakes with this word in their name or file")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="mistakes with a word in name or file")
     parser.add_argument("--count", type=int, default=20, help="how many simple mutations of a file")
     parser.add_argument("file", nargs="?", help="a file of the source, such as gan/noise.py")
     parser.add_argument("tests", nargs="*", help="tests of the file, such as unit/gan/test_noise.py")

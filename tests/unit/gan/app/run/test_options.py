@@ -9,6 +9,9 @@ from unittest import mock
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
 from gan import evaluate as evaluate
@@ -282,12 +285,17 @@ def test_several_files_count_in_their_order_and_what_is_typed_counts_last(here):
     assert (settings.run, settings.latent, settings.seed, settings.max_steps) == ("r3gan-faces", 3, 2, 1)
 
 
-def test_a_value_that_two_settings_share_is_written_twice(here):
-    shared = [1, 2]
+@settings_of_hypothesis(max_examples=10)
+@given(out=st.text(st.characters(codec="utf-8"), min_size=1), rate=st.floats(1e-300, 1e300), seed=st.integers(0, 2**31))
+def test_settings_are_read_as_they_were_written(out, rate, seed, here):
     settings = options.parse(["r3gan-faces"])[0]
-    settings.one = settings.two = shared
+    settings.out, settings.rate, settings.seed = out, rate, seed
+    (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"), "utf-8")
+    found = options.load(here / "mine.yaml")
+    assert (found.out, found.rate, found.seed) == (out, rate, seed)
+    settings.one = settings.two = [1, 2]  # what two share is written twice
     (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"))
-    assert read(here / "mine.yaml")["two"] == shared
+    assert read(here / "mine.yaml")["two"] == [1, 2]
 
 
 # ---- run options ----
