@@ -281,13 +281,6 @@ MUTANTS = (
         "unit/gan/files/test_damage.py",
     ),
     Mutant(
-        "a checkpoint without the number of updates",
-        "strategies/checkpoint/player_state.py",
-        'policy.average.updates = state.get("ema_updates", 0)',
-        "policy.average.updates = 0",
-        "ranks/test_counting.py",
-    ),
-    Mutant(
         "one checkpoint more is kept",
         "gan/app/training/keep.py",
         "wrote[-self.newest :]",
