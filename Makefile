@@ -26,6 +26,9 @@ crashes: $(VENV)/installed-test  ## kill ranks at random moments: 200 times with
 faults: $(VENV)/installed-test  ## damage all that commands read, in 2,000 ways; ARGS='--seed N --case N' plays one again
 	$(RUN) -m tests.faults $(ARGS)
 
+mutants: $(VENV)/installed-test  ## put mistakes into the source, one at a time: a test must find each; ARGS='--only noise'
+	$(RUN) -m tests.mutants $(ARGS)
+
 # The published sizes of SEAN, and StyleGAN2 at 256 px.
 SEAN := sean-faces --size 256 --upsamplings 5 --width 64 --hidden 128 --style 512 --batch-size 8
 STYLEGAN := stylegan-faces --size 256 --width 64 --latent 512 --style 512 --mapping 8 --batch-size 16
@@ -61,4 +64,4 @@ $(VENV)/installed-docs: $(VENV)/installed
 	$(RUN) -m pip install --quiet --editable '.[docs]' --constraint constraints.txt
 	touch $@
 
-.PHONY: help fit test matrix crashes faults gpu lint docs clean
+.PHONY: help fit test matrix crashes faults mutants gpu lint docs clean

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from gan.files.system import WINDOWS, signals
 from tests.support import opening
@@ -31,11 +32,45 @@ for name, action in (("SIGHUP", signal.SIG_DFL), ("SIGINT", signal.default_int_h
             signal.signal(number, action)
 
 
+# Few examples, and the same ones each time. HYPOTHESIS_PROFILE=default throws new dice.
+settings.register_profile(
+    "test",
+    max_examples=25,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
+
 FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last ones they would keep one worker idle
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--promises", action="store_true", help="print the promises of all tests as a table, and end")
+    parser.addoption("--regenerate", action="store_true", help="write the golden answers of tests again")
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are not run now are left out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
+    if config.getoption("--promises"):
+        print(promises(items))
+        items.clear()
+
+
+def promises(items: list[pytest.Item]) -> str:
+    """A table of Markdown: what may happen, what holds then, and the tests that hold it."""
+    holds: dict[str, str] = {}
+    tests: dict[str, dict[str, None]] = {}
+    for item in items:
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        for mark in item.iter_markers("promise"):
+            what, *words = mark.args
+            holds[what] = words[0] if words else holds.get(what, "")
+            tests.setdefault(what, {})[f"`{name}`"] = None
+    rows = [f"| {what} | {holds[what]} | {', '.join(names)} |" for what, names in sorted(tests.items())]
+    return "\n".join(["| what happens | what holds | tests |", "|---|---|---|", *rows])
 
 
 def pytest_collection_finish() -> None:

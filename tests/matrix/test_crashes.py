@@ -21,6 +21,7 @@ def test_the_control_without_a_lifeline_nobody_is_named(tmp_path):
         assert_named(ended, 0)
 
 
+@pytest.mark.promise("a rank is killed in training, while it writes, or anywhere")
 @pytest.mark.slow
 def test_fifty_ranks_killed_at_random_moments_lose_nothing(tmp_path, capsys):
     """Set CRASHES_SEED to see one again."""

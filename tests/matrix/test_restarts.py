@@ -82,6 +82,10 @@ def kill_one(process, size, chance, setup):
     return True
 
 
+@pytest.mark.promise(
+    "a rank of `gan.fit` is killed or crashes",
+    "all start again by themselves, from the last checkpoint; the third failure at one step is the last",
+)
 @pytest.mark.slow
 def test_two_hundred_kills_with_restarts_lose_nothing(tmp_path, capsys):
     """Set CRASHES_SEED to see one again."""

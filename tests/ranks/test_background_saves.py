@@ -281,6 +281,7 @@ def in_a_thread(path, tree):
     return background
 
 
+@pytest.mark.promise("a kill while a checkpoint is written")
 @pytest.mark.parametrize("point", ["in the middle of the tensors", "between the two renames"])
 def test_a_kill_while_the_thread_saves_leaves_a_whole_checkpoint(point, tmp_path):
     save(tmp_path / LAST, numbered(1))

@@ -97,6 +97,7 @@ class Grouped(Plain):
 alone = pytest.fixture(scope="module")(lambda: {game: train(game, policy="single") for game in (Own, Grouped)})
 
 
+@pytest.mark.promise("a batch norm with a forward of its own", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("policy", often(POLICIES))
 @pytest.mark.parametrize("game", [Own, Grouped])
 def test_the_training_is_that_of_one_device(game, policy, ranks, alone):
@@ -109,6 +110,7 @@ def test_on_one_device_torchs_own_function_trains(alone):
     assert F.batch_norm is before
 
 
+@pytest.mark.promise("a batch norm with a forward of its own")
 def test_the_control_that_is_not_synchronised_differs(ranks, alone):
     assert distance(ranks(2).run(train, Own, world=2, sync_batchnorm=False)[0], alone[Own]) > BROKEN
 

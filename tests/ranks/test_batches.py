@@ -40,11 +40,13 @@ def images_alone(cut, batch):
     return {**batch, "x": batch["x"][cut.rows]}
 
 
+@pytest.mark.promise("micro-batches of lists and captions", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "zero3"])
 def test_captions_and_clips_go_with_their_samples(policy, ranks, whole):
     equals(ranks(2).run(train, DescribedInTwo, described, policy, 2), whole)
 
 
+@pytest.mark.promise("micro-batches of lists and captions")
 def test_so_they_do_on_one_device_and_under_dp(whole):
     assert distance(train(DescribedInTwo, described, "single"), whole) < EXACT
     assert distance(train(DescribedInTwo, described, "dp", devices=2), whole) < EXACT
@@ -109,6 +111,9 @@ def in_one_place():
         return refused(TwoLoaders, two_loaders, "ddp", 2)
 
 
+@pytest.mark.promise(
+    "noise for two loaders; Lightning's own sampler (a warning)", "the training of one device, or a refusal by name"
+)
 @pytest.mark.parametrize(
     ("policy", "world"), [("ddp", 2), pytest.param("ddp", 4, marks=pytest.mark.slow), ("zero3", 2)]
 )
@@ -116,6 +121,7 @@ def test_noise_follows_the_samples_of_every_loader(policy, world, ranks):
     equals(ranks(world).run(train, TwoLoaders, two_loaders, policy, world), train(TwoLoaders, two_loaders, "single"))
 
 
+@pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
 def test_the_control_that_knows_one_loader_is_refused(ranks):
     assert "noise of 4 rows in a phase whose batch has 8" in ranks(2).run(in_one_place)[0]
 

@@ -173,6 +173,9 @@ WRONG = {
 }
 
 
+@pytest.mark.promise("buffers that learn from the rank's samples", "the training of one device, or a refusal by name")
+@pytest.mark.promise("a loss that is no mean over samples", "the training of one device, or a refusal by name")
+@pytest.mark.promise("statistics kept by hand", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("game", WRONG, ids=lambda game: game.__name__)
 @pytest.mark.parametrize("policy", often(["ddp", "zero2"]))
 def test_what_differs_from_one_device_is_named(game, policy, ranks):
@@ -181,6 +184,9 @@ def test_what_differs_from_one_device_is_named(game, policy, ranks):
     assert all(words in message[0] for words in WRONG[game])
 
 
+@pytest.mark.promise("buffers that learn from the rank's samples")
+@pytest.mark.promise("a loss that is no mean over samples")
+@pytest.mark.promise("statistics kept by hand")
 @pytest.mark.parametrize("game", often(WRONG, list(WRONG)[:3]), ids=lambda game: game.__name__)
 def test_the_control_without_the_check_differs_in_silence(game, ranks):
     together = ranks(2).run(train, game, world=2, steps=3, check=False, sync_batchnorm=False)
@@ -205,6 +211,7 @@ class OwnWay(One):
         return -self.up(batch)
 
 
+@pytest.mark.promise("a turn decided by the rank's own loss", "the training of one device, or a refusal by name")
 def test_ranks_that_go_different_ways_are_named(ranks):
     message = ranks(2).run(refused, OwnWay, _halves, world=2, steps=2, check=True)[1]
     assert "rank 0 plays phase 'up'; rank 1 plays phase 'down'" in message

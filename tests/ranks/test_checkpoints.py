@@ -230,6 +230,10 @@ def the_second_time(real, deed):
     return call
 
 
+@pytest.mark.promise(
+    "a kill while a checkpoint is written",
+    "a whole checkpoint is there, and nothing half is taken for one",
+)
 @pytest.mark.parametrize(("point", "left"), POINTS.items())
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(point, left, tmp_path):
     path = tmp_path / LAST
@@ -326,6 +330,7 @@ def test_without_locks_only_leftovers_of_the_same_name_are_removed(tmp_path):
     assert names(tmp_path) == ["theirs.ckpt.part", "x.ckpt"] and number_of(tmp_path / "x.ckpt") == 2
 
 
+@pytest.mark.promise("checkpoints and files that a run did not write")
 def test_a_folder_of_other_things_is_neither_replaced_nor_removed(tmp_path):
     for name in ("results", "results.part"):
         (tmp_path / name).mkdir()
@@ -360,6 +365,11 @@ def failing(path, who, what):
     return None
 
 
+@pytest.mark.promise(
+    "a rank cannot write its part of a checkpoint: its disk is full",
+    "all ranks say who; the older checkpoint stays. gan.fit trains on and tries again at the next save, and "
+    "ends with status 2 if the last one was not saved",
+)
 @pytest.mark.parametrize(
     ("what", "who", "said"),
     [

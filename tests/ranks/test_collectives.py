@@ -75,6 +75,8 @@ GAMES = [Contrast, ContrastInTwo]
 alone = pytest.fixture(scope="module")(lambda: {game: train(game, policy="single") for game in GAMES})
 
 
+@pytest.mark.promise("buffers that learn from the rank's samples")
+@pytest.mark.promise("a loss that is no mean over samples")
 @pytest.mark.parametrize(
     ("game", "policy", "world"),
     [
@@ -96,6 +98,7 @@ def without(name, **kwargs):
         return train(Contrast, policy="ddp", world=2, **kwargs)
 
 
+@pytest.mark.promise("a loss that is no mean over samples")
 @pytest.mark.parametrize("name", ["sum", "mean", "gather"])
 def test_the_control_without_the_other_ranks_differs(name, ranks, alone):
     found = ranks(2).run(without, name)[0]

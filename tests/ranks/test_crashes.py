@@ -19,6 +19,11 @@ def unbroken(tmp_path_factory):
     return made(folder)
 
 
+@pytest.mark.promise(
+    "a rank is killed in training, while it writes, or anywhere",
+    "the others end within 30 s and name it; the newest whole checkpoint is there, and the run goes on from it "
+    "as if it had not been",
+)
 @pytest.mark.parametrize(
     ("policy", "size", "victim", "itself"),
     [
@@ -43,11 +48,13 @@ def test_the_others_of_a_killed_rank_end_by_its_name_and_the_run_goes_on(
     assert distance(made(tmp_path), unbroken) <= EXACT
 
 
+@pytest.mark.promise("a rank is killed before the ranks are connected", "the others end and name it")
 @pytest.mark.slow
 def test_a_rank_that_is_killed_before_the_ranks_are_connected_is_named(tmp_path):
     assert_named(train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="connects"), 1)
 
 
+@pytest.mark.promise("a rank raises an error", "the others end with that error and the rank's name")
 def test_an_error_on_one_rank_ends_the_others_by_its_name(tmp_path):
     ended = train(tmp_path, 3, *FIVE, "--strategy", "zero2", victim=1, itself="error")
     assert ended.statuses == [2, 1, 2], ended.said
@@ -69,6 +76,7 @@ def test_an_error_on_one_rank_comes_after_what_all_are_saving(tmp_path):
     assert again.statuses == [0, 0] and "step-000002.ckpt" in again.said[0], again.said
 
 
+@pytest.mark.promise("a rank raises an error")
 @pytest.mark.slow
 def test_a_mistake_on_one_rank_is_what_all_say(tmp_path):
     ended = train(tmp_path, 2, *FIVE, "--strategy", "ddp", victim=1, itself="mistake")

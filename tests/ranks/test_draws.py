@@ -159,6 +159,7 @@ def alone():
     return train(Draws, policy="single")
 
 
+@pytest.mark.promise("torch's own noise or dropout in a loss", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("policy", often(POLICIES))
 def test_draws_of_networks_are_those_of_one_device(policy, ranks, alone):
     equals(ranks(2).run(train, Draws, policy=policy, world=2, check=True), alone)
@@ -212,6 +213,7 @@ def test_numpy_and_python_draw_alike_on_all_ranks(ranks):
     equals(ranks(2).run(seeded, OfNumPy, world=2, check=True), seeded(OfNumPy, policy="single"))
 
 
+@pytest.mark.promise("torch's own noise or dropout in a loss")
 def test_the_control_by_torchs_generator_they_differ(ranks):
     found = ranks(2).run(seeded, ByTorch, world=2)
     assert distance(found[0], seeded(ByTorch, policy="single")) > BROKEN

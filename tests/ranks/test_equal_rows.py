@@ -40,6 +40,7 @@ def unequal(policy, sizes, checked=True):
 AT_FIRST, LATER = ([6], [2]), ([8, 6], [8, 2])
 
 
+@pytest.mark.promise("ranks with unequal batches", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("policy", ["ddp", "zero3"])
 @pytest.mark.parametrize(("sizes", "where"), [(AT_FIRST, ""), (LATER, "phase 'discriminator' of step 1: ")])
 def test_ranks_with_unequal_rows_are_refused_by_name_on_all(policy, sizes, where, ranks):
@@ -50,6 +51,7 @@ def test_ranks_with_unequal_rows_are_refused_by_name_on_all(policy, sizes, where
         assert "type drop_last=True" in said
 
 
+@pytest.mark.promise("ranks with unequal batches")
 def test_no_rank_makes_an_update_from_them(ranks):
     before = [each[1] for each in ranks(2).run(unequal, "ddp", [sizes[:1] for sizes in LATER])]
     for found in (ranks(2).run(unequal, "ddp", LATER, checked) for checked in (True, False)):

@@ -65,6 +65,10 @@ SAID = "; it will not be resumed or opened. Stop this run, and go on from an ear
 WEIGHT = "'2.weight' of player 'discriminator' has NaN"
 
 
+@pytest.mark.promise(
+    "weights or averages that are not finite",
+    "named when they are saved; not resumed, sampled, evaluated or exported, and an earlier checkpoint is named",
+)
 @pytest.mark.parametrize("policy", ["ddp", "zero3"])
 def test_a_weight_is_named_by_the_first_rank_and_refused_on_all(policy, ranks, tmp_path):
     (said, refused), (others, alike) = ranks(2).run(saved_and_resumed, policy, tmp_path, "weight", torch.nan)

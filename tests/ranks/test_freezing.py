@@ -71,6 +71,7 @@ def by_hand():
 WORLDS = often({**POLICIES, **ENGINES}.items())
 
 
+@pytest.mark.promise("`requires_grad_` on a part of a player", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("game", [Freezing, ByAuthor, InTheLoss])
 @pytest.mark.parametrize(("policy", "world"), WORLDS)
 def test_what_is_frozen_gets_no_update_and_learns_again_when_it_is_thawed(game, policy, world, ranks, by_hand):
@@ -94,6 +95,7 @@ def without(game, policy, world):
         return fit(game, policy, world)
 
 
+@pytest.mark.promise("`requires_grad_` on a part of a player")
 @pytest.mark.parametrize("game", [Freezing, ByAuthor])
 def test_the_control_where_a_turn_undoes_it_is_another_training(game, ranks, by_hand):
     assert distance(of(without(game, "single", 1), by_hand), by_hand) > BROKEN

@@ -60,6 +60,7 @@ EXPECTED = [
 ]
 
 
+@pytest.mark.promise("Lightning's hooks of backward and update", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("policy", often(["single", "ddp", "zero1", "zero2", "zero3"]))
 def test_they_are_called_in_lightnings_order_for_each_learner(policy, ranks):
     expected = [(who, name, args) for name, args in EXPECTED for who in ("Callback", "Plain")] * 2
@@ -188,6 +189,7 @@ def looked(policy, world=1):
     return notes.seen
 
 
+@pytest.mark.promise("Lightning's hooks of backward and update")
 @pytest.mark.parametrize("policy", often(["ddp", "zero1", "zero2", "zero3", "zero2+offload", "fsdp"]))
 def test_a_hook_changes_gradients_exactly(policy, ranks):
     """Also those that the clip then measures."""
@@ -249,6 +251,7 @@ def test_a_hook_sees_gradients_that_are_reduced(policy, ranks):
 # ---- what nobody calls ----
 
 
+@pytest.mark.promise("Lightning's hooks of backward and update")
 @pytest.mark.parametrize("name", INSTEAD)
 def test_a_method_that_is_not_called_is_refused(name):
     game = type("Game", (Plain,), {name: lambda self, *args, **kwargs: None})
@@ -305,6 +308,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.promise("Lightning's manual optimization", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("call", BY_HAND)
 def test_training_by_hand_is_refused(call):
     game = type("Game", (Plain,), {"training_step": BY_HAND[call]})
@@ -338,6 +342,7 @@ def unrefused():
     return train(Game, world=2, steps=3)
 
 
+@pytest.mark.promise("Lightning's manual optimization")
 def test_the_control_where_it_is_not_refused_is_not_synchronised(ranks):
     one, other = ranks(2).run(unrefused)
     assert distance(weights(one), weights(other)) > BROKEN

@@ -126,6 +126,7 @@ def test_a_run_that_is_resumed_again_and_again_is_one_run(stops, after, tmp_path
     equals([snapshot(game, strategy)], expected)
 
 
+@pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
 def test_the_control_lightnings_sampler_differs(ranks):
     _, found = together(ranks, lightnings, 2)
     assert distance(found[0], fit(own, 1, "single")[1]) > BROKEN
@@ -143,6 +144,7 @@ def dealt():
     return DataLoader(Own(), BATCH // 2, sampler=DistributedSampler(Own()))
 
 
+@pytest.mark.promise("noise for two loaders; Lightning's own sampler (a warning)")
 @pytest.mark.parametrize("make", [lightnings, dealt])
 def test_samples_that_are_dealt_out_one_by_one_are_named(make, ranks):
     ranks(2).run(warned, make)

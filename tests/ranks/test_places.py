@@ -93,12 +93,15 @@ def astray(game, batches, policy, without=()):
     return None
 
 
+@pytest.mark.promise("a turn decided by the rank's own loss")
+@pytest.mark.promise("a collective never returns")
 def test_ranks_that_wait_for_each_other_are_named(pair):
     one, other = pair.run(astray, OwnTurns, (5, 5), "zero3")
     assert "rank 0 plays phase 'discriminator' of step 2 where rank 1 plays phase 'generator' of step 2" in one
     assert "rank 1 plays phase 'generator' of step 2 where rank 0 plays phase 'discriminator' of step 2" in other
 
 
+@pytest.mark.promise("loaders that end at different steps", "the training of one device, or a refusal by name")
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["zero3", "ddp"])
 def test_a_loader_that_ends_first_is_named(policy, pair):
@@ -144,11 +147,13 @@ def test_a_call_of_gan_ranks_that_one_rank_makes_is_named(policy, pair):
     assert "call none in a branch that depends on the rank's own samples" in one
 
 
+@pytest.mark.promise("loaders that end at different steps")
 @pytest.mark.slow
 def test_the_control_that_tells_nobody_names_nobody(pair):
     assert not any("where rank" in str(each) for each in pair.run(astray, Plain, (5, 3), "ddp", ("tell", "_others")))
 
 
+@pytest.mark.promise("a turn decided by the rank's own loss")
 def test_ranks_that_did_not_wait_are_named_before_anything_is_saved(ranks):
     said = ranks(2).run(astray, Twins, (5, 5), "ddp")
     assert said[0] == said[1]

@@ -168,6 +168,7 @@ def ada_trained(world: int, steps: int = 6, first: int = 0, **kwargs) -> dict:
     return played(game, steps, world, first, **kwargs)
 
 
+@pytest.mark.promise("statistics kept by hand")
 def test_the_probability_follows_the_scores_of_all_ranks(ranks):
     expected = ada_trained(1)
     assert 0 < expected["weight ada.p"] < 1
@@ -181,6 +182,7 @@ def own_signs() -> float:
         return ada_trained(2, check=False)["weight ada.p"].item()
 
 
+@pytest.mark.promise("statistics kept by hand")
 def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks):
     assert ada_trained(1)["weight ada.p"].item() not in ranks(2).run(own_signs)
 

@@ -69,6 +69,7 @@ def alone():
     return {game: train(game, policy="single") for game in (*WAYS.values(), WritingFrozen)}
 
 
+@pytest.mark.promise("weights that a forward writes", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("policy", often(OURS))
 def test_what_a_forward_writes_is_kept(policy, way, ranks, alone):
@@ -91,6 +92,7 @@ def forgetting(where, name, game, policy):
         return train(game, policy=policy, world=2)
 
 
+@pytest.mark.promise("weights that a forward writes")
 @pytest.mark.parametrize("policy", ["zero3", "zero2+offload"])
 def test_the_control_that_keeps_no_writes_differs(policy, ranks, alone):
     found = ranks(2).run(forgetting, Bucket, "keep_writes", WritingData, policy)
@@ -167,6 +169,7 @@ class Statistics(Plain):
         return super().judge(batch)
 
 
+@pytest.mark.promise("buffers that learn from the rank's samples")
 @pytest.mark.parametrize("policy", ["ddp", "zero3"])
 def test_the_replica_check_compares_buffers(policy, ranks):
     for said in playing(ranks, policy, compared, Statistics):
@@ -212,6 +215,7 @@ def clipped_alone():
     return found
 
 
+@pytest.mark.promise("weights that a callback writes", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize("policy", often(needing(["single", *OURS, *COPIES, *ENGINES])))
 def test_what_is_written_inside_gathered_is_kept(policy, ranks, clipped_alone):
     if policy == "single":
@@ -237,6 +241,7 @@ def clipped_forgetting(policy, where, name):
         return clipped(policy, world=2)
 
 
+@pytest.mark.promise("weights that a callback writes")
 def test_the_control_of_writes_inside_gathered_differs(ranks, clipped_alone):
     found = ranks(2).run(clipped_forgetting, "zero3", Bucket, "keep_writes")
     assert distance(found[0], clipped_alone) > BROKEN
@@ -302,6 +307,7 @@ def said(what, policy, world=1):
         return str(error)
 
 
+@pytest.mark.promise("weights that a callback writes")
 @pytest.mark.parametrize(
     ("what", "policies", "message"),
     [

@@ -599,6 +599,7 @@ def read_between_phases(policy, folder):
     return reads.refused, distance(reads.written[0], game.state_dict())
 
 
+@pytest.mark.promise("weights read outside of `gathered()`", "the training of one device, or a refusal by name")
 @pytest.mark.parametrize(("policy", "refusals"), [("zero3", 4), ("fsdp", 4), ("zero2", 0)])
 def test_weights_that_are_not_there_cannot_be_read_or_saved(policy, refusals, ranks, tmp_path):
     """They were not-a-numbers before, also on the disk. Inside gathered() they are the weights."""
@@ -614,6 +615,7 @@ def read_unseen(folder):
     return said, torch.load(folder / f"{dist.get_rank()}.pt", weights_only=True)
 
 
+@pytest.mark.promise("weights read outside of `gathered()`")
 def test_the_control_that_does_not_see_the_read_saves_what_is_no_number(ranks, tmp_path):
     for said, saved in ranks(2).run(read_unseen, tmp_path):
         assert not said

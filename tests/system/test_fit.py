@@ -102,6 +102,7 @@ class Interrupts:
         self.undo = lambda: monkeypatch.setattr(Bar, "on_train_batch_end", original)
 
 
+@pytest.mark.promise("Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, to one process or to all")
 @pytest.mark.parametrize(
     ("name", "step", "number"),
     [
@@ -360,6 +361,7 @@ def one_step(trained_once, here):
     shutil.copytree(trained_once, here / "runs")
 
 
+@pytest.mark.promise("a refused or dry command", "the run stays as it was, to the byte")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -438,6 +440,7 @@ def test_a_last_checkpoint_that_was_not_saved_is_the_last_word_and_the_best_one_
     )
 
 
+@pytest.mark.promise("updates that are not finite")
 def test_a_loss_that_is_not_finite_ends_with_a_message_and_a_checkpoint(here, monkeypatch, capsys):
     from gan.games.pix2pix import Pix2pix
 
@@ -521,6 +524,7 @@ def labelled(path, value):
         label.save(path)
 
 
+@pytest.mark.promise("a data set with wrong files", "all are named at once, before anything is trained")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -586,6 +590,10 @@ def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
+@pytest.mark.promise(
+    "Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, to one process or to all",
+    "all ranks end after the same step, all is saved, and the run resumes bit for bit",
+)
 @pytest.mark.parametrize(
     ("send", "number", "workers"),
     [

@@ -153,6 +153,10 @@ def test_strangers_are_shown_the_door_and_raise_no_alarm(caplog):
     assert caplog.text == ""  # asyncio has nothing to complain of
 
 
+@pytest.mark.promise(
+    "strangers at the port by which ranks name each other",
+    "it listens where ranks talk; a stranger has seconds and few bytes; nothing that is sent ends it",
+)
 def test_ranks_of_one_host_meet_on_loopback_and_others_at_the_address_that_they_are_told():
     with world(2) as ((first, _), _):
         assert first._listener.getsockname()[0] == HERE
@@ -170,6 +174,7 @@ NO_MESSAGES = (
 )
 
 
+@pytest.mark.promise("strangers at the port by which ranks name each other")
 def test_nothing_that_is_sent_ends_it(caplog):
     """Neither before the token, nor with it, nor after it."""
     with world(2) as (lines, (port, token)):
@@ -196,6 +201,7 @@ def test_a_stranger_has_a_few_seconds_and_bytes(monkeypatch):
         assert not lines[0]._strangers
 
 
+@pytest.mark.promise("strangers at the port by which ranks name each other")
 def test_a_rank_gets_in_among_any_number_of_strangers():
     """They take no more file handles than a few, and not the rank's turn."""
     with world(1) as ((first,), (port, token)), ExitStack() as strangers:
@@ -241,6 +247,7 @@ def test_without_file_handles_it_waits_for_some(monkeypatch):
         line.leave()
 
 
+@pytest.mark.promise("strangers at the port by which ranks name each other")
 def test_it_says_so_if_its_thread_has_failed():
     with (
         world(2) as (lines, _),

@@ -116,6 +116,7 @@ def test_before_the_first_checkpoint_there_is_nothing_to_go_on_from():
         assert ADVICE not in str(caught.value)
 
 
+@pytest.mark.promise("a second Ctrl-C")
 def test_a_rank_that_a_person_ends_at_once_tells_the_others_why(quick):
     with world(2) as ranks:
         with pytest.raises(Exited):
@@ -150,6 +151,10 @@ def test_of_the_first_rank_the_next_one_speaks_and_on_another_host_its_first():
                 ranks[rank].run(fails(RuntimeError(GLOO)))
 
 
+@pytest.mark.promise(
+    "a collective never returns",
+    "a lost rank ends it; ranks in different phases are named after the time limit",
+)
 def test_a_collective_that_never_returns_is_ended(quick, capfd, monkeypatch):
     monkeypatch.setattr(survivor, "GRACE", 0.2)
     with world(3) as ranks:

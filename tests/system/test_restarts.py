@@ -132,6 +132,7 @@ def test_a_persons_torchrun_goes_on_with_the_same_run(one_device, tmp_path):
     assert distance(made(tmp_path), one_device) <= EXACT
 
 
+@pytest.mark.promise("a rank of `gan.fit` is killed or crashes")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [(*FIT, "--restarts", "5"), torchrun(5)], ids=["gan.fit", "torchrun"])
 def test_the_third_failure_at_one_step_is_the_last(launcher, tmp_path):

@@ -137,6 +137,10 @@ def told(cluster, here, job, ranks, number):
     cluster.call("scancel", f"--signal={number}", job)
 
 
+@pytest.mark.promise(
+    "a job of Slurm is warned or its machine is taken away",
+    "saved, back in the queue, and goes on to the same end",
+)
 @pytest.mark.parametrize(
     ("devices", "limit"),
     [
@@ -205,6 +209,7 @@ def test_a_job_that_may_not_go_on_by_itself_is_saved_and_ends(number, options, w
     assert len(list(here.glob("runs/001-placed/checkpoints/*.ckpt"))) == 1
 
 
+@pytest.mark.promise("a job of Slurm is warned or its machine is taken away")
 @pytest.mark.slow
 def test_a_job_whose_machine_is_taken_away_is_saved_and_goes_on_too(cluster, here, capsys):
     """Slurm ends the tasks by SIGTERM, and puts the job back into the queue by itself."""

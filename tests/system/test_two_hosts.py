@@ -70,6 +70,10 @@ def wait_until(condition, seconds):
     return condition()
 
 
+@pytest.mark.promise(
+    "the network to a host is cut",
+    "each side names the other within 30 s, and goes on when it is joined",
+)
 @pytest.mark.parametrize(
     ("module", "silence"),
     [("tests.support.hasty", hasty.SILENCE), pytest.param("gan.fit", lifeline.SILENCE, marks=pytest.mark.slow)],
@@ -104,6 +108,7 @@ def test_two_hosts_train_as_one_device_and_when_the_cable_is_cut_each_names_the_
     assert seconds < LIMIT
 
 
+@pytest.mark.promise("the network to a host is cut")
 @pytest.mark.slow
 def test_when_the_cable_is_joined_again_the_run_goes_on_by_itself(tmp_path):
     steps, folder = 3 * STEPS, RunFolder(tmp_path / "runs" / "001-wgan-gp-faces")

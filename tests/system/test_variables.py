@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.promise("garbage in the variables of a launcher; a main port that is taken")
 def test_a_rank_that_is_no_number_is_named_in_one_line(tmp_path):
     """Lightning and torchmetrics read these when they are imported. Who has set GAN_AGENT is told too."""
     variables = {"RANK": "first", "LOCAL_RANK": "first", "GAN_AGENT": "x", "PYTHONPATH": str(ROOT)}

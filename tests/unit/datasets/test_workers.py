@@ -57,6 +57,10 @@ def die(number):
     return lambda: os.kill(os.getpid(), number)
 
 
+@pytest.mark.promise(
+    "a loader's worker is killed, hangs, or has no shared memory",
+    "one line that says what to type; the program ends in time",
+)
 @only_on_linux
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
@@ -79,6 +83,7 @@ def test_a_worker_that_dies_is_an_error_of_one_line(name, kind, message):
     assert type(error.value) is kind and "\n" not in str(error.value)
 
 
+@pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
 @not_on_windows
 @pytest.mark.parametrize(
     "make", [GlobalLoader, lambda data, size, workers: GlobalStream(_stream(data), size, workers=workers)]
@@ -121,6 +126,7 @@ def test_a_lock_for_which_there_is_no_room_is_named_too(monkeypatch):
     gc.collect()
 
 
+@pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
 @not_on_windows
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["1m", "64k"])
@@ -146,6 +152,7 @@ def test_little_shared_memory_is_an_error_of_one_line(size, tmp_path):
     assert "Traceback" not in done.stderr.partition("Exception ignored in")[0]  # of torch's iterator, half made
 
 
+@pytest.mark.promise("a loader's worker is killed, hangs, or has no shared memory")
 @not_on_windows
 def test_a_program_ends_though_a_worker_leaves_signals_to_the_trainer(monkeypatch):
     """multiprocessing asks it by SIGTERM to end, and waits for it."""

@@ -1,14 +1,37 @@
-"""A command that ends at once leaves nothing undone."""
+"""How a command begins and ends."""
 
+import errno
+import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import gan.app.outputs
-from tests.support.posix import only_on_linux
+from gan import evaluate, export, sample
+from gan import fit as command
+from gan.app import command as command_module
+from gan.app.outputs import Output, outputs
+from gan.app.painting import reopen
+from gan.app.run import options
+from gan.app.run.computer import Computer
+from gan.app.run.folder import RunFolder
+from gan.app.training.keep import Keep
+from gan.app.training.metrics import Record
+from gan.app.training.train import finish, keeper
+from gan.files.errors import UserError
+from gan.runs import Run
+from strategies import TorchAccelerator
+from strategies.processes import agent
+from tests.support.posix import not_on_windows, only_on_linux
+
+# ---- ending ----
+
 
 # The file alone, for the package takes seconds to import.
 ALONE = f"exec(open({str(Path(gan.app.outputs.__file__))!r}).read())"
@@ -30,24 +53,22 @@ print("main", end=" ")
 """
 
 
-def ended(closing: str) -> tuple[int, list[str]]:
-    program = f"{ALONE}\n{PROGRAM}\n{closing}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert not done.stderr
-    return done.returncode, done.stdout.split()
+def run(program: str) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, "-c", f"{ALONE}\n{program}"], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("closing", "more"), [("end(3)", []), ("import sys; sys.exit(3)", ["taken", "apart"])])
 def test_threads_and_exit_functions_are_not_left_out(closing, more):
-    status, said = ended(closing)
-    assert status == 3 and sorted(said[: -1 - len(more)]) == ["main", "pool", "thread"]
+    status, said, error = run(f"{PROGRAM}\n{closing}")
+    said = said.split()
+    assert (status, error) == (3, "") and sorted(said[: -1 - len(more)]) == ["main", "pool", "thread"]
     assert said[-1 - len(more) :] == ["atexit", *more]
 
 
 def test_nobody_reads_any_more():
-    program = f"{ALONE}\nprint('x'); os.close(1); end(2)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "")
+    status, _, error = run("print('x'); os.close(1); end(2)")
+    assert (status, error) == (2, "")
 
 
 DEAF = """
@@ -71,23 +92,26 @@ ready.wait()
 """
 
 
+@pytest.mark.promise(
+    "a daemon process that does not end at exit, such as a loader's worker",
+    "it is killed after some seconds, and the command ends",
+)
 @only_on_linux
 def test_a_daemon_process_that_does_not_end_is_named_and_killed():
     """Such as a loader's worker, which leaves SIGTERM to the trainer and waits for a disk."""
-    program = f"{ALONE}\n{DEAF}\nprint(deaf.pid)\nend(3)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (3, f"process {int(done.stdout)} (deaf) does not end, so it is killed\n")
+    status, pid, error = run(f"{DEAF}\nprint(deaf.pid)\nend(3)")
+    assert (status, error) == (3, f"process {int(pid)} (deaf) does not end, so it is killed\n")
     with pytest.raises(ProcessLookupError):
-        os.kill(int(done.stdout), 0)
+        os.kill(int(pid), 0)
 
 
 @only_on_linux
 def test_a_process_that_is_no_daemon_is_waited_for():
-    program = f"{ALONE}\n{DEAF.replace('daemon=True', 'daemon=False').replace('60', '1.5')}\nend(3)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (3, "")
+    deaf = DEAF.replace("daemon=True", "daemon=False").replace("60", "1.5")
+    assert run(f"{deaf}\nend(3)") == (3, "", "")
 
 
+@pytest.mark.promise("a daemon process that does not end at exit, such as a loader's worker")
 @only_on_linux
 def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
     """It waits for a disk, inside the kernel."""
@@ -96,3 +120,183 @@ def test_even_a_process_that_cannot_be_killed_holds_nothing_up():
     with open(os.devnull) as nothing:  # which stays open in what is left
         done = subprocess.Popen([sys.executable, "-c", program], stdout=nothing, stderr=nothing)
         assert done.wait(20) == 3
+
+
+# ---- fit ----
+
+
+def test_the_best_are_kept_by_the_runs_first_score_among_validated_steps(tmp_path):
+    run = Run(None, None, 100, {"val/error": "error", "val/other": "another"})
+
+    def keep(*typed, run=run):
+        return keeper(options.parse(["r3gan-faces", *typed])[0], run, RunFolder(tmp_path), 20)
+
+    assert (keep().newest, keep().best) == (2, 0)
+    for typed in ((), ("--save-every", "10"), ("--save-every", "40")):
+        made = keep("--keep", "1", "--keep-best", "3", *typed)
+        assert (made.newest, made.best, made.score) == (1, 3, "val/error")
+    with pytest.raises(
+        UserError, match=r"^--keep-best 1 needs .* are 20, 40, .*--save-every 30 .*; type --save-every 20"
+    ):
+        keep("--keep-best", "1", "--save-every", "30")
+    with pytest.raises(UserError, match=r"^--keep-best 1: this run has no scores"):
+        keep("--keep-best", "1", run=Run(None, None, 100))
+
+
+@pytest.mark.parametrize("began", [None, 20])
+def test_the_end_names_what_this_training_has_made(began, tmp_path, capsys):
+    """Not a picture of steps that were trained before, and no score where nothing was trained."""
+    where = RunFolder(tmp_path)
+    where.samples.mkdir()
+    for step in (10, 30):
+        (where.samples / f"step-{step:06d}.png").touch()
+    where.checkpoint(20).mkdir(parents=True)
+    run, log = Run(None, None, 10, scores={"val/x": "the error"}), Record(where)
+    log.rows = {20: {"val/x": 1.0}, 0: {"val/x": 2.0}, 10: {"val/x": 3.0}}
+    finish(run, log, SimpleNamespace(global_step=20), where, Keep(where, 1), began, 60.0)
+    said = capsys.readouterr().out
+    assert "step-000010.png" in said and "step-000030.png" not in said and "curves" not in said
+    assert said.strip().endswith("--max-steps 40")
+    assert ("the error: 2.0000 at the start, 1.0000 now" in said) == (began is None)
+    assert ("the run is at step 20 already, so nothing was trained" in said) == (began == 20)
+
+
+def test_ranks_on_tpus_get_their_variables_before_they_start(monkeypatch):
+    done = []
+    tpu = SimpleNamespace(distributed=SimpleNamespace(set_tpu_launch_env=lambda **given: done.append(given)))
+    monkeypatch.setattr(torch, "tpu", tpu, raising=False)
+    monkeypatch.setattr(agent, "run", done.append)
+    computer = Computer(TorchAccelerator(), "tpu", devices=4, nodes=1)
+    command.start_ranks(options.parse(["r3gan-faces"])[0], computer, Path("runs"), [])
+    assert done[0] == {"nproc_per_node": 4} and len(done) == 2
+
+
+# ---- command ----
+
+
+COMMANDS = [evaluate, export, sample]
+
+
+def ends(command, error, monkeypatch) -> int:
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(reopen, "open_run", fails)
+    typed = ["--devices", "1", "--accelerator", "cpu"] if command is evaluate else []
+    try:
+        return command.main(typed)
+    except KeyboardInterrupt:
+        return pytest.fail("a traceback")
+
+
+TOO_MANY = "error: too many open files: this shell allows a process"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (UserError("this is wrong"), 2, "error: this is wrong\n"),
+        (OSError(errno.EMFILE, "Too many open files"), 2, TOO_MANY),
+    ],
+)
+def test_a_mistake_is_one_line_and_another_error_is_raised(command, error, status, said, monkeypatch, capsys):
+    assert ends(command, error, monkeypatch) == status
+    printed = capsys.readouterr().err
+    assert printed[: len(said)] == said and printed.count("\n") == bool(said)
+    with pytest.raises(KeyError):
+        ends(command, KeyError("image"), monkeypatch)
+
+
+def raised(error, cause=None):
+    try:
+        raise error from cause
+    except type(error) as found:
+        return found
+
+
+@pytest.mark.promise("too few file handles, threads or processes")
+@not_on_windows
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), r"allows a process \d+; type ulimit -n \d+$"),
+        (RuntimeError("Too many open files. Communication with the workers is"), "type ulimit -n"),
+        (raised(RuntimeError("DataLoader"), OSError(errno.EMFILE, "Too many open files")), "type ulimit -n"),
+        (RuntimeError("can't start new thread"), r"\(can't start new thread\); type ulimit -u"),
+        (RuntimeError("Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no more processes .* type ulimit -u"),
+        (None, None),
+        (ValueError("x"), None),
+        (OSError(errno.ENOENT, "x"), None),
+        (raised(UserError("y"), OSError(errno.EMFILE, "z")), None),
+    ],
+)
+def test_what_a_shell_forbids_is_named_and_other_errors_stay_what_they_are(error, words):
+    found = command_module._named(error)
+    assert found is None if words is None else isinstance(found, UserError) and re.search(words, str(found))
+
+
+# ---- outputs ----
+
+
+class Broken:
+    encoding, closed = "utf-8", False
+
+    def write(self, *_):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    flush = write
+
+
+@pytest.mark.promise("pictures, curves, metrics, settings that cannot be written; standard output that nobody reads")
+def test_output_that_nobody_reads_is_left_out_and_said_on_the_other_one(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", Broken())
+    with outputs():
+        for _ in range(2):
+            print("hello")
+        assert sys.stdout.encoding == "utf-8"
+    assert type(sys.stdout) is Broken
+    assert (
+        capsys.readouterr().err == "\nwarning: standard output cannot be written (Broken pipe); the command goes on\n"
+    )
+
+
+def test_where_nobody_reads_either_nothing_fails(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Broken())
+    with outputs():
+        print("hello", flush=True)
+        print("hello", file=sys.stderr, flush=True)
+
+
+def test_text_that_cannot_be_encoded_is_shown_as_an_escape_and_a_stream_that_was_closed_is_left_out(tmp_path):
+    with (tmp_path / "x").open("w", encoding="ascii") as file:
+        Output("standard output", file).write("ä")
+    assert (tmp_path / "x").read_text() == "\\xe4"
+    Output("standard output", file).write("closed")
+
+
+def closed(path):
+    """As a process begins whose standard files are closed."""
+    for number in (0, 1, 2):
+        os.close(number)
+    sys.stdout = sys.stderr = None
+    with outputs(), path.open("w"):
+        for number in (1, 2):
+            os.write(number, b"said")
+        print("said", flush=True)
+        print("said", file=sys.stderr, flush=True)
+        assert not sys.stderr.isatty()
+    os._exit(0)
+
+
+@not_on_windows
+def test_what_is_printed_gets_into_no_file_where_output_was_closed(tmp_path):
+    """The system gives the number of standard output to the next file that is opened."""
+    process = multiprocessing.get_context("fork").Process(target=closed, args=(tmp_path / "file",))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert (tmp_path / "file").read_text() == ""

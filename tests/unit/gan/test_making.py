@@ -1,8 +1,12 @@
-"""First values of networks on the meta device: each module by its own seed, whoever else is made."""
+"""The first weights of networks: made on the meta device, or read from files."""
 
 import copy
+import hashlib
+import json
+import os
 import random
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,12 +14,18 @@ import torch
 from torch import nn
 
 from gan import Player
+from gan.files import tensors
 from gan.files.checkpoint import Share
 from gan.files.errors import UserError
 from gan.making import Making, aside, give_memory, meta, on_meta
 from gan.noise import seed_for
+from gan.pretrained import WeightFiles
 from tests.support.hard_games import mlp
-from tests.support.meta_games import Judge
+from tests.support.meta_games import Judge, weights_of, write_file, write_index
+from tests.support.posix import not_on_windows
+
+# ---- making ----
+
 
 CPU = torch.device("cpu")
 
@@ -131,14 +141,8 @@ def test_a_module_that_cannot_make_its_tensors_is_named():
         with pytest.raises(UserError, match=said):
             made(network(lambda kind=kind: nn.Sequential(nn.Linear(2, 2), kind())))
     assert made(network(lambda: nn.Sequential(nn.Linear(2, 2), Bare())), names=["0.weight"])  # who asks for no more
-
-
-def test_weights_that_are_computed_from_others_are_refused():
-    def normed():
-        return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
-
     with pytest.raises(UserError, match=r"'0.parametrizations.weight.original0' .* \(ParametrizationList\)"):
-        made(network(normed))
+        made(network(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))))
 
 
 def test_values_that_are_there_stay():
@@ -155,3 +159,169 @@ def test_values_that_are_there_stay():
     module.scale = nn.Parameter(torch.full((2,), 7.0))
     assert made(module, names=["gain"])["gain"].tolist() == [1, 1]
     assert module.scale.tolist() == [7, 7]
+
+
+# ---- pretrained ----
+
+
+def teacher():
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Conv1d(5, 2, 3)).double()
+
+
+@pytest.fixture
+def values():
+    return weights_of(teacher())
+
+
+def files(path, module=None):
+    return WeightFiles(Player("teacher", module or teacher(), weights=path))
+
+
+def refused(path, module=None):
+    with pytest.raises(UserError) as error:
+        files(path, module).tensors()
+    assert str(error.value).startswith(f"player 'teacher': cannot read weights from {path}")
+    return str(error.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("piece", [8, 24, 2**20])
+@pytest.mark.parametrize("write", [lambda at, all_: write_file(at / "a.safetensors", all_), write_index])
+def test_any_range_is_read_and_no_other_byte(write, piece, ranks, values, tmp_path):
+    opened, read, fill = files(write(tmp_path, values)), [], tensors.fill
+
+    def counted(file, content):
+        read.append(len(content))
+        fill(file, content)
+
+    with mock.patch.object(tensors, "CHUNK", piece), mock.patch.object(tensors, "fill", counted):
+        for name, tensor in opened.tensors().items():
+            length = -(-tensor.numel() // ranks)
+            for start in range(0, tensor.numel(), length):
+                part = torch.zeros(min(length, tensor.numel() - start), dtype=tensor.dtype)
+                opened.read(name, Share(part, tensor.shape, start))
+                assert torch.equal(part, values[name].reshape(-1)[start : start + length])
+    assert sum(read) == sum(value.nbytes for value in values.values())
+    assert max(read) <= max(piece, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+def test_numbers_are_converted_to_the_dtype_of_the_network(dtype, tmp_path):
+    values = {"weight": torch.randn(4, 3).to(dtype), "bias": torch.randn(4).to(dtype)}
+    layer = nn.Linear(3, 4).double()
+    opened = files(write_file(tmp_path / "a.safetensors", values), layer)
+    for name, tensor in opened.tensors().items():
+        opened.read(name, Share.whole(tensor))
+    assert torch.equal(layer.weight, values["weight"].double())
+
+
+def test_a_weight_in_another_memory_format_is_filled(tmp_path):
+    conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    values = {name: torch.randn(value.shape) for name, value in conv.state_dict().items()}
+    opened = files(write_file(tmp_path / "a.safetensors", values), conv)
+    for name, tensor in opened.tensors().items():
+        opened.read(name, Share.whole(tensor))
+    assert torch.equal(conv.weight, values["weight"]) and not conv.weight.is_contiguous()
+
+
+def test_a_path_may_be_a_file_an_index_or_a_folder(values, tmp_path):
+    one, several = write_file(tmp_path / "a.safetensors", values), write_index(tmp_path / "hub", values, 3)
+    paths = [str(one), one, tmp_path, several, several / "model.safetensors.index.json"]
+    assert all(files(path).tensors().keys() == values.keys() for path in paths)
+
+
+def test_a_weight_with_two_names_is_read_under_either(tmp_path):
+    tied = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    tied["b"].weight = tied["a"].weight
+    for name in ("a.weight", "b.weight"):
+        path = write_file(tmp_path / f"{name}.safetensors", {name: torch.eye(2)})
+        assert files(path, tied).tensors() == {name: tied["a"].weight}
+
+
+def test_the_digest_is_that_of_the_file(values, tmp_path):
+    path = write_file(tmp_path / "a.safetensors", values)
+    assert files(path).digest() == hashlib.sha256(path.read_bytes()).hexdigest()
+    folder = write_index(tmp_path / "hub", values)
+    before = files(folder).digest()
+    assert before == files(folder / "model.safetensors.index.json").digest()
+    second = folder / "model-00002-of-00002.safetensors"
+    content = bytearray(second.read_bytes())
+    content[-1] ^= 1
+    second.write_bytes(content)
+    assert files(folder).digest() != before
+
+
+def test_a_file_that_changes_meanwhile_is_refused(values, tmp_path):
+    path = write_file(tmp_path / "a.safetensors", values)
+    opened = files(path)
+    write_file(path, {**values, "0.bias": values["0.bias"] + 1})
+    for read in (opened.digest, lambda: opened.read("0.bias", Share.whole(torch.zeros(5)))):
+        with pytest.raises(UserError, match="it was changed while the run was set up; start again"):
+            read()
+
+
+NO_BIAS = "it has no '0.bias', which the network (Sequential) has; names must be those of its state_dict()"
+MORE = dict.fromkeys("abcd", torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"0.bias": None}, NO_BIAS),
+        (MORE, "it has 'a', 'b', 'c' and 1 more, which the network (Sequential) does not have"),
+        ({"0.bias": torch.ones(6)}, "'0.bias' has shape (6,) there and (5,) in the network (Sequential)"),
+    ],
+)
+def test_names_and_shapes_must_be_those_of_the_network(change, words, values, tmp_path):
+    path = tmp_path / "a.safetensors"
+    write_file(path, {name: value for name, value in {**values, **change}.items() if value is not None})
+    assert words in refused(path)
+    for name in ("model.safetensors", "model.fp16.safetensors"):
+        write_file(tmp_path / name, values)
+    words = f"name one: weights='{tmp_path}/a.safetensors'"
+    assert "it has a.safetensors, model.fp16.safetensors, model.safetensors; " + words in refused(tmp_path)
+
+
+def test_what_is_no_safetensors_file_is_refused(values, tmp_path):
+    assert "there is no such file" in refused(tmp_path / "none.safetensors")
+    (tmp_path / "empty").mkdir()
+    assert "it has no *.safetensors and no *.safetensors.index.json" in refused(tmp_path / "empty")
+    torch.save(values, tmp_path / "a.pt")
+    assert "write it with safetensors.torch.save_file(weights, path)" in refused(tmp_path / "a.pt")
+    path = tmp_path / "a.safetensors"
+    torch.save(values, path)
+    assert "fetch it again" in refused(path)
+    path.write_bytes(b"")
+    assert "a.safetensors is damaged: it has no header; fetch it again" in refused(path)
+    write_file(path, values)
+    path.write_bytes(path.read_bytes()[:-8])
+    assert "and its header says" in refused(path) and refused(path).endswith("; fetch it again")
+    header = json.dumps({"0.weight": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"0")
+    assert "'0.weight' in a.safetensors has numbers of kind F4; known are BOOL, U8" in refused(path)
+
+
+def test_an_index_that_does_not_fit_its_files_is_refused(values, tmp_path):
+    folder = write_index(tmp_path / "hub", values)
+    index, second = folder / "model.safetensors.index.json", folder / "model-00002-of-00002.safetensors"
+    where = json.loads(index.read_text())
+
+    def told():
+        with pytest.raises(UserError) as error:
+            files(folder)
+        return str(error.value)
+
+    kept = second.read_bytes()
+    second.unlink()
+    assert f"player 'teacher': cannot read weights from {second}: No such file" in told()
+    second.write_bytes(kept)
+    index.write_text(json.dumps({**where, "weight_map": {**where["weight_map"], "more": second.name}}))
+    assert "says that 'more' is in it, and it is not; fetch both again" in told()
+    index.write_text("{}")
+    assert "model.safetensors.index.json is damaged: it is no index of safetensors files" in told()
+
+
+@not_on_windows
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    assert "it is a named pipe, and no file" in refused(tmp_path / "a.safetensors")

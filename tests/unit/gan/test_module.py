@@ -1,29 +1,34 @@
-"""GanModule: assembling a game, sharing what phases have in common."""
+"""A game, and the words of its author: averages, pools, sounds, and what the CPU reads late."""
 
+import io
+import wave
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from gan import GanModule
+from gan import GanModule, later, noise
+from gan.ema import Ema, half_life
 from gan.files.errors import UserError
+from gan.noise import Place
+from gan.pool import ImagePool
+from gan.sound import PAUSE, Sound
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain, Teacher
 from tests.support.parity import distance, parts, train, trainer
 
+# ---- module ----
+
 
 def test_a_game_without_players_or_phases_says_what_to_write():
-    with pytest.raises(UserError, match=r"Mine has no configure_players\(\); yield a Player"):
-        type("Mine", (GanModule,), {})().assemble()
-    with pytest.raises(UserError, match=r"Mine has no configure_phases\(\)"):
-        type("Mine", (GanModule,), {"configure_players": lambda self: []})().assemble()
-
-
-def test_an_authors_own_mistake_keeps_its_own_message():
-    class Misspelt(Plain):
-        def configure_players(self):
-            return [self.generatr]
-
-    with pytest.raises(AttributeError, match="generatr"):
-        Misspelt().assemble()
+    for words_of_it, error, words in (
+        ({}, UserError, r"Mine has no configure_players\(\); yield a Player"),
+        ({"configure_players": lambda self: []}, UserError, r"Mine has no configure_phases\(\)"),
+        ({"configure_players": lambda self: [self.generatr]}, AttributeError, "generatr"),  # an author's own mistake
+    ):
+        with pytest.raises(error, match=words):
+            type("Mine", (GanModule,), words_of_it)().assemble()
 
 
 def test_alone_a_game_is_an_ordinary_module():
@@ -36,23 +41,25 @@ def test_alone_a_game_is_an_ordinary_module():
     assert game.shared("x", lambda: 4) == 4
 
 
-class Counting(Teacher):
-    made = 0
+@pytest.mark.parametrize("parts_", [1, 4])
+def test_a_shared_fake_is_made_once_a_step_and_micro_batch_and_only_learners_require_gradients(parts_):
+    made, flags = [], []
 
-    def fake(self, real):
-        Counting.made += 1
-        return super().fake(real)
+    class Counting(Teacher):
+        micro_batches = parts_
 
+        def fake(self, real):
+            made.append(1)
+            return super().fake(real)
 
-class CountingMicro(Counting):
-    micro_batches = 4
+        def judge(self, batch):
+            loss = super().judge(batch)
+            flags.append({name: next(p.module.parameters()).requires_grad for name, p in self.players.items()})
+            return loss
 
-
-@pytest.mark.parametrize(("game", "calls"), [(Counting, 1), (CountingMicro, 4)])
-def test_a_shared_fake_is_made_once_a_step_and_micro_batch(game, calls):
-    Counting.made = 0
-    train(game, policy="single", steps=3)
-    assert Counting.made == 3 * calls
+    train(Counting, policy="single", steps=3)
+    assert len(made) == 3 * parts_
+    assert flags == [{"generator": False, "discriminator": True, "teacher": False}] * 3 * parts_
 
 
 def test_a_shared_fake_gives_the_generator_the_gradient_of_its_own_forward():
@@ -71,19 +78,6 @@ def test_a_shared_fake_gives_the_generator_the_gradient_of_its_own_forward():
     assert distance(train(Once, policy="single"), train(Twice, policy="single")) < 1e-12
 
 
-def test_sharing_leaves_only_the_learners_requiring_gradients():
-    flags = []
-
-    class Looking(Teacher):
-        def judge(self, batch):
-            loss = super().judge(batch)
-            flags.append({name: next(p.module.parameters()).requires_grad for name, p in self.players.items()})
-            return loss
-
-    train(Looking, policy="single", steps=1)
-    assert flags == [{"generator": False, "discriminator": True, "teacher": False}]
-
-
 def test_a_frozen_player_changes_in_nothing_not_even_its_statistics():
     game = Teacher()
     before = {name: value.clone() for name, value in game.teacher.state_dict().items()}
@@ -91,3 +85,214 @@ def test_a_frozen_player_changes_in_nothing_not_even_its_statistics():
     assert all(
         torch.equal(value.to(before[name].dtype), before[name]) for name, value in game.teacher.state_dict().items()
     )
+
+
+# ---- ema ----
+
+
+def make(decay=0.9):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2).double()
+    return net, Ema(dict(net.named_parameters()), decay if callable(decay) else lambda updates: decay)
+
+
+def test_it_is_the_exponential_average():
+    net, ema = make(0.9)
+    expected = [weight.detach().clone() for weight in net.parameters()]
+    for _ in range(5):
+        for weight, mean in zip(net.parameters(), expected, strict=True):
+            weight.data += torch.randn_like(weight)
+            mean.mul_(0.9).add_(weight.detach(), alpha=0.1)
+        ema.update()
+    for mean, ours in zip(expected, ema.average, strict=True):
+        assert torch.allclose(mean, ours, rtol=0, atol=1e-15)
+
+
+def test_the_decay_may_depend_on_the_number_of_updates():
+    """With n / (n + 1) it is the plain mean of all weights."""
+    net, ema = make(lambda n: n / (n + 1))
+    seen = []
+    for _ in range(5):
+        net.weight.data += torch.randn_like(net.weight)
+        seen.append(net.weight.detach().clone())
+        ema.update()
+    assert torch.allclose(ema.average[0], torch.stack(seen).mean(0), rtol=0, atol=1e-15)
+    assert ema.updates == 5
+
+
+def test_swapping_and_back_is_exact_also_after_an_error():
+    net, ema = make()
+    net.weight.data += 1
+    weight, average = net.weight.detach().clone(), ema.average[0].clone()
+    with pytest.raises(KeyError), ema.swapped():
+        assert torch.equal(net.weight, average)
+        raise KeyError
+    assert torch.equal(net.weight, weight)
+    assert torch.equal(ema.average[0], average)
+
+
+def test_its_state_has_the_parameters_names_and_travels():
+    net, ema = make()
+    net.weight.data += 1
+    ema.update()
+    other_net, other = make()
+    other.load_state_dict(ema.state_dict())
+    assert list(ema.state_dict()) == ["weight", "bias"]
+    assert torch.equal(other.average[0], ema.average[0])
+    assert not torch.equal(other_net.weight, net.weight)
+    ema.load_state_dict(None)  # without a saved average it starts at the weights
+    assert torch.equal(ema.average[0], net.weight)
+
+
+def test_buffers_are_averaged_if_they_are_asked_for_and_whole_numbers_are_copied():
+    net = nn.BatchNorm1d(2)
+    ema = Ema({}, lambda updates: 0.9, network=net)  # a rank that owns no weight counts as the others do
+    net.running_mean += 1
+    net.num_batches_tracked += 7
+    ema.update()
+    assert ema.updates == 1 and ema.of_buffers["num_batches_tracked"] == 7
+    assert torch.allclose(ema.of_buffers["running_mean"], torch.tensor(0.1))
+
+
+def test_a_half_life_in_images_with_a_beginning():
+    decay = half_life(1000, batch_size=50)
+    assert decay(0) == decay(99) == pytest.approx(0.5 ** (1 / 20))
+    rising = half_life(1000, batch_size=50, ramp_up=0.05)
+    assert rising(0) == 0  # the average begins as the weights
+    assert rising(200) == pytest.approx(0.5 ** (50 / 500))  # a twentieth of 10,000 images
+    assert rising(400) == rising(4000) == pytest.approx(decay(0))
+
+
+# ---- pool ----
+
+
+def images(step, first, rows):
+    """Images that tell their step and place."""
+    return torch.tensor([[step * 100.0 + place] for place in range(first, first + rows)])
+
+
+def play(pool, steps, first, rows, total=4, start=0, parts=1):
+    """What the pool shows for these rows, which come in so many micro-batches."""
+    shown = []
+    for step in range(start, steps):
+        found = images(step, first, rows)
+        for part in range(parts):
+            with noise.at(Place((7, step, "d"), first + part, rows // parts, total, stride=parts)):
+                found[part::parts] = pool.query(found[part::parts])
+        shown.append(found)
+    return torch.stack(shown)
+
+
+def test_it_fills_then_shows_an_old_image_half_of_the_time():
+    shown = play(ImagePool(20), 400, 0, 4)[..., 0]
+    steps = (shown // 100).long()
+    now = torch.arange(400)[:, None]
+    assert (steps[:5] == now[:5]).all()  # 20 images for 4 places: five each
+    share = (steps[5:] < now[5:]).double().mean()
+    assert 0.45 < share < 0.55
+    assert (shown.long() % 100 == torch.arange(4)).all()  # each place gets back its own
+
+
+def test_two_ranks_show_what_one_shows():
+    whole = play(ImagePool(8), 50, 0, 4)
+    halves = torch.cat([play(ImagePool(8), 50, first, 2) for first in (0, 2)], dim=1)
+    assert torch.equal(halves, whole)
+    assert torch.equal(play(ImagePool(8), 50, 0, 4, parts=2), whole)
+
+
+def test_a_pool_resumes_exactly_and_travels_to_another_number_of_ranks(tmp_path):
+    whole = play(ImagePool(8), 60, 0, 4)
+    one = ImagePool(8)
+    play(one, 30, 0, 4)
+    torch.save(one.state_dict(), tmp_path / "pool.pt")
+    resumed = []
+    for first in (0, 2):
+        pool = ImagePool(8)
+        pool.load_state_dict(torch.load(tmp_path / "pool.pt", weights_only=True))  # plain data
+        resumed.append(play(pool, 60, first, 2, start=30))
+        assert set(pool.own()) == {first, first + 1}  # and answers for its own places only
+    assert torch.equal(torch.cat(resumed, dim=1), whole[30:])
+    empty = play(ImagePool(8), 60, 0, 4, start=30)
+    assert not torch.equal(empty, whole[30:])
+
+
+def test_images_are_kept_without_their_graph_and_outside_a_phase_pass_unchanged():
+    pool = ImagePool(4)
+    image = torch.ones(2, 1, requires_grad=True)
+    assert torch.equal(pool.query(image * 2), image.detach() * 2)
+    assert pool.slots == {}
+    with noise.at(Place((0,), 0, 2, 2)):
+        assert not pool.query(image * 2).requires_grad
+
+
+# ---- sound ----
+
+
+def read(data: bytes) -> tuple[int, np.ndarray]:
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
+        return file.getframerate(), np.frombuffer(file.readframes(file.getnframes()), "<i2")
+
+
+def test_a_file_has_the_samples_and_the_rate():
+    rate, found = read(Sound(torch.tensor([0.0, 1.0, -1.0, 0.5, 7.0], dtype=torch.float64), 16000).wav())
+    assert rate == 16000
+    assert found.tolist() == [0, 32767, -32767, 16384, 32767]
+
+
+def test_several_sounds_follow_each_other_after_a_pause():
+    _, found = read(Sound(torch.ones(3, 100, requires_grad=True), 1000).wav())
+    pause = round(PAUSE * 1000)
+    assert len(found) == 3 * 100 + 2 * pause
+    loud = (found > 0).astype(int)
+    assert loud.sum() == 300
+    assert np.flatnonzero(np.diff(loud)).tolist() == [99, 99 + pause, 199 + pause, 199 + 2 * pause]
+
+
+def test_it_is_a_sequence_of_sounds():
+    several = Sound(torch.rand(3, 100), 1000)
+    assert len(several) == len(list(several)) == 3
+    assert torch.equal(several[1].samples, several.samples[1])
+    assert several[:2].samples.shape == (2, 100) and several[:2].rate == 1000
+    assert several.seconds == several[0].seconds == pytest.approx(0.1)
+
+
+# ---- later ----
+
+
+def test_together_it_is_read_once_in_the_order_of_the_questions(monkeypatch):
+    found, reads, tolist = [], [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda values: reads.append(values) or tolist(values))
+    with later.together():
+        for values in (torch.tensor([0.1, float("nan")]), torch.tensor([7, 2**24]), torch.tensor([True])):
+            later.read(values, found.append)
+        later.read(torch.tensor([1e-300], dtype=torch.float64), found.append)
+        assert not found
+        later.now()
+        assert len(found) == 4
+    assert len(reads) == 1
+    assert found[1:] == [[7, 2**24], [1], [1e-300]]
+    assert found[0][0] == torch.tensor(0.1).item() and found[0][1] != found[0][1]
+
+
+def test_the_end_reads_what_is_left_but_not_after_an_error_and_outside_it_is_read_at_once():
+    found = []
+    with later.together():
+        later.read(torch.tensor([0.5], dtype=torch.bfloat16), found.extend)
+        later.read(torch.tensor([257]), found.extend)  # which a half would round
+    assert found == [0.5, 257]
+    with pytest.raises(ValueError, match="mine"), later.together():
+        later.read(torch.ones(1), found.extend)
+        raise ValueError("mine")
+    later.read(torch.tensor([1.0, 2.0]), found.extend)
+    assert found == [0.5, 257, 1, 2]
+
+
+def test_what_is_told_may_ask_again():
+    found = []
+    with later.together():
+        later.read(torch.ones(1), lambda _: later.read(torch.zeros(1), found.extend))
+        later.now()
+        assert not found
+        later.now()
+        assert found == [0]

@@ -4,6 +4,9 @@ import copy
 from functools import partial
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
@@ -22,14 +25,12 @@ def player(name="one", module=None, **kwargs):
     return Player(name, module or nn.Linear(2, 2), **{"optimizer": sgd, **kwargs})
 
 
-def test_due_from_step_0_every_so_many_steps():
-    assert [step for step in range(8) if Phase("p", loss, "one", every=3).due(step)] == [0, 3, 6]
-
-
-def test_due_from_its_start_on_and_before_its_end():
-    phase = Phase("p", loss, "one", every=3, start=2, until=9)
-    assert [step for step in range(12) if phase.due(step)] == [2, 5, 8]
-    assert [step for step in range(12) if Phase("p", loss, "one", start=10).due(step)] == [10, 11]
+@given(every=st.integers(1, 4), start=st.integers(0, 5), length=st.none() | st.integers(1, 9))
+def test_due_every_so_many_steps_from_its_start_on_and_before_its_end(every, start, length):
+    until = None if length is None else start + length
+    phase = Phase("p", loss, "one", every=every, start=start, until=until)
+    assert [step for step in range(20) if phase.due(step)] == list(range(start, 20 if until is None else until, every))
+    assert phase.learners == ("one",) and Phase("p", loss, ["one", "two"]).learners == ("one", "two")
 
 
 def test_when_is_asked_only_in_steps_that_are_due_otherwise():
@@ -37,11 +38,6 @@ def test_when_is_asked_only_in_steps_that_are_due_otherwise():
     phase = Phase("p", loss, "one", every=2, start=1, when=lambda: bool(asked.append(1)) or len(asked) > 1)
     assert [step for step in range(6) if phase.due(step)] == [3, 5] and len(asked) == 3
     assert not Phase("p", loss, "one", when=lambda: True).due(0, ask=lambda phase: not phase.when())
-
-
-def test_one_learner_or_several():
-    assert Phase("p", loss, "one").learners == ("one",)
-    assert Phase("p", loss, ["one", "two"]).learners == ("one", "two")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +106,11 @@ def follower(module, follows="one"):
     return player("two", module, optimizer=None, follows=follows, ema=0.9)
 
 
+def with_buffer(module):
+    module.register_buffer("seen", torch.zeros(2))
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -122,18 +123,14 @@ def follower(module, follows="one"):
             "parameter 'bias' is none in 'two' and of shape .* give both the same network, e.g. c",
         ),
         (nn.Sequential(nn.Linear(2, 2)), "parameter '0.weight' is of shape .* and none in 'one'"),
+        (with_buffer(nn.Linear(2, 2)), "buffer 'seen' is of shape .* in 'two' and none in 'one'"),
     ],
 )
 def test_a_player_that_follows_another_has_the_same_network(module, message):
     with pytest.raises(UserError, match=message):
         check_game([follower(module), player()], [Phase("p", loss, "one")])
     check_game([follower(nn.Linear(2, 2)), player()], [Phase("p", loss, "one")])
-
-
-def test_buffers_are_compared_as_well():
-    plain, counting = (nn.BatchNorm1d(2, track_running_stats=keeps) for keeps in (False, True))
-    with pytest.raises(UserError, match="buffer 'running_mean' is none in 'two' and of shape"):
-        check_game([follower(plain), player(module=counting)], [Phase("p", loss, "one")])
+    check_game([player(module=nn.Sequential(shared, shared))], [Phase("p", loss, "one")])  # a layer may stand twice
 
 
 @pytest.mark.parametrize(
@@ -214,7 +211,3 @@ def test_a_follower_shares_all_frozen_parameters_or_none():
         check_game([player("base", base, optimizer=None), one, follower(copy.deepcopy(one.module))], phases)
     with pytest.raises(UserError, match=r"both have the same parameter 'learning\.weight', which learns; copy it"):
         check_game([follower(net(base, other, own)), one], phases)
-
-
-def test_a_layer_may_stand_twice_in_one_player():
-    check_game([player(module=nn.Sequential(shared, shared))], [Phase("p", loss, "one")])

@@ -1,17 +1,27 @@
-"""The parts of the networks."""
+"""Blocks, and the small networks that are made of them."""
+
+from itertools import chain
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from gan import later, noise
 from gan.files.errors import UserError
 from nets.blocks import Dropout, NormedConvTranspose2d, conv, conv_doubling, onehot, resize_nearest
+from nets.byol import Online, ResnetEncoder, perceptron
+from nets.discriminator import MultiScaleDiscriminator, PatchDiscriminator
+from nets.lora import LowRank, adapted, adapters
+from nets.published import export_discriminator
+from nets.published.sean import discriminator_entries
+from nets.resnet import ResnetGenerator
+from nets.unet import UNet
+from tests.support import sean_reference as reference
+from tests.support.oracle import assert_same_gradients, distance, gradients, learning, scramble
 
-
-@pytest.mark.parametrize("kind", [conv, conv_doubling])
-def test_a_convolution_before_a_norm_needs_no_bias(kind):
-    layer = kind(3, 4, 3, bias=False, normed=True)
-    assert layer.bias is None and layer(torch.zeros(1, 3, 8, 8)).shape[1] == 4
+# ---- blocks ----
 
 
 def test_onehot_is_one_where_the_label_is():
@@ -33,11 +43,9 @@ def test_onehot_is_one_where_the_label_is():
 def test_a_label_out_of_range_is_refused_in_words(wrong, message):
     with pytest.raises(UserError, match=message):
         onehot(torch.tensor([[[0, wrong]]]), 4, torch.zeros(()))
-
-
-def test_in_a_phase_a_label_out_of_range_is_refused_when_it_waits_for_the_device():
-    with pytest.raises(UserError, match="holds label 4"), later.together():
-        onehot(torch.tensor([[[4]]]), 4, torch.zeros(()))
+    passed = False
+    with pytest.raises(UserError, match=message), later.together():  # in a phase, when it waits for the device
+        onehot(torch.tensor([[[0, wrong]]]), 4, torch.zeros(()))
         passed = True
     assert passed
 
@@ -87,4 +95,204 @@ def test_a_convolution_keeps_the_size_and_starts_at_its_gain():
     layer = conv(64, 32, 3, gain=0.02)
     assert layer(torch.zeros(1, 64, 5, 6)).shape == (1, 32, 5, 6)
     assert layer.weight.std().item() == pytest.approx(0.02 * (2 / (9 * (64 + 32))) ** 0.5, rel=0.05)
-    assert conv(4, 4, 3, bias=False).bias is None
+    for kind in (conv, conv_doubling):
+        bare = kind(3, 4, 3, bias=False, normed=True)
+        assert bare.bias is None and bare(torch.zeros(1, 3, 8, 8)).shape[1] == 4
+
+
+# ---- discriminator ----
+
+
+def test_the_scales_see_the_picture_and_its_half():
+    net = MultiScaleDiscriminator(3, 4, 2, scales=3).eval()
+    x = torch.randn(2, 3, 16, 16)
+    scales = net(x)
+    half = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+    assert len(scales) == 3
+    torch.testing.assert_close(scales[0][-1], net.scales[0](x)[-1])
+    torch.testing.assert_close(scales[1][-1], net.scales[1](half)[-1])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_discriminator_is_the_plain_one(seed, training):
+    """All features, gradients and singular vectors, at random widths, depths and sizes."""
+    draw = torch.Generator().manual_seed(seed)
+    inside, width, layers, scales, pictures, tall, wide = (
+        int(torch.randint(low, high, (), generator=draw))
+        for low, high in ((3, 8), (1, 5), (2, 5), (1, 4), (1, 4), (40, 60), (40, 60))
+    )
+    net = scramble(MultiScaleDiscriminator(inside, width, layers, scales), seed).train(training)
+    state = learning(export_discriminator(net))
+    x = torch.randn(pictures, inside, tall, wide, generator=draw, dtype=torch.float64)
+    ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, wanted = net(ours), reference.discriminator(state, plain, training)
+    assert [len(scale) for scale in found] == [len(scale) for scale in wanted] == [layers + 1] * scales
+    losses = [torch.zeros((), dtype=torch.float64)] * 2
+    for one, other in zip(chain(*found), chain(*wanted), strict=True):
+        assert distance(one, other) < 1e-12
+        weight = torch.randn(one.shape, generator=draw, dtype=torch.float64) / one.numel() ** 0.5
+        losses = [losses[0] + (one * weight).sum(), losses[1] + (other * weight).sum()]
+    for loss in losses:
+        loss.backward()
+    assert distance(ours.grad, plain.grad) < 1e-12
+    assert_same_gradients(gradients(net, discriminator_entries(net)), state)
+    for key, tensor in export_discriminator(net).items():
+        if key.endswith(("weight_u", "weight_v")):
+            assert distance(tensor, state[key]) < 1e-12, key
+
+
+def test_channels_double_to_512_and_spectral_norm_is_on_the_inner_layers_only():
+    with torch.device("meta"):
+        net = PatchDiscriminator(3, 16, 8)
+    assert [stage[0].out_channels for stage in net.stages[:-1]] == [16, 32, 64, 128, 256, 512, 512, 512]
+    for spectral in (True, False):
+        net = PatchDiscriminator(3, 4, 3, spectral=spectral, gain=1e-3)
+        layers = [net.stages[0][0], *(stage[0] for stage in net.stages[1:-1]), net.stages[-1]]
+        assert [is_parametrized(layer) for layer in layers] == [False, spectral, spectral, False]
+        bound = torch.linalg.matrix_norm(layers[1].weight.detach().flatten(1), 2)
+        assert (bound == pytest.approx(1, abs=0.1)) == spectral  # already in the first forward
+    features = PatchDiscriminator(5, 4, 3)(torch.randn(2, 5, 16, 16))
+    assert [tuple(each.shape) for each in features] == [(2, 4, 9, 9), (2, 8, 5, 5), (2, 16, 3, 3), (2, 1, 4, 4)]
+
+
+# ---- unet ----
+
+
+def test_the_innermost_steps_up_drop_out():
+    net = UNet(5, 3, 2, depth=5, dropouts=2)
+    assert [isinstance(up[-1], Dropout) for up in net.up] == [True, True, False, False]
+    assert not any(isinstance(module, Dropout) for module in UNet(5, 3, 2, depth=5, dropouts=0).modules())
+
+
+def test_a_shortcut_carries_what_the_innermost_layer_does_not():
+    torch.manual_seed(0)
+    net = UNet(5, 3, 2, depth=2, dropouts=0, gain=1.0).eval()
+    with torch.no_grad():
+        net.down[-1][1].weight.zero_()
+        one, other = net(torch.zeros(1, 5, 8, 8)), net(torch.ones(1, 5, 8, 8))
+    assert not torch.allclose(one, other)
+
+
+def test_refusals_name_what_fits():
+    with pytest.raises(UserError, match="12 x 8 cannot be halved 3 times; choose a size divisible by 8"):
+        UNet(5, 3, 2, depth=3)(torch.zeros(1, 5, 12, 8))
+    with pytest.raises(UserError, match="depth=1"):
+        UNet(5, 3, 2, depth=1)
+
+
+# ---- resnet ----
+
+
+@pytest.mark.parametrize(
+    ("make", "inside"),
+    [
+        (lambda: UNet(5, 3, 2, 2, gain=1.0), 5),
+        (lambda: UNet(5, 3, 2, 4, gain=1.0), 5),
+        (lambda: ResnetGenerator(3, 3, 2, blocks=2, gain=1.0), 3),
+    ],
+)
+def test_sizes_come_back_and_every_weight_learns(make, inside):
+    torch.manual_seed(0)
+    net = make()
+    image = net(torch.randn(2, inside, 16, 32))
+    assert image.shape == (2, 3, 16, 32)
+    assert image.abs().max() <= 1
+    image.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("net", "score"),
+    [
+        (ResnetGenerator(3, 3, 2, blocks=1, gain=1.0), lambda image: image),
+        (MultiScaleDiscriminator(3, 4, 3).eval(), lambda scales: scales[0][-1]),
+    ],
+)
+def test_a_sample_does_not_depend_on_the_rest_of_the_batch(net, score):
+    x = torch.randn(4, 3, 16, 16)
+    torch.testing.assert_close(score(net(x))[:2], score(net(x[:2])))
+
+
+@pytest.mark.parametrize(
+    ("make", "millions", "off"),
+    [
+        (lambda: MultiScaleDiscriminator(22, spectral=False), 1.36, 5e-3),
+        (ResnetGenerator, 11.378, 1e-3),  # with the biases that instance norm cancels, which ours leaves out
+    ],
+)
+def test_the_published_size_has_the_published_number_of_weights(make, millions, off):
+    with torch.device("meta"):
+        net = make()
+    assert sum(parameter.numel() for parameter in net.parameters()) == pytest.approx(1e6 * millions, rel=off)
+
+
+# ---- lora ----
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1, padding_mode="circular"),
+        nn.Tanh(),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
+    )
+
+
+def test_it_begins_as_the_network_and_shares_its_parameters():
+    base = network()
+    own, x = adapted(base, 2), torch.randn(5, 3, 6, 6)
+    torch.testing.assert_close(own(x), base(x))
+    shared = {id(weight) for weight in base.parameters()}
+    assert [weight for weight in own.parameters() if id(weight) not in shared] == list(adapters(own))
+    assert shared <= {id(weight) for weight in own.parameters()}
+    assert [type(layer) for layer in own] == [LowRank, nn.Tanh, nn.Conv2d, nn.Sequential]
+    assert [type(layer) for layer in base] == [nn.Conv2d, nn.Tanh, nn.Conv2d, nn.Sequential]
+    assert own[2] is not base[2]
+
+
+@pytest.mark.parametrize("place", ["0", "3.1"])
+def test_an_adapter_is_an_addition_of_low_rank_to_the_weight(place):
+    own, rank = adapted(network().double(), 2), 2
+    layer = own.get_submodule(place)
+    nn.init.normal_(layer.up.weight)
+    change = layer.up.weight.flatten(1) @ layer.down.weight.flatten(1)
+    assert torch.linalg.matrix_rank(change) == rank
+    x = torch.randn(5, 3, 6, 6) if place == "0" else torch.randn(5, 4)
+    x, found = x.double(), layer(x.double())
+    with torch.no_grad():
+        layer.layer.weight += change.view_as(layer.layer.weight)
+    torch.testing.assert_close(found, layer.layer(x))
+
+
+def test_a_learner_moves_its_adapters_alone():
+    base = network()
+    own = adapted(base.requires_grad_(False), 2)
+    assert all(weight.requires_grad for weight in adapters(own))
+    own(torch.randn(5, 3, 6, 6)).square().sum().backward()
+    assert all(weight.grad is None for weight in base.parameters())
+    assert own[0].up.weight.grad.abs().sum() > 0
+
+
+# ---- byol ----
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_picture_of_any_size_becomes_one_vector(size):
+    net = ResnetEncoder((4, 8, 12))
+    assert net(torch.rand(3, 3, size, size)).shape == (3, 12)
+    smallest = []
+    net.stages.register_forward_hook(lambda module, given, found: smallest.append(found.shape[-1]))
+    net(torch.rand(3, 3, size, size))
+    assert smallest == [size // 8]
+
+
+def test_every_weight_has_a_gradient_that_is_no_rounding_noise():
+    """A bias before a batch norm would have such a gradient."""
+    torch.manual_seed(0)
+    online, predictor = Online(ResnetEncoder((4, 8)), perceptron(8, 16, 6)).double(), perceptron(6, 16, 6).double()
+    found = torch.nn.functional.normalize(predictor(online(torch.rand(8, 3, 16, 16).double())))
+    (found * torch.rand(8, 6).double()).sum().backward()
+    for name, weight in [*online.named_parameters(), *predictor.named_parameters()]:
+        assert weight.grad.abs().max() > 1e-9, name

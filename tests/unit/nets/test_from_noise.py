@@ -1,13 +1,20 @@
-"""What generators from noise and their discriminators have in common."""
+"""Networks from noise or from codes."""
 
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
+from nets.denoiser import Denoiser, ExactDenoiser, Head, OneStep
+from nets.norm import SyncBatchNorm
 from nets.r3 import R3Block, R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
-from nets.wgan import WganCritic, WganGenerator
+from nets.vqgan import APART, Codebook, VqAutoencoder
+from nets.wgan import DownBlock, WganCritic, WganGenerator
+
+# ---- from noise ----
+
 
 WIDTHS, WIDE = (8, 8, 4), (64, 64, 64, 32)
 SMALL = {
@@ -23,19 +30,14 @@ def pair(request):
     return [make(widths=WIDTHS) for make in SMALL[request.param]]
 
 
-def test_latents_become_pictures_and_pictures_scores(pair):
-    generator, discriminator = pair
-    images = generator(torch.randn(3, 5))
-    assert images.shape == (3, 3, 16, 16)
-    assert discriminator(images).shape == (3,)
-
-
 def test_every_weight_learns_once_the_last_layers_are_off_zero(pair):
-    for net, x in zip(pair, (torch.randn(3, 5), torch.randn(3, 3, 16, 16)), strict=True):
+    for net, x, shape in zip(pair, (torch.randn(3, 5), torch.randn(3, 3, 16, 16)), ((3, 3, 16, 16), (3,)), strict=True):
         for module in net.modules():
             if isinstance(module, R3Block):
                 torch.nn.init.normal_(module.narrow.weight)
-        net(x).square().sum().backward()
+        found = net(x)
+        assert found.shape == shape
+        found.square().sum().backward()
         assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
 
 
@@ -54,3 +56,252 @@ def test_the_first_pictures_and_scores_have_a_sensible_size(generator, discrimin
     assert images.abs().max() <= largest
     scores = discriminator(widths=WIDE)(torch.randn(64, 3, 32, 32))
     assert 0.01 < scores.std() < 5
+
+
+# ---- wgan ----
+
+
+NARROW = (8, 8, 4)
+
+
+def test_the_critic_has_no_norm_and_samples_keep_to_themselves():
+    torch.manual_seed(0)
+    net = WganCritic(NARROW)
+    x = torch.randn(4, 3, 16, 16)
+    torch.testing.assert_close(net(x)[1:2], net(x[1:2]))
+    kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+    assert not any(isinstance(module, kinds) for module in net.modules())
+
+
+def test_every_batch_norm_of_the_generator_is_one_over_all_ranks_and_no_bias_stands_before_one():
+    net = WganGenerator(5, NARROW)
+    norms = {name: m for name, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+    assert len(norms) == 5 and all(isinstance(norm, SyncBatchNorm) for norm in norms.values())
+    biases = {name for name, _ in net.named_parameters() if name.endswith("bias")}
+    assert biases == {f"{name}.bias" for name in norms} | {"start.bias", "paint.bias"}
+
+
+def test_the_first_block_of_the_critic_sees_negative_pixels():
+    torch.manual_seed(0)
+    image = -torch.rand(1, 3, 8, 8)
+    branches = []
+    for first in (True, False):
+        block = DownBlock(3, 4, first)
+        nn.init.zeros_(block.shortcut.weight)
+        branches.append(block(image))
+    assert branches[0].abs().sum() > 0
+    assert torch.equal(branches[1], torch.zeros(1, 4, 4, 4))
+
+
+# ---- vqgan ----
+
+
+def features(batch: int = 4, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 3, 2, 5, generator=generator, dtype=torch.float64)
+
+
+def filled(size: int = 6, decay: float = 0.9) -> Codebook:
+    """Codes that all live."""
+    book = Codebook(size, 3, decay).double()
+    generator = torch.Generator().manual_seed(1)
+    book.counts.fill_(50.0)
+    book.sums.copy_(50 * torch.randn(size, 3, generator=generator, dtype=torch.float64))
+    return book
+
+
+def rows_of(found: torch.Tensor) -> torch.Tensor:
+    return found.movedim(1, -1).reshape(-1, 3)
+
+
+def are_near(codes: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """For each code, whether it is one of the features but for the little that new codes are moved."""
+    return (codes[:, None] - rows_of(given)).abs().amax(-1).amin(1) < 5 * APART
+
+
+def test_each_feature_gets_its_nearest_code_and_in_evaluation_none_learns():
+    book, given = filled().eval(), features()
+    before = {name: value.clone() for name, value in book.state_dict().items()}
+    codes, numbers = book(given)
+    nearest = torch.cdist(rows_of(given), book.codes).argmin(1)
+    assert torch.equal(numbers.flatten(), nearest)
+    torch.testing.assert_close(rows_of(codes), book.codes[nearest])
+    assert numbers.unique().numel() > 1
+    assert all(torch.equal(value, before[name]) for name, value in book.state_dict().items())
+
+
+def test_a_code_is_the_moving_average_of_the_features_that_chose_it():
+    """Van den Oord et al. 2017, equations 6 to 8, in a loop. What it returns are the codes before that."""
+    book, given = filled(), features()
+    before = book.codes.clone()
+    counts, sums = book.counts.clone(), book.sums.clone()
+    codes, numbers = book(given)
+    torch.testing.assert_close(rows_of(codes), before[numbers.flatten()])
+    for code in range(6):
+        chose = rows_of(given)[numbers.flatten() == code]
+        count = 0.9 * counts[code] + 0.1 * len(chose)
+        total = 0.9 * sums[code] + 0.1 * chose.sum(0)
+        torch.testing.assert_close(book.counts[code], count)
+        torch.testing.assert_close(book.codes[code], total / count)
+    plain, mixed = filled().float(), filled().float()
+    plain(given.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed(given.float())
+    assert torch.equal(plain.sums, mixed.sums)  # in full precision
+
+
+def test_a_new_codebook_begins_with_features_of_its_first_batch():
+    """Each of the four samples offers one, which two codes take. No two codes are equal."""
+    book = Codebook(8, 3).double()
+    book(features())
+    assert are_near(book.codes, features()).all()
+    apart = (book.codes[:, None] - book.codes).abs().amax(-1)
+    assert (apart < 10 * APART).sum() == 8 + 8  # each is near to itself and to one other
+    assert (apart + torch.eye(8)).min() > 0
+
+
+def test_a_dead_code_takes_a_feature_of_the_batch_and_a_living_one_does_not():
+    book = filled()
+    book.counts[2] = 1e-3
+    book.sums[2] = 0.1  # a code far away: nobody chooses it
+    before = book.codes.clone()
+    book(features())
+    assert are_near(book.codes, features())[2]
+    assert not are_near(before, features()).any()
+    assert ((book.codes - before).abs().amax(1) < 0.5).tolist() == [code != 2 for code in range(6)]
+    assert book.counts[2] == 1
+
+
+def test_the_gradient_passes_the_codes_by():
+    torch.manual_seed(0)
+    net, image = VqAutoencoder((4, 8), code=3, codes=6).double(), torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    painted, found, codes = net(image)
+    assert found.shape == codes.shape == (2, 3, 4, 4)
+    assert painted.shape == image.shape
+    assert not codes.requires_grad
+    (passed,) = torch.autograd.grad(painted.square().sum(), found, retain_graph=True)
+    given = codes.clone().requires_grad_()
+    (direct,) = torch.autograd.grad(net.decode(given).square().sum(), given)
+    torch.testing.assert_close(passed, direct)
+
+
+@pytest.mark.parametrize("doublings", [1, 2, 3])
+def test_each_width_but_the_first_halves_the_map(doublings):
+    net = VqAutoencoder([4] * (doublings + 1), code=3, codes=6).eval()
+    image = torch.rand(1, 3, 16, 32)
+    assert net.numbers(image).shape == (1, 16 >> doublings, 32 >> doublings)
+    assert net(image)[0].shape == image.shape
+
+
+# ---- denoiser ----
+
+
+THREE = (4, 8, 8)
+
+
+def known(count: int = 5, size: int = 4) -> ExactDenoiser:
+    generator = torch.Generator().manual_seed(0)
+    return ExactDenoiser(torch.rand(count, 3, size, size, generator=generator, dtype=torch.float64) * 2 - 1)
+
+
+def test_the_exact_denoiser_holds_the_score_of_the_noised_pictures():
+    """Tweedie: D(x) = x + sigma^2 grad log p(x; sigma), p a mixture of one Gaussian a picture."""
+    teacher = known()
+    sigma = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
+    noisy = (torch.randn(3, 3, 4, 4, dtype=torch.float64) * sigma.view(-1, 1, 1, 1)).requires_grad_()
+    apart = (noisy[:, None] - teacher.pictures).flatten(2).square().sum(2)
+    density = torch.logsumexp(-apart / (2 * sigma[:, None] ** 2), 1)
+    (score,) = torch.autograd.grad(density.sum(), noisy)
+    torch.testing.assert_close(teacher(noisy, sigma), noisy + sigma.view(-1, 1, 1, 1) ** 2 * score)
+    assert [name for name, _ in teacher.named_parameters()] == ["pictures"] == list(teacher.state_dict())
+    assert not teacher.pictures.requires_grad  # a frozen player that can be sharded
+
+
+def test_the_exact_denoiser_knows_the_nearest_in_little_noise_and_the_mean_in_much():
+    teacher = known()
+    pictures = teacher.pictures.detach()
+    near = pictures.flip(0) + 0.01 * torch.randn_like(pictures)
+    torch.testing.assert_close(teacher(near, torch.full((5,), 0.01, dtype=torch.float64)), pictures.flip(0))
+    assert torch.equal(teacher.nearest(near), pictures.flip(0))
+    far = teacher(torch.randn_like(pictures), torch.full((5,), 1e4, dtype=torch.float64))
+    torch.testing.assert_close(far, pictures.mean(0).expand_as(far), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_the_exact_denoiser_is_exact_under_autocast(half):
+    """Logits in the hundreds, whose differences decide: half precision would choose other pictures."""
+    generator = torch.Generator().manual_seed(0)
+    teacher = ExactDenoiser(torch.rand(50, 3, 16, 16, generator=generator) * 2 - 1)
+    noisy, sigma = teacher.pictures[:8].detach() + torch.randn(8, 3, 16, 16, generator=generator), torch.full((8,), 5.0)
+    wanted = teacher(noisy, sigma)
+    with torch.autocast("cpu", half):
+        assert torch.equal(teacher(noisy, sigma), wanted)
+        logits = noisy.flatten(1) @ teacher.pictures.flatten(1).T / 25
+    assert not torch.allclose(logits.float(), noisy.flatten(1) @ teacher.pictures.flatten(1).T / 25, rtol=0, atol=1e-6)
+
+
+def test_a_denoiser_starts_as_the_best_one_of_gaussian_pictures():
+    """Its last layer is zero, so what is left is EDM's skip: spread^2 / (spread^2 + sigma^2)."""
+    net = Denoiser(THREE, 8, spread=0.5)
+    noisy, sigma = torch.randn(3, 3, 16, 16), torch.tensor([0.01, 0.5, 50.0])
+    keep = torch.tensor([0.25 / (0.25 + s**2) for s in (0.01, 0.5, 50.0)]).view(-1, 1, 1, 1)
+    torch.testing.assert_close(net(noisy, sigma), keep * noisy)
+
+
+def test_every_weight_of_a_denoiser_learns_once_the_last_layers_are_off_zero():
+    torch.manual_seed(0)
+    net, head = Denoiser(THREE, 8), Head(8)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    noisy, sigma = torch.randn(3, 3, 16, 16), torch.tensor([0.1, 1.0, 3.0])
+    features = net.features(noisy, sigma)
+    assert features.shape == (3, 8, 4, 4)
+    scores = head(features)
+    assert scores.shape == (3,)
+    (net(noisy, sigma).square().sum() + scores.square().sum()).backward()
+    for part in (net, head):
+        assert all(parameter.grad.abs().sum() > 0 for parameter in part.parameters())
+
+
+def test_the_size_of_the_noise_counts():
+    torch.manual_seed(0)
+    net = Denoiser(THREE, 8)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(1, 3, 16, 16)
+    scaled = [net.features((s**2 + 0.25) ** 0.5 * x, torch.tensor([s])) for s in (0.1, 5.0)]
+    assert not torch.allclose(*scaled, atol=1e-2)  # the picture that the layers see is the same, the embedding is not
+
+
+def test_samples_keep_to_themselves():
+    torch.manual_seed(0)
+    net, head = Denoiser(THREE, 8), Head(8)
+    torch.nn.init.normal_(net.paint.weight)
+    x, sigma = torch.randn(4, 3, 16, 16), torch.rand(4) + 0.1
+    torch.testing.assert_close(net(x, sigma)[1:2], net(x[1:2], sigma[1:2]), rtol=1e-4, atol=1e-5)
+    scores = [head(net.features(part, size)) for part, size in ((x, sigma), (x[1:2], sigma[1:2]))]
+    torch.testing.assert_close(scores[0][1:2], scores[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_denoiser_learns_to_denoise():
+    torch.manual_seed(0)
+    net = Denoiser((8, 8), 8)
+    clean = torch.zeros(8, 3, 8, 8) + torch.tensor([-0.7, 0.1, 0.6]).view(1, 3, 1, 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    errors = []
+    for _ in range(60):
+        sigma = torch.rand(8) + 0.3
+        noisy = clean + sigma.view(-1, 1, 1, 1) * torch.randn_like(clean)
+        error = (net(noisy, sigma) - clean).square().mean()
+        optimizer.zero_grad()
+        error.backward()
+        optimizer.step()
+        errors.append(error.item())
+    assert errors[-1] < 0.2 * errors[0]
+
+
+def test_a_denoiser_draws_in_one_step():
+    denoiser = Denoiser((4, 4), embedding=4)
+    drawer, z = OneStep(denoiser, 8, 10.0), torch.randn(2, 3 * 64)
+    assert drawer.latent == 3 * 64
+    torch.testing.assert_close(drawer(z), denoiser(10 * z.view(2, 3, 8, 8), torch.full((2,), 10.0)))

@@ -1,14 +1,20 @@
-"""Synchronised batch norm: what one device computes, values, gradients and second gradients."""
+"""Batch norms over all ranks, and spectral norms."""
+
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from gan import ranks as ranks_of_gan
 from gan.files.errors import UserError
 from nets.norm import SyncBatchNorm, in_groups, synchronised
+from nets.spectral import spectral_norm
+
+# ---- norm ----
 
 
 def inputs(seed=0):
@@ -64,23 +70,22 @@ def test_ranks_together_equal_one_device(kwargs, second, parts, ranks):
         assert (results[0][3][name] - buffer).abs().max() < 1e-12
 
 
+def penalty_of(kind, x):
+    """The slopes of a gradient penalty, and its gradient by the weight."""
+    layer, x = layers(kind), x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(layer(x).tanh().square().sum(), x, create_graph=True)
+    return slope.detach(), torch.autograd.grad(slope.square().sum(), layer.weight)[0]
+
+
 def penalty_on_rank(parts):
-    rank = dist.get_rank()
-    layer = layers(SyncBatchNorm)
-    x = inputs().split(parts)[rank].clone().requires_grad_()
-    loss = layer(x).tanh().square().sum()
-    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-    (dw,) = torch.autograd.grad(slope.square().sum(), layer.weight)
+    slope, dw = penalty_of(SyncBatchNorm, inputs().split(parts)[dist.get_rank()])
     dist.all_reduce(dw)
-    return slope.detach(), dw
+    return slope, dw
 
 
 @pytest.mark.parametrize("parts", [[3, 3], [2, 4]])
 def test_a_gradient_penalty_through_it_equals_one_device(parts, ranks):
-    reference = layers(nn.BatchNorm2d)
-    x = inputs().requires_grad_()
-    (slope,) = torch.autograd.grad(reference(x).tanh().square().sum(), x, create_graph=True)
-    (dw,) = torch.autograd.grad(slope.square().sum(), reference.weight)
+    slope, dw = penalty_of(nn.BatchNorm2d, inputs())
     results = ranks(2).run(penalty_on_rank, parts)
     assert (torch.cat([result[0] for result in results]) - slope).abs().max() < 1e-10
     assert (results[0][1] - dw).abs().max() < 1e-9 * dw.abs().max()
@@ -241,3 +246,81 @@ def test_alone_it_is_torchs_own_batch_norm():
     assert torch.equal(ours(inputs()), theirs(inputs()))
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         ours(torch.zeros(3))
+
+
+# ---- spectral ----
+
+
+def classic(layer: nn.Conv2d) -> nn.Conv2d:
+    """The same layer under torch.nn.utils.spectral_norm, with the same weight, u and v."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = torch.nn.utils.spectral_norm(nn.Conv2d(3, 5, 3, dtype=torch.float64))
+    ours = layer.parametrizations.weight
+    parts = {"weight_orig": ours.original, "weight_u": ours[0]._u, "weight_v": ours[0]._v, "bias": layer.bias}
+    other.load_state_dict({name: part.detach().clone() for name, part in parts.items()})
+    return other
+
+
+@pytest.fixture
+def layer() -> nn.Conv2d:
+    torch.manual_seed(0)
+    made = spectral_norm(nn.Conv2d(3, 5, 3, dtype=torch.float64))
+    parametrization = made.parametrizations.weight[0]
+    for vector in (parametrization._u, parametrization._v):
+        vector.copy_(torch.nn.functional.normalize(torch.randn_like(vector), dim=0))
+    return made
+
+
+@pytest.mark.parametrize("modes", [[True], [False], [True, True, False]])
+def test_it_is_the_classic_spectral_norm(modes, layer):
+    """Values, gradients, u and v, one forward after the other."""
+    other = classic(layer)
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    totals = [torch.zeros((), dtype=torch.float64)] * 2
+    for training in modes:
+        found, wanted = layer.train(training)(x), other.train(training)(x)
+        torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+        totals = [totals[0] + found.square().sum(), totals[1] + wanted.square().sum()]
+    for total in totals:
+        total.backward()
+    ours = layer.parametrizations.weight
+    torch.testing.assert_close(ours.original.grad, other.weight_orig.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours[0]._u, other.weight_u, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(ours[0]._v, other.weight_v, rtol=1e-13, atol=1e-13)
+
+
+def test_a_new_layer_is_bounded_at_once():
+    torch.manual_seed(0)
+    layer = spectral_norm(nn.Conv2d(8, 8, 3)).eval()
+    assert is_parametrized(layer, "weight")
+    assert torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2).item() == pytest.approx(1, abs=0.1)
+
+
+def test_the_largest_singular_value_is_taken_in_full_precision_under_autocast(layer):
+    layer.float().eval()
+    plain = layer.weight
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.weight, plain)
+        layer.train()
+        layer(torch.randn(1, 3, 6, 6))
+    parametrization = layer.parametrizations.weight[0]
+    assert parametrization._u.norm().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_gradients_of_gradients_are_the_plain_divisions(layer):
+    """A gradient penalty goes through the division twice."""
+    layer.eval()
+    ours = layer.parametrizations.weight
+    u, v, weight = ours[0]._u, ours[0]._v, ours.original
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+
+    def penalty(divided: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = torch.nn.functional.conv2d(x, divided, layer.bias).tanh().sum()
+        slopes = torch.autograd.grad(out, (x, weight), create_graph=True)
+        return torch.autograd.grad(sum(slope.square().sum() for slope in slopes), (x, weight))
+
+    found = penalty(layer.weight)
+    wanted = penalty(weight / torch.dot(u, weight.flatten(1) @ v))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

@@ -1,16 +1,28 @@
-"""Cutting batches: what has a row for each sample, and which rows a part has."""
+"""What is a sample's, and what is a rank's."""
 
+import contextlib
+import random
 from collections import UserDict, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gan.files.errors import UserError
+from gan import GanModule, Phase, Player
+from gan.files.checkpoint import load
+from gan.files.errors import NOT_SO, UserError
+from strategies import random_state
+from strategies.checkpoint.writing import save
 from strategies.micro_batches import deal_batch, join_batches, row_counts, rows, split_batch
+from tests.support.parity import distance, train
+
+# ---- micro batches ----
 
 
 class Pair(NamedTuple):
@@ -54,10 +66,29 @@ def test_a_micro_batch_has_every_kth_row_and_shares_constants():
     assert (second["pair"][1], second["size"], second["set"]) == (5, (256, 256), "train")
 
 
-def test_a_rank_of_dp_has_neighbouring_rows():
-    first, second = (deal_batch({"x": x(), "names": tuple("abcd")}, rank, 2) for rank in range(2))
-    assert (first["x"].tolist(), first["names"]) == ([0, 1], ("a", "b"))
-    assert (second["x"].tolist(), second["names"]) == ([2, 3], ("c", "d"))
+class Squared(GanModule):
+    """SGD, which shows how large a gradient is, as Adam does not."""
+
+    micro_batches = 1
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(6, 2).double()
+
+    def configure_players(self):
+        yield Player("net", self.net, partial(torch.optim.SGD, lr=0.1))
+
+    def configure_phases(self):
+        yield Phase("net", lambda batch: self.net(batch["x"]).square().mean(), "net", micro_batches=self.micro_batches)
+
+
+def test_gradients_of_micro_batches_are_averaged():
+    whole, parts_ = (
+        train(Squared, policy="single"),
+        train(type("Parts", (Squared,), {"micro_batches": 4}), policy="single"),
+    )
+    assert distance(whole, parts_) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -92,23 +123,28 @@ def test_all_kinds_of_batches_are_cut_alike(batch, get):
     assert type(first) is (dict if isinstance(batch, MappingProxyType) else type(batch))
 
 
-def test_what_holds_them_keeps_the_rest():
+def test_a_part_is_dense_and_keeps_its_memory_format_and_what_holds_it_keeps_the_rest():
+    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    for parts in (split_batch(images, 4, 2, "phase"), [deal_batch(images, 1, 2)]):
+        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
+    assert split_batch(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
     first, _ = split_batch(Sample(x(), tuple("abcd")), 4, 2, "phase")
     assert (first.caption, first.scale) == (("a", "c"), 2.0)
     first, _ = split_batch(defaultdict(list, x=x()), 4, 2, "phase")
     assert first["absent"] == []
 
 
-def test_a_part_is_dense_and_keeps_its_memory_format():
-    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    for parts in (split_batch(images, 4, 2, "phase"), [deal_batch(images, 1, 2)]):
-        assert all(part.is_contiguous(memory_format=torch.channels_last) for part in parts)
-    assert split_batch(torch.zeros(4, 3), 4, 2, "phase")[0].is_contiguous()
-
-
-def test_one_part_is_the_batch_itself():
-    batch = {"x": torch.arange(3), "others": torch.zeros(5)}
-    assert split_batch(batch, rows(batch), 1, "phase")[0] is batch
+@given(each=st.integers(1, 5), parts=st.integers(1, 5))
+def test_micro_batches_are_every_kth_row_and_parts_of_dp_are_neighbours(each, parts):
+    total = each * parts
+    batch = {"x": x(total), "names": tuple(map(str, range(total)))}
+    micro, dealt = split_batch(batch, total, parts, "phase"), [deal_batch(batch, k, parts) for k in range(parts)]
+    for number in range(parts):
+        assert micro[number]["x"].tolist() == [*map(int, micro[number]["names"])] == [*range(number, total, parts)]
+        neighbours = [*range(number * each, (number + 1) * each)]
+        assert dealt[number]["x"].tolist() == [*map(int, dealt[number]["names"])] == neighbours
+    assert parts > 1 or micro[0] is batch
+    assert torch.equal(join_batches(dealt)["x"], x(total))
 
 
 @pytest.mark.parametrize(
@@ -146,13 +182,10 @@ def test_rows_are_those_of_the_first_tensor_before_lists_and_single_rows():
     assert rows({"names": ["a", "b"], "crops": [x(3), x(3)], "x": torch.zeros(7)}) == 7
     assert rows({"crops": [x(3), x(3)], "names": ["a", "b"]}) == 2
     assert rows({"x": torch.zeros(1, 3)}) == 1
+    assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]  # a second loader
+    assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
     with pytest.raises(UserError, match="the batch holds nothing with a row for each sample"):
         rows({"name": "a", "size": (3, 4)})
-
-
-def test_a_second_loader_has_a_number_of_rows_of_its_own():
-    assert row_counts({"a": [x(8), x(8)], "b": [x(4), x(4)]}) == [8, 4]
-    assert row_counts([{"image": x(4)}, {"image": x(8)}]) == [4, 8]
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
@@ -161,3 +194,68 @@ def test_a_tuple_of_tensors_of_one_row_has_one_sample(columns):
     parts = split_batch(batch, rows(batch), 2, "phase")
     assert [row_counts(part) for part in parts] == [[1], [1]]
     assert all(torch.equal(whole, column) for whole, column in zip(join_batches(parts), batch, strict=True))
+
+
+# ---- random state ----
+
+
+def reseed(seed):
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def draw():
+    return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random(), random.gauss(0, 1)
+
+
+def test_draws_go_on_where_they_were_after_a_checkpoint(tmp_path):
+    reseed(5)
+    draw()
+    save(tmp_path / "x.ckpt", {"state": random_state.capture()})
+    expected = draw()
+    assert draw() != expected
+    state = load(tmp_path / "x.ckpt")["state"]
+    random_state.check(state)
+    random_state.restore(state)
+    assert draw() == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch": torch.zeros(3)},
+        {"numpy": ("MT19937", torch.zeros(3), 1, 0, 0.0)},
+        {"numpy": None},
+        {"python": (3, (None,) * 625, None)},
+        {"python": (3, (1,), None)},
+    ],
+)
+def test_what_is_no_state_is_noticed_before_anything_is_restored(change):
+    reseed(5)
+    expected = draw()
+    reseed(5)
+    with pytest.raises(NOT_SO):
+        random_state.check(random_state.capture() | change)
+    assert draw() == expected
+
+
+def test_a_change_is_that_of_torchs_generators():
+    before = random_state.capture()
+    draw_only = {"torch": lambda: torch.rand(()), "numpy": np.random.rand, "python": random.random}
+    for name, of_one in draw_only.items():
+        random_state.restore(before)
+        assert not random_state.changed(before)
+        of_one()
+        assert random_state.changed(before) == (name == "torch")
+
+
+def test_what_is_drawn_aside_leaves_no_trace_even_after_an_error():
+    reseed(7)
+    expected = draw()
+    reseed(7)
+    with contextlib.suppress(KeyError), random_state.untouched():
+        reseed(1)
+        draw()
+        raise KeyError
+    assert draw() == expected

@@ -1,14 +1,32 @@
-"""Which players share a process group."""
+"""Where ranks come from: devices, Lightning's private names, and worlds."""
 
+import importlib
+import os
+import re
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.accelerators import MPSAccelerator
+from lightning.pytorch.plugins import MixedPrecision
 
+from datasets import GlobalLoader, GlobalStream
 from gan import Phase
-from strategies import ranks
+from gan.files.errors import UserError
+from strategies import PhaseStrategy, TorchAccelerator, meeting, random_state, ranks
+from strategies.processes import interface
+from strategies.processes.interface import GLOO
 from strategies.ranks import Groups
+from tests.support.hard_games import Plain
+from tests.support.parity import parts, trainer
+from tests.support.posix import only_on_linux
+
+# ---- ranks ----
 
 
 def phases(*learners):
@@ -19,7 +37,12 @@ def phases(*learners):
 def made():
     """torch's groups are numbers here. The list has those that were ended."""
     ended, numbers = [], count()
-    with mock.patch.multiple(ranks.dist, new_group=lambda timeout: next(numbers), destroy_process_group=ended.append):
+
+    def new(timeout):
+        assert timeout in (None, timedelta(seconds=7))
+        return next(numbers)
+
+    with mock.patch.multiple(ranks.dist, new_group=new, destroy_process_group=ended.append):
         yield ended
 
 
@@ -37,21 +60,210 @@ def test_players_share_one_unless_they_learn_in_the_same_phase(turns, expected, 
     assert [group.shared(player) for player in "abc"] == expected
 
 
-def test_one_of_its_own_is_never_shared(made):
-    group = Groups(phases("a", "b", "c"))
+def test_one_of_its_own_is_never_shared_and_all_are_ended_once(made):
+    group = Groups(phases("a", "b", "c"), timedelta(seconds=7))
     assert [group.shared("a"), group.own(), group.own(), group.shared("b")] == [0, 1, 2, 0]
-
-
-def test_all_have_the_timeout_of_the_strategy():
-    with mock.patch.object(ranks.dist, "new_group") as made:
-        made_groups = Groups(phases("a", ["a", "b"]), timedelta(seconds=7))
-        made_groups.shared("a"), made_groups.shared("b"), made_groups.own()
-    assert [call.kwargs for call in made.call_args_list] == [{"timeout": timedelta(seconds=7)}] * 3
-
-
-def test_released_once_all_are_ended(made):
-    group = Groups(phases("a", "b", "c"))
-    group.shared("a"), group.own(), group.shared("b")
     group.release()
     group.release()
-    assert sorted(made) == [0, 1]
+    assert sorted(made) == [0, 1, 2]
+
+
+# ---- accelerator ----
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """`found(type, count)`: what torch finds on this machine."""
+
+    def finds(kind, count=1):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        monkeypatch.setattr(MPSAccelerator, "is_available", lambda: kind == "mps")
+
+    return finds
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"), [(2, [0, 1]), ([0, 2], [0, 2]), ("2", [0, 1]), ("0,2", [0, 2]), (-1, [0, 1, 2])]
+)
+def test_devices_are_a_number_or_numbers(asked, numbers, found):
+    found("xpu", 3)
+    assert TorchAccelerator.parse_devices(asked) == numbers
+    assert TorchAccelerator.get_parallel_devices(numbers) == [torch.device("xpu", number) for number in numbers]
+
+
+def test_apples_device_is_one_and_takes_our_strategy(found):
+    found("mps")
+    one = Trainer(strategy=PhaseStrategy(), accelerator=TorchAccelerator(), devices=1, logger=False)
+    assert one.strategy.root_device == torch.device("mps", 0)
+    with pytest.raises(UserError, match=r"devices=2: this machine has 1 GPU; type devices=1$"):
+        Trainer(strategy=PhaseStrategy(), accelerator=TorchAccelerator(), devices=2)
+    with pytest.raises(ValueError, match="not supported on the MPS accelerator"):  # if this passes, Lightning's will do
+        Trainer(strategy=PhaseStrategy(), accelerator="mps")
+
+
+def test_autocast_is_for_the_device_that_computes():
+    game = Plain().float()
+    lightning = trainer(PhaseStrategy(), 1, 1, precision="bf16-mixed")
+    lightning.strategy.precision_plugin = MixedPrecision("bf16-mixed", "cuda")  # what Lightning makes for xpu
+    lightning.fit(game, parts(1, batches=lambda step: {"x": torch.zeros(4, 6)}))
+    assert lightning.strategy.precision_plugin.device == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_batches_are_pinned_where_the_run_computes_on_a_gpu(kind, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    strategy = PhaseStrategy()
+    strategy.parallel_devices = [torch.device(kind)]
+    strategy._lightning_module = Plain()
+    strategy._lightning_module.trainer = trainer(PhaseStrategy(), 1, 1)
+    for loader in (GlobalLoader([1, 2], 2), GlobalStream([1, 2], 2)):
+        assert strategy.process_dataloader(loader).pin_memory == (kind == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("cpu", "gloo"), ("cuda", "nccl"), ("xpu", "xccl"), ("unknown", "gloo")]
+)
+def test_ranks_communicate_by_what_torch_has_for_the_device(kind, expected, monkeypatch):
+    class Device:
+        type = kind
+
+    strategy = PhaseStrategy()
+    monkeypatch.setattr(PhaseStrategy, "root_device", Device)
+    assert strategy._get_process_group_backend() == expected
+
+
+def test_a_random_state_is_restored_on_devices_of_its_kind(found, monkeypatch):
+    state = {**random_state.capture(), "accelerator": {"cuda": torch.arange(16, dtype=torch.uint8)}}
+    kept = []
+
+    class Module:
+        get_rng_state = staticmethod(lambda: torch.zeros(16, dtype=torch.uint8))
+        set_rng_state = staticmethod(kept.append)
+
+    found("cuda")
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    monkeypatch.setattr(torch.accelerator, "random", Module, raising=False)
+    random_state.restore(state)
+    assert kept == [state["accelerator"]["cuda"]]
+    found("xpu")  # the state of another kind of device is none of this one's
+    random_state.restore(state)
+    assert len(kept) == 1
+
+
+# ---- meeting ----
+
+
+class Tied(Exception):
+    pass
+
+
+@only_on_linux
+@pytest.mark.parametrize(("nodes", "talk"), [(1, ("lo", "127.0.0.1")), (2, ("far0", "10.0.0.7"))])
+def test_ranks_of_one_host_talk_on_loopback_whatever_its_name_means(nodes, talk, monkeypatch):
+    monkeypatch.setenv(GLOO, "")
+    monkeypatch.delenv(GLOO)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.7")
+    monkeypatch.setattr(interface, "_interface", {"127.0.0.1": "lo", "10.0.0.7": "far0"}.get)
+    monkeypatch.setattr(interface, "own_address", lambda towards: towards)
+    monkeypatch.setattr(meeting, "own_name", lambda main: main)
+    strategy = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=nodes).strategy
+    strategy.set_world_ranks = lambda: None
+    monkeypatch.setattr(meeting.RanksStrategy, "_store", lambda self, rank, size: None)
+    told = []
+
+    def tie(store, size, host, advice):
+        told.append(host)
+        raise Tied
+
+    strategy.lockstep.survivor = SimpleNamespace(tie=tie)
+    with pytest.raises(Tied):
+        strategy.setup_distributed()
+    assert (os.environ[GLOO], *told) == talk
+
+
+# ---- private ----
+
+
+PACKAGES = Path(__file__).parents[3]
+
+# The module, or module:class, and the names in it. Checked with torch 2.11 to 2.15 and Lightning 2.6.0 to 2.6.6.
+NAMES = {
+    "lightning.fabric.utilities.distributed": ["_set_num_threads_if_needed"],
+    "lightning.pytorch.overrides.distributed": ["_sync_module_states", "prepare_for_backward"],
+    "lightning.pytorch.strategies.launchers.multiprocessing:_MultiProcessingLauncher": [
+        *("_collect_rank_zero_results", "get_extra_results", "update_main_process_results"),
+    ],
+    "lightning.pytorch.strategies.launchers.multiprocessing": ["_WorkerOutput"],
+    "lightning.pytorch.strategies.launchers": ["_MultiProcessingLauncher", "_SubprocessScriptLauncher"],
+    "lightning.pytorch.strategies.launchers.launcher": ["_Launcher"],
+    "lightning.pytorch.strategies.launchers.subprocess_script": ["_basic_subprocess_cmd"],
+    "lightning.pytorch.strategies.launchers.subprocess_script:_SubprocessScriptLauncher": [
+        "_call_children_scripts",
+        "_check_can_spawn_children",
+    ],
+    "lightning.pytorch.trainer.call": ["_call_callback_hooks", "_call_lightning_module_hook"],
+    "lightning.pytorch.strategies:DDPStrategy": ["_configure_launcher"],
+    "lightning.pytorch.loops.training_epoch_loop:_TrainingEpochLoop": ["_broadcast_sigterm_tensor"],
+    "lightning.pytorch.core:LightningModule": ["on_validation_model_zero_grad"],
+    "torch": ["_foreach_mul_", "_foreach_norm", "_foreach_copy_"],
+    "torch._C._autograd": ["_get_current_graph_task_keep_graph"],
+    "torch._C._distributed_c10d:Work": ["_source_rank"],
+    "torch._C": ["_current_graph_task_id", "DisableTorchFunctionSubclass", "_DisableFuncTorch"],
+    "torch._dynamo.config": ["recompile_limit"],
+    "torch._dynamo.exc": ["TorchDynamoException"],
+    "torch._dynamo.trace_rules": ["get_torch_obj_rule_map"],
+    "torch.autograd": ["_engine_run_backward"],
+    "torch.testing._internal.distributed.fake_pg": ["FakeStore"],
+    "torch._functorch.config": ["donated_buffer"],
+    "torch.distributed": ["_broadcast_coalesced"],
+    "torch.distributed.distributed_c10d": ["_get_default_store", "_set_pg_timeout"],
+    "torch.distributed.elastic.agent.server.local_elastic_agent:LocalElasticAgent": [
+        "_monitor_workers",
+        "_restart_workers",
+        "_start_workers",
+    ],
+    "torch.nn.modules.batchnorm": ["_BatchNorm"],
+    "torch.utils.data._utils.signal_handling": ["_SIGCHLD_handler_set", "_set_SIGCHLD_handler"],
+    "torch.utils._pytree": ["tree_flatten", "tree_unflatten", "tree_leaves", "tree_map"],
+    "torch.optim:Optimizer": ["register_step_pre_hook"],
+}
+
+
+@pytest.mark.parametrize("place", NAMES)
+def test_a_private_name_is_still_there(place):
+    module, _, inner = place.partition(":")
+    found = importlib.import_module(module)
+    found = getattr(found, inner) if inner else found
+    lost = [name for name in NAMES[place] if not hasattr(found, name)]
+    assert not lost, f"this version of {module.partition('.')[0]} has no {', '.join(lost)} in {place} any more"
+
+
+def test_what_a_trainer_keeps_is_still_there():
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True)
+    for part, names in {
+        "_logger_connector": "should_update_logs",
+        "_accelerator_connector": "use_distributed_sampler cluster_environment",
+        "_signal_connector": "_sigterm_notifier_fn _slurm_sigusr_handler_fn",
+        "_checkpoint_connector": "hpc_save_path _select_ckpt_path restore_model restore_callbacks "
+        "restore_training_state",
+    }.items():
+        assert [name for name in names.split() if not hasattr(getattr(trainer, part), name)] == [], part
+    assert hasattr(trainer.fit_loop.epoch_loop.manual_optimization, "optim_step_progress")
+
+
+def test_modules_keep_their_parameters_and_compiled_calls_where_they_did():
+    module = torch.nn.Linear(2, 2)
+    assert isinstance(module._parameters, dict) and isinstance(module._buffers, dict)
+    module.compile(backend="eager")
+    assert module._compiled_call_impl is not None
+
+
+def test_private_imports_stand_in_the_list():
+    """An import of a private name that is not in NAMES would break unnoticed."""
+    listed = {name for names in NAMES.values() for name in names} | {"_pytree"}
+    pattern = re.compile(r"^from (?:lightning|torch)[\w.]* import (.+)$", re.M)
+    for path in [*PACKAGES.glob("strategies/**/*.py"), *PACKAGES.glob("gan/**/*.py")]:
+        for imported in pattern.findall(path.read_text()):
+            private = {word for word in re.findall(r"\b_[a-z]\w*", imported.split(" as ")[0])}
+            assert private <= listed, f"{path.name} imports {private - listed}; add it to NAMES"

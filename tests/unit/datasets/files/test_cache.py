@@ -68,6 +68,7 @@ def test_a_lost_result_is_made_again(tmp_path):
     assert done(file) == ([], [])
 
 
+@pytest.mark.promise("a damaged cache of a data set", "it is made again")
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nothing", b"text"])
 def test_a_damaged_file_is_made_again(tmp_path, damage):
     file = tmp_path / "known.npz"
@@ -311,6 +312,7 @@ def test_one_problem_is_said_as_it_is(tmp_path):
         raise_problems(["a is bad", "b is bad"], tmp_path)
 
 
+@pytest.mark.promise("links that loop, names that differ in case, pictures that are none", "named in one line")
 @not_on_windows
 def test_links_may_lead_out_but_not_round(tmp_path):
     (tmp_path / "set" / "a").mkdir(parents=True)

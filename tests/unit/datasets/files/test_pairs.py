@@ -101,6 +101,10 @@ def open_set(tmp_path):
     return data, data.paths(0)
 
 
+@pytest.mark.promise(
+    "a file of the data changes, vanishes or becomes wrong while a run trains",
+    "the run ends with its name and what has changed, also from a loader's worker",
+)
 @pytest.mark.parametrize("which", range(3))
 def test_a_file_that_changes_while_its_set_is_open_is_named(which, open_set):
     data, paths = open_set
@@ -143,6 +147,7 @@ def test_a_file_that_is_gone_or_cannot_be_read_any_more_is_named(which, open_set
         data[0]
 
 
+@pytest.mark.promise("a file of the data changes, vanishes or becomes wrong while a run trains")
 def test_a_worker_names_the_file_too(open_set, capsys):
     data, paths = open_set
     paths[0].write_bytes(b"")
@@ -176,6 +181,7 @@ NO_PICTURES = {
 }
 
 
+@pytest.mark.promise("links that loop, names that differ in case, pictures that are none")
 @pytest.mark.parametrize("what", NO_PICTURES)
 @pytest.mark.parametrize("place", ["images", "labels"])
 def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
@@ -189,6 +195,7 @@ def test_a_file_that_is_no_picture_is_named(what, place, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file")
 @not_on_windows
 def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
     one_pair(tmp_path, colours())
@@ -206,6 +213,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(tmp_path):
             FolderPairs(tmp_path, 4, 8)
 
 
+@pytest.mark.promise("links that loop, names that differ in case, pictures that are none")
 @where_case_counts
 def test_capital_letters_in_names_count(tmp_path):
     one_pair(tmp_path, colours())
@@ -274,6 +282,7 @@ def test_instances_that_are_missing_or_of_another_shape(tmp_path):
 # All that is wrong is said together.
 
 
+@pytest.mark.promise("a data set with wrong files")
 def test_all_problems_are_listed_at_once(tmp_path):
     written = folder(tmp_path)
     for k in range(9):

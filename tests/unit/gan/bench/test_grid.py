@@ -10,7 +10,7 @@ from PIL import Image
 from gan.bench import cell as one_cell
 from gan.bench import grid
 from gan.bench.blocks import blocks
-from gan.bench.cell import ONE, Cell, Clock, planned, refuse_strategy, together
+from gan.bench.cell import ONE, Cell, Clock, planned, together
 from gan.bench.grid import COLUMNS, GridBenchmark
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
@@ -49,21 +49,6 @@ def test_a_pipeline_gets_the_parts_as_chunks_and_others_as_micro_batches(strateg
     assert cell.one == Cell(32, 4) and (cell.one.typed, cell.one.micro_batches) == ("single", 4)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        ("pipeline+chunks:4", "has chunks, which the grid varies; type --chunks 1,4"),
-        ("a=ddp,*=pipeline+stages:2", "has stages, which the grid varies; type --stages 2,4"),
-        ("single", "'single' is for one process, which the grid always measures"),
-        ("auto", "unknown strategy 'auto'"),
-        ("dpd", "unknown strategy 'dpd'"),
-    ],
-)
-def test_a_strategy_that_says_what_the_grid_varies_is_refused(strategy, words):
-    with pytest.raises(UserError, match=words.replace("+", r"\+")):
-        refuse_strategy(strategy)
-
-
 # ---- what is typed ----
 
 
@@ -75,15 +60,10 @@ def test_lists_are_read_and_the_run_has_its_own_options():
     assert GridBenchmark(["r3gan-faces", "--stages", "2"]).settings.stages == [2]
 
 
-def test_what_cannot_be_read_is_refused(tmp_path, capsys):
-    with pytest.raises(UserError, match="cannot read --batch-sizes '8;16'; type numbers with commas, such as"):
-        GridBenchmark(["--batch-sizes", "8;16"])
+def test_a_run_without_a_batch_size_is_refused(tmp_path):
     (tmp_path / "fixed.py").write_text("from gan.runs import Run\ndef game(width: int = 3) -> Run: ...\n")
     with pytest.raises(UserError, match=r"has no argument 'batch_size'.*def game\(batch_size: int = 32, "):
         GridBenchmark([f"{tmp_path}/fixed.py:game"])
-    with pytest.raises(SystemExit):
-        GridBenchmark(["--batch-size", "8"])  # one size is no list, and the grid sets it
-    assert "did you mean --batch-sizes?" in capsys.readouterr().err
 
 
 # ---- the game ----

@@ -1,12 +1,29 @@
-"""Reading checkpoints: in parts, and into modules. Damage is in test_damage.py."""
+"""What a checkpoint holds: its values and tensors, and what is missing or of another kind. Damage: test_damage.py."""
 
+import json
+import math
+from collections import Counter, OrderedDict, namedtuple
+from datetime import timedelta
+from enum import Enum, IntEnum
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
 
 from gan.files.checkpoint import Share, check_left_out, checksum, load, load_module_state, read
-from gan.files.errors import UserError
+from gan.files.contents import TRAINING, alike, check_kinds, need, numbers
+from gan.files.errors import Damaged, UserError
+from gan.files.finite import as_made, named, not_finite, of_players
+from gan.files.values import decode, encode, text_of
 from strategies.checkpoint.writing import save
+from tests.ranks.test_checkpoints import Memory
+
+# ---- checkpoint ----
 
 
 def test_a_checksum_is_of_the_bits_in_a_dtype():
@@ -35,18 +52,241 @@ def test_a_parameter_that_is_left_out_must_be_as_it_was():
         check_left_out(net, {"other": noted["0.bias"]})
 
 
-def test_a_tensor_is_read_into_memory_that_is_not_contiguous(tmp_path):
-    tensor = torch.randn(2, 3, 4, 5)
-    save(tmp_path / "x.ckpt", {"t": Share.whole(tensor)})
-    there = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    read({load(tmp_path / "x.ckpt")["t"]: Share.whole(there)})
-    assert torch.equal(there, tensor) and there.is_contiguous(memory_format=torch.channels_last)
+@pytest.fixture(scope="module")
+def million(tmp_path_factory):
+    """A checkpoint of a million numbers, which has four chunks."""
+    path = tmp_path_factory.mktemp("million") / "x.ckpt"
+    save(path, {"t": Share.whole(torch.arange(1_000_000.0))})
+    return path
 
 
-@pytest.mark.parametrize("first", [0, 262_143, 262_144, 700_000])
-def test_a_range_of_several_chunks_is_read(first, tmp_path):
-    tensor = torch.arange(1_000_000.0)
-    save(tmp_path / "x.ckpt", {"t": Share.whole(tensor)})
-    part = torch.zeros(300_000)
-    read({load(tmp_path / "x.ckpt")["t"]: Share(part, tensor.shape, first)})
-    assert torch.equal(part, tensor[first : first + 300_000])
+@settings(max_examples=8)
+@given(first=st.integers(0, 700_000), count=st.integers(1, 300_000))
+@example(first=262_143, count=2)
+@example(first=262_144, count=262_144)
+def test_any_range_of_several_chunks_is_read(first, count, million):
+    part = torch.zeros(count)
+    read({load(million)["t"]: Share(part, torch.Size([1_000_000]), first)})
+    assert torch.equal(part, torch.arange(float(first), first + count))
+    there = torch.zeros(10, 20, 50, 100).to(memory_format=torch.channels_last)  # memory that is not contiguous
+    read({load(million)["t"]: Share(there, torch.Size([1_000_000]))})
+    assert torch.equal(there.reshape(-1), torch.arange(1_000_000.0))
+    assert there.is_contiguous(memory_format=torch.channels_last)
+
+
+# ---- values ----
+
+
+Pair = namedtuple("Pair", "a b")
+Small = IntEnum("Small", "one two")
+Named = Enum("Named", "one two")
+
+PLAIN = [
+    *(None, True, False, 0, -7, 2**70, 0.1, -0.0, 1e-308, float("inf"), float("-inf"), "", "text", "\ud800", "\0"),
+    *([], [1, [2.0, ["3"]]], (), (1, (2, [3])), {}, {"a": {"b": 1}}, {1: "a", "1": "b", None: 3, (1, 2): 4, 0.5: 5}),
+    *({"$tuple": [1]}, {"$": 1, "b": 2}, {1, 2}, set(), frozenset({"a"}), b"", b"\0\xff", bytearray(b"ab"), 1 - 2j),
+    *(torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.Size([2, 3]), torch.Size([])),
+    *(torch.device("cuda", 1), OrderedDict(b=1, a=(2,)), Counter("aab"), {"nested": [{1: {(2,): {3}}}]}),
+]
+
+
+def there_and_back(value):
+    return decode(json.loads(text_of(encode(value, lambda key, value: None))), None)
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_each_kind_of_value_comes_back(value):
+    back = there_and_back(value)
+    assert back == value and kinds(back) == kinds(value)
+    assert math.copysign(1, back) == math.copysign(1, value) if value == 0.0 and type(value) is float else True
+    assert math.isnan(there_and_back({"a": math.nan})["a"])
+
+
+def kinds(value):
+    if isinstance(value, dict):
+        return type(value), [(kinds(name), kinds(each)) for name, each in value.items()]
+    return type(value), list(map(kinds, value)) if isinstance(value, list | tuple) else None
+
+
+WORD = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+NAME = WORD | st.tuples(st.integers(), st.text())
+VALUE = st.recursive(
+    WORD | st.complex_numbers(allow_nan=False) | st.frozensets(st.integers()) | st.sampled_from(PLAIN),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(NAME, inner),
+    max_leaves=20,
+)
+
+
+@given(VALUE)
+def test_a_value_comes_back_in_its_kind(value):
+    back = there_and_back(value)
+    assert back == value and kinds(back) == kinds(value)
+    assert math.copysign(1, back) == math.copysign(1, value) if value == 0.0 and type(value) is float else True
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(object(), Pair(1, 2), Small.one, Named.one, np.float64(1), np.arange(2), timedelta(1), range(3), len, int),
+        *(type("Text", (str,), {})("a"), type("Dict", (dict,), {})(), nn.ReLU(), torch.Generator(), slice(1)),
+        *(torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), nn.Parameter(torch.zeros(2, device="meta"))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_kind_is_refused_with_its_place(value, tmp_path):
+    with pytest.raises(UserError, match=r"'a/1' is a .*, which could not be loaded again without running code"):
+        save(tmp_path / "x.ckpt", {"a": (0, value)})
+    assert not list(tmp_path.iterdir())
+
+
+TENSORS = [
+    *(torch.arange(6).view(2, 3).t(), torch.tensor(2.5), torch.zeros(0, 3), torch.ones(1).expand(4)),
+    *(torch.randn(3).to(kind) for kind in (torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.complex128)),
+    *(torch.tensor([True, False]), torch.tensor([2**40], dtype=torch.uint64), torch.randn(2, 2).conj()),
+    nn.Parameter(torch.randn(2, dtype=torch.float64)),
+]
+
+
+def test_tensors_among_the_values_come_back_bit_for_bit(tmp_path):
+    save(
+        tmp_path / "x.ckpt",
+        {"many": TENSORS, "deep": {(1,): [(TENSORS[0],)]}, "1": {2: TENSORS[1]}, 1: {"2": TENSORS[1]}},
+    )
+    tree = load(tmp_path / "x.ckpt")
+    for back, tensor in zip(tree["many"], TENSORS, strict=True):
+        assert back.dtype == tensor.dtype and back.shape == tensor.shape
+        assert (
+            back.float().tolist() == tensor.float().tolist() if not tensor.is_complex() else torch.equal(back, tensor)
+        )
+    assert torch.equal(tree["deep"][1,][0][0], TENSORS[0]) and tree["1"][2] == tree[1]["2"] == TENSORS[1]
+
+
+def test_optimizers_and_schedules_come_back(tmp_path):
+    optimizer = SGD([torch.zeros(1)], lr=torch.tensor(0.1))
+    schedules = [MultiStepLR(optimizer, [3, 5, 5]).state_dict(), OneCycleLR(optimizer, 1.0, 10).state_dict()]
+    save(tmp_path / "x.ckpt", {"schedules": schedules, "groups": optimizer.state_dict()["param_groups"]})
+    tree = load(tmp_path / "x.ckpt")
+    assert tree["schedules"] == schedules and type(tree["schedules"][0]["milestones"]) is Counter
+    assert tree["groups"] == optimizer.state_dict()["param_groups"]
+
+
+# ---- contents ----
+
+
+GOOD = {
+    "game": "Plain",
+    "global_step": 3,
+    "players": {"net": {"ema": None, "loss_scale": {"scale": 1.0}, "skipped": 0}},
+    "left_out": {"net.weight": (torch.float32, 7)},
+    "files": {"teacher": {"path": "x", "sha256": "y", "names": []}},
+    "mine": object(),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"game": 3}, "'game' is not of kind str"),
+        ({"global_step": "3"}, "'global_step' is not of kind int"),
+        ({"state_dict": []}, "'state_dict' is not of kind dict"),
+        ({"players": {"net": 3}}, "'players/net' is not of kind dict"),
+        ({"players": {"net": {"ema": 3}}}, "'players/net/ema' is not of kind dict or NoneType"),
+        ({"players": {"net": {"skipped": None}}}, "'players/net/skipped' is not of kind int"),
+        ({"left_out": {"net.weight": 7}}, "'left_out/net.weight' is not of kind tuple"),
+        ({"left_out": {"net.weight": (7,)}}, "'left_out/net.weight/0' is not of kind dtype"),
+        ({"left_out": {"net.weight": (torch.float32,)}}, "it has no 'left_out/net.weight/1'"),
+        ({"players": {"net": {"ema": None}, "other": None}}, "'players/other' is not of kind dict"),
+        (
+            {"optimizer_states": [{"state": {}, "param_groups": [{}]}]},
+            "it has no 'optimizer_states/0/param_groups/0/params'",
+        ),
+        ({"random_states": [{}, 3]}, "'random_states/1' is not of kind dict"),
+        ({"files": {"teacher": {"path": "x", "names": []}}}, "it has no 'files/teacher/sha256'"),
+    ],
+)
+def test_what_is_of_another_kind_or_not_there_is_named(part, message):
+    check_kinds(GOOD)
+    check_kinds({})
+    with pytest.raises(Damaged, match=f"values.json is damaged: {message}"):
+        check_kinds(GOOD | part)
+    assert need({"a": 1}, "a", int) == 1
+    for needed, words in (
+        (lambda: need({"a": 1}, "b", int, "x/"), "it has no 'x/b'"),
+        (lambda: check_kinds(GOOD, TRAINING), "it has no 'state_dict'"),
+        (
+            lambda: check_kinds({name: {} for name in ("state_dict", "players", "callbacks", "loops")}, TRAINING),
+            "it has no 'loops/fit_loop'",
+        ),
+    ):
+        with pytest.raises(Damaged, match=words):
+            needed()
+
+
+OWN = {"count": 0, "on": False, "word": "a", "list": [1], "inside": {"x": 0.5}, "none": None}
+
+
+def test_what_a_training_has_itself_is_what_it_takes():
+    alike(OWN, {"count": 2.5, "on": True, "word": "b", "list": (), "inside": {"x": 1, "more": 3}, "none": {}}, "own")
+    alike(OWN, {}, "own")
+    for part, message in (
+        ({"count": "0"}, "'own/count' is not a number"),
+        ({"word": 3}, "'own/word' is not a text"),
+        ({"list": {}}, "'own/list' is not a list"),
+        ({"inside": 3}, "'own/inside' is not a dict"),
+        ({"inside": {"x": None}}, "'own/inside/x' is not a number"),
+    ):
+        with pytest.raises(Damaged, match=message):
+            alike(OWN, part, "own")
+    with pytest.raises(Damaged, match="it has no 'own/inside/x'"):
+        alike(OWN, OWN | {"inside": {}}, "own", whole=True)
+    with pytest.raises(Damaged, match="'wrote' is not made of numbers"):
+        numbers([1, "2"], "wrote")
+
+
+# ---- finite ----
+
+
+KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_of_any_kind_is_found(kind, value):
+    good = torch.ones(3, 1000).to(kind)
+    tensors = {"good": good, "bad": torch.ones(3, 1000)}
+    tensors["bad"][1, 999] = value
+    tensors["bad"] = tensors["bad"].to(kind)
+    assert not_finite(tensors) == {"bad": "NaN" if value != value else "infinity"}
+
+
+def test_what_has_no_such_numbers_is_fine():
+    largest = torch.tensor([torch.finfo(torch.float64).max, torch.finfo(torch.float64).min], dtype=torch.float64)
+    tensors = {"largest": largest, "none": torch.zeros(0), "whole": torch.arange(3), "so": torch.tensor(True)}
+    tensors["elsewhere"] = torch.full((2,), torch.nan, device="meta")
+    large = {str(number): torch.ones(1000, 1000).t() for number in range(3)}
+    with Memory() as memory:
+        assert not_finite(tensors) == {} == not_finite({}) == not_finite(large)
+    assert memory.made < 1000  # nothing is copied
+
+
+class Masked(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("mean", torch.zeros(2))
+
+
+def test_infinities_that_the_constructor_made_are_meant():
+    module = Masked()
+    meant = {"net": as_made(module)}
+    assert meant == {"net": {"mask"}}
+    assert of_players([("net", module)], meant) == []
+    module.mean[1] = torch.inf
+    assert of_players([("net", module)], meant) == [("net", "mean", "infinity")]
+    with torch.no_grad():
+        module.weight[0, 0] = torch.nan
+    assert named(of_players([("net", module)], meant)) == (
+        "'weight' of player 'net', and 1 more tensors have NaN or infinity"
+    )
+    with torch.device("meta"):
+        assert as_made(Masked()) == {"mask", "mean"}  # nobody knows

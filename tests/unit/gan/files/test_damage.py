@@ -26,6 +26,9 @@ def path(tmp_path):
     return tmp_path / "x.ckpt"
 
 
+@pytest.mark.promise(
+    "a flipped bit, exchanged tensors, another dtype, a file that is cut, missing, or of another checkpoint",
+)
 def test_a_file_that_is_gone_or_torn_is_named(path):
     for file in path.iterdir():
         content = file.read_bytes()
@@ -45,6 +48,10 @@ def test_a_file_that_is_gone_or_torn_is_named(path):
         number_of(path)
 
 
+@pytest.mark.promise(
+    "a flipped bit, exchanged tensors, another dtype, a file that is cut, missing, or of another checkpoint",
+    "an error names the checkpoint, the file and the tensor",
+)
 def test_a_flipped_bit_is_noticed_wherever_it_is(path):
     """And `check` finds the same."""
     for file in path.iterdir():
@@ -78,6 +85,9 @@ def exchange_names(header):
     header["state/a"], header["state/b"] = header["state/b"], header["state/a"]
 
 
+@pytest.mark.promise(
+    "a flipped bit, exchanged tensors, another dtype, a file that is cut, missing, or of another checkpoint",
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -106,6 +116,9 @@ def test_elements_that_are_exchanged_are_noticed_with_their_tensor(path):
             whole(tree["state"][name[-1]])
 
 
+@pytest.mark.promise(
+    "a flipped bit, exchanged tensors, another dtype, a file that is cut, missing, or of another checkpoint",
+)
 def test_a_file_of_another_checkpoint_is_noticed(path, tmp_path):
     save(tmp_path / "y.ckpt", numbered(2))
     for file in path.iterdir():
@@ -141,6 +154,7 @@ def test_a_disk_that_fails_is_damage_and_a_folder_that_may_not_be_read_is_not(pa
             assert type(raised.value) is kind
 
 
+@pytest.mark.promise("a checkpoint is replaced while it is read", "it is noticed")
 def test_one_that_is_replaced_while_it_is_read_is_noticed(path):
     tree = load(path)
     save(path, numbered(2))
@@ -270,6 +284,10 @@ HOLDS, NONE = (
 )
 
 
+@pytest.mark.promise(
+    "a checkpoint that was crafted: huge shapes, overlaps, deep nesting, missing or wrong values",
+    "one line; no memory is taken for what is not there",
+)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -363,6 +381,10 @@ class Malice:
         return os.mkdir, (self.path,)
 
 
+@pytest.mark.promise(
+    "code in a checkpoint, or in a file of styles",
+    "it is never run, also with `weights_only=False`; no error advises to run it",
+)
 @pytest.mark.parametrize(
     "name", ["values.json", "values.pt", ".metadata", "__0_0.distcp", "shard-00002-model-00001-of-00001.safetensors"]
 )
@@ -385,6 +407,7 @@ def test_a_checkpoint_of_one_file_is_named_as_what_it_is(tmp_path):
         load(tmp_path / "old.ckpt")
 
 
+@pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file")
 @not_on_windows
 @pytest.mark.parametrize("which", [0, -1])
 @pytest.mark.parametrize("make", [lambda file: os.mkfifo(file), lambda file: file.symlink_to("/dev/zero"), Path.mkdir])

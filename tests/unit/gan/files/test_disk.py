@@ -1,16 +1,32 @@
-"""Files written as a whole or not at all, and files of tensors."""
+"""Files and their names, messages, what systems differ in, and late imports."""
 
+import gc
 import os
 import pickle
 import re
+import signal
 import socket
+import sys
+import types
+import warnings
 
 import pytest
 import torch
 
+import datasets
+import gan
+import strategies
+from gan.app.outputs import quiet, say
+from gan.app.run import options
+from gan.files import errors, system
 from gan.files.disk import load_plain, name_for, read_text, regular, whole_file
-from gan.files.errors import UserError
-from tests.support.posix import not_on_windows
+from gan.files.errors import UserError, printable, refuse, this_rank
+from gan.files.loading import RANKS, loading
+from gan.files.system import check_ranks, free_memory, lock, signals
+from strategies.policies import ALIASES, POLICIES
+from tests.support.posix import not_on_windows, only_on_linux
+
+# ---- disk ----
 
 
 @pytest.mark.parametrize(
@@ -52,14 +68,9 @@ def test_after_an_error_the_old_content_stays_and_the_half_is_removed(before, tm
         raise KeyboardInterrupt
     assert [each.name for each in tmp_path.iterdir()] == ([] if before is None else ["a.txt"])
     assert before is None or path.read_text() == before
-
-
-def test_a_place_that_cannot_be_written_fails_before_the_work(tmp_path):
-    (tmp_path / "file").touch()
-    worked = False
-    with pytest.raises(OSError), whole_file(tmp_path / "file" / "a.txt"):
-        worked = True
-    assert not worked
+    path.write_text("a file")
+    with pytest.raises(OSError), whole_file(path / "in a file"):
+        pytest.fail("a place that cannot be written fails before the work")
 
 
 def test_two_processes_have_a_temporary_file_each(tmp_path, monkeypatch):
@@ -73,17 +84,10 @@ def test_two_processes_have_a_temporary_file_each(tmp_path, monkeypatch):
     assert path.read_text() == "one" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"garbage", "it is not of torch.save, or holds more than tensors and plain values"),
-        (pickle.dumps(re.compile), "it is not of torch.save, or holds more than tensors and plain values"),
-        (b"", "it is not of torch.save, or holds more than tensors and plain values"),
-    ],
-)
-def test_a_file_that_is_not_plain_is_named_without_advice_to_run_it(content, message, tmp_path):
+@pytest.mark.parametrize("content", [b"garbage", pickle.dumps(re.compile), b""])
+def test_a_file_that_is_not_plain_is_named_without_advice_to_run_it(content, tmp_path):
     (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(UserError, match=f"^{message}$"):
+    with pytest.raises(UserError, match=r"^it is not of torch.save, or holds more than tensors and plain values$"):
         load_plain(tmp_path / "x.pt")
     torch.save({"a": torch.ones(1)}, tmp_path / "x.pt")
     assert load_plain(tmp_path / "x.pt") == {"a": torch.ones(1)}
@@ -102,6 +106,7 @@ def test_only_a_regular_file_is_read_and_only_a_small_one(tmp_path):
     assert regular(tmp_path / "link") == regular(file)
 
 
+@pytest.mark.promise("a named pipe, a device, a socket or a folder in place of a file", "named, and not waited for")
 @not_on_windows
 def test_what_is_no_file_says_so(tmp_path):
     os.mkfifo(tmp_path / "pipe")
@@ -121,3 +126,126 @@ def test_what_is_no_file_says_so(tmp_path):
 )
 def test_a_files_name_is_one_that_every_system_takes(text, name):
     assert name_for(text) == name
+
+
+# ---- errors ----
+
+
+NASTY = "a\x1b[2J\r\x07\x9b\u202eb\udcff.png"
+SHOWN = r"a\x1b[2J\r\x07\x9b\u202eb\udcff.png"
+
+
+def test_what_a_terminal_would_obey_is_escaped_and_the_rest_is_not():
+    assert printable(NASTY) == printable(SHOWN) == SHOWN
+    plain = "Fréchet 日本語 é 'x' \\ \n\tlines"
+    assert printable(plain) == plain
+
+
+@pytest.mark.promise("control characters in file names", "escaped wherever they are shown")
+def test_a_message_is_printable_wherever_it_is_shown(capsys):
+    error = UserError(f"there is no file {NASTY}")
+    assert str(error) == f"there is no file {SHOWN}" and SHOWN in error._render_traceback_()[0]
+    assert refuse(error) == 2
+    assert refuse(RuntimeError(f"Traceback\ngan.files.errors.UserError: no {NASTY}")) == 2
+    assert capsys.readouterr().err == f"error: there is no file {SHOWN}\nerror: no {SHOWN}\n"
+
+
+def test_so_are_warnings_and_what_commands_print(capsys, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    errors.escape_warnings.cache_clear()
+    quiet()
+    assert SHOWN in warnings.formatwarning(f"no {NASTY}", UserWarning, "file.py", 1)
+    say(f"everything goes to {NASTY}")
+    assert capsys.readouterr().out == f"everything goes to {SHOWN}\n"
+    with pytest.raises(SystemExit):
+        options.parse([f"--{NASTY}", "3"])
+    with pytest.raises(SystemExit):
+        options.parse(["--max-steps", NASTY])
+    said = capsys.readouterr().err
+    assert said.count(SHOWN) == 2 and "\x1b" not in said
+
+
+# ---- system ----
+
+
+def test_several_ranks_are_refused_where_they_cannot_be_connected(monkeypatch):
+    monkeypatch.setattr(system, "LINUX", True)
+    monkeypatch.setattr(system, "WINDOWS", False)
+    check_ranks(8, hosts=2)
+    monkeypatch.setattr(system, "LINUX", False)
+    check_ranks(8)
+    with pytest.raises(UserError, match=r"^2 hosts are connected under Linux only; type --nodes 1 or"):
+        check_ranks(8, hosts=2)
+    monkeypatch.setattr(system, "WINDOWS", True)
+    check_ranks(1)
+    with pytest.raises(UserError, match=r"^8 devices are trained by processes that need .*; type --devices 1 or"):
+        check_ranks(8)
+
+
+def test_signals_that_the_system_lacks_are_left_out():
+    assert signals("SIGINT", "SIGNOT") == (signal.SIGINT,)
+
+
+@only_on_linux
+def test_memory_that_the_system_does_not_say_is_no_limit(monkeypatch):
+    assert 0 < free_memory() < float("inf")
+    monkeypatch.setattr(system, "LINUX", False)
+    assert 0 < free_memory() < float("inf")
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    assert free_memory() == float("inf")
+
+
+def test_windows_locks_what_lies_behind_the_text(tmp_path, monkeypatch):
+    locked = []
+
+    def locking(handle, mode, count):
+        if locked:
+            raise PermissionError(13, "Permission denied")
+        locked.append((os.lseek(handle, 0, os.SEEK_CUR), mode, count))
+
+    monkeypatch.setattr(system, "fcntl", None)
+    monkeypatch.setattr(system, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2), raising=False)
+    with (tmp_path / "x").open("w+b") as file:
+        lock(file.fileno())
+        with pytest.raises(BlockingIOError, match="Permission denied"):
+            lock(file.fileno())
+    assert locked == [(2**30, 2, 1)]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lock(-1)
+
+
+# ---- loading ----
+
+
+@pytest.mark.parametrize("package", [gan, strategies, datasets], ids=lambda package: package.__name__)
+def test_a_package_has_the_names_that_it_announces_and_no_others(package):
+    assert all(
+        getattr(package, name).__module__.startswith(package.__name__)
+        for name in package.__all__
+        if name[0].isupper() and not name.isupper()
+    )
+    assert all(hasattr(package, name) for name in package.__all__) and not hasattr(package, "nothing")
+
+
+def test_policies_have_the_names_that_are_typed():
+    assert {name: policy.name for name, policy in POLICIES.items()} == {name: name for name in POLICIES} | ALIASES
+
+
+def test_lightning_does_not_see_a_rank_that_is_no_number(monkeypatch):
+    monkeypatch.setenv("RANK", "banana")
+    with loading():
+        assert "RANK" not in os.environ and not gc.isenabled()
+    assert os.environ["RANK"] == "banana" and gc.isenabled()
+
+
+@pytest.mark.parametrize(("variables", "rank"), [({}, 0), ({"RANK": "banana", "SLURM_PROCID": "3"}, 3)])
+def test_before_lightning_is_there_the_environment_says_the_rank(variables, rank, monkeypatch):
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    known = sys.modules["gan.files.errors"].rank_zero_only
+    monkeypatch.delattr(known, "rank", raising=False)
+    assert this_rank() == rank
+    known.rank = 5
+    assert this_rank() == 5

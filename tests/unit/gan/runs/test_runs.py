@@ -195,12 +195,6 @@ def test_the_networks_have_the_published_numbers_of_parameters(monkeypatch):
     assert sum(p.numel() for p in game.discriminator.parameters()) / 1e6 == pytest.approx(1.36, abs=0.01)
 
 
-def test_a_mirrored_face_changes_left_and_right():
-    data = small("sean-celebamask").data
-    assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs
-    assert data.flip and data.crop
-
-
 @pytest.mark.parametrize(("settings", "steps"), [(dict(epochs=7), 7 * 2), (dict(epochs=7, max_steps=5), 5)])
 def test_epochs_count_steps_unless_those_are_given(settings, steps):
     run = small("sean-folder", batch_size=1, **{"max_steps": None} | settings)
@@ -213,36 +207,21 @@ def test_pictures_from_512_on_get_one_more_upsampling(size, upsamplings):
     assert game.generator.upsamplings == upsamplings
 
 
-def test_without_styles_a_run_is_spade():
-    run = small("sean-facades", style=None)
-    assert type(run.game) is Spade
-    assert run.score == "val/paint_error"
-
-
-@pytest.mark.parametrize("recompute", [True, False])
-def test_memory_can_be_traded_for_time(recompute):
-    generator = small("sean-folder", recompute=recompute).game.generator
-    assert {ace.recompute for ace in generator.modules() if isinstance(ace, ACE)} == {recompute}
-
-
-def test_the_perceptual_loss_can_be_turned_off_and_be_fed_normalised():
+def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
     assert small("sean-folder", perceptual="off").game.vgg is None
     assert not small("sean-folder").game.vgg.normalise
     assert small("sean-folder", perceptual_normalise=True).game.vgg.normalise
+    for recompute in (True, False):
+        generator = small("sean-folder", recompute=recompute).game.generator
+        assert {ace.recompute for ace in generator.modules() if isinstance(ace, ACE)} == {recompute}
+    without_styles = small("sean-facades", style=None)
+    assert type(without_styles.game) is Spade and without_styles.score == "val/paint_error"
+    data = small("sean-celebamask").data
+    assert data.train_dataloader().dataset.augment.flip_pairs == Faces.flip_pairs  # left and right change places
+    assert data.flip and data.crop
 
 
 # ---- mistakes ----
-
-
-def test_an_unknown_run_is_answered_with_the_known_ones():
-    with pytest.raises(UserError, match="unknown run 'sean'; known: sean-faces, sean-celebamask, sean-ade20k"):
-        build("sean")
-
-
-@pytest.mark.parametrize("name", FROM_NOISE)
-def test_a_size_that_doubling_cannot_reach_is_answered_with_one_that_it_can(name):
-    with pytest.raises(UserError, match=r"^size=48 is not 4 doubled; try size=32"):
-        build(name, size=48)
 
 
 @pytest.mark.parametrize("name", FROM_NOISE)
@@ -259,13 +238,6 @@ def test_the_teacher_of_dmd2_knows_the_faces_that_the_head_is_shown():
         assert torch.equal(known[index], seen[0, index]["image"])
 
 
-def test_noise_without_a_range_is_refused():
-    with pytest.raises(UserError, match="is not below sigma_max"):
-        build("dmd2-faces", sigma_min=2.0, sigma_max=1.0)
-    with pytest.raises(UserError, match=r"dmd2-lora-faces: sigma_min=.* is not below sigma_max"):
-        build("dmd2-lora-faces", sigma_min=2.0, sigma_max=1.0)
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -277,6 +249,9 @@ def test_noise_without_a_range_is_refused():
         ("sean-coco", dict(size=544), "a size of 544 x 544 cannot be halved 6 times; type --size 512, or fewer"),
         ("hifigan-tones", dict(segment=2000), "segment=2000 is not a multiple of 64 from 256 up; try segment=2048"),
         ("hifigan-tones", dict(segment=64), "segment=64 is not a multiple of 64 from 256 up; try segment=256"),
+        ("dmd2-faces", dict(sigma_min=2.0, sigma_max=1.0), "is not below sigma_max"),
+        ("dmd2-lora-faces", dict(sigma_min=2.0, sigma_max=1.0), "dmd2-lora-faces: sigma_min=.* is not below sigma_max"),
+        *((name, dict(size=48), r"^size=48 is not 4 doubled; try size=32") for name in FROM_NOISE),
         ("sean-ade20k", dict(data="nowhere"), "there is no folder nowhere"),
         ("sean-folder", dict(batch_size=9), "2 training samples do not fill a batch of 9; try --batch-size 2"),
         ("sean-folder", dict(held_out=3), "3 pictures in '.*', 3 to hold out; type a --held-out of 1 to 2"),
@@ -299,17 +274,15 @@ def test_what_is_wrong_is_refused_before_networks_are_made(name, settings, messa
 
 
 @pytest.mark.parametrize("width", [10**15, 10**25])
-def test_networks_that_no_memory_holds_are_refused_in_one_line(width):
+def test_networks_that_no_memory_holds_are_refused_in_one_line(width, monkeypatch):
     with pytest.raises(UserError, match=r"^run 'r3gan-faces' is too large for this machine, with these settings$"):
         build("r3gan-faces", width=width, size=16, faces=4)
 
-
-def test_a_mistake_in_a_run_of_ones_own_stays_what_it_is(monkeypatch):
     def mine():
         raise RuntimeError("size mismatch")
 
     monkeypatch.setitem(RUNS, "mine", mine)
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(RuntimeError, match="size mismatch"):  # a mistake in a run of one's own stays what it is
         build("mine")
 
 

@@ -1,4 +1,4 @@
-"""SEAN's generator against a slow and plain computation of the same."""
+"""SEAN's encoder and generator."""
 
 import pytest
 import torch
@@ -8,13 +8,16 @@ from torch.nn import functional as F
 from gan.files.errors import UserError
 from nets.blocks import onehot
 from nets.published import export_generator
-from nets.published.sean import generator_entries
+from nets.published.sean import encoder_entries, generator_entries
 from nets.sean import neighbourhood
 from nets.sean.ace import ACE
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 from tests.support import sean_reference as reference
 from tests.support.oracle import BUFFERS, assert_same_gradients, distance, gradients, learning, scramble
+
+# ---- generator ----
+
 
 LABELS, STYLE = 5, 6
 
@@ -34,18 +37,24 @@ def codes() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("upsamplings", [2, 3, 6])
-def test_any_size_comes_back(upsamplings):
+def test_any_size_comes_back_or_is_answered_with_one_that_can(upsamplings):
     net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings)
     size = (2**upsamplings, 2 * 2**upsamplings)
     planes = onehot(torch.zeros(2, *size, dtype=torch.int64), LABELS, torch.zeros(()))
     image = net(planes, torch.zeros(2, LABELS, STYLE))
     assert image.shape == (2, 3, *size)
     assert image.abs().max() <= 1
+    words = f"cannot be halved {upsamplings} times; choose a size divisible by {size[0]}"
+    with pytest.raises(UserError, match=f"a mask of {size[0]} x {size[1] - 1} {words}"):
+        net(planes[..., :-1], torch.zeros(2, LABELS, STYLE))
+    with pytest.raises(UserError, match="upsamplings=7 is not in 2 to 6"):
+        SeanGenerator(upsamplings=7)
 
 
 def test_the_published_size_has_the_published_parts():
     with torch.device("meta"):
-        net = SeanGenerator()
+        net, encoder = SeanGenerator(), StyleEncoder()
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == pytest.approx(1.57e6, rel=5e-3)
     aces = [module for module in net.modules() if isinstance(module, ACE)]
     assert len(aces) == 18
     assert sum(each.style_affine is not None for each in aces) == 15
@@ -150,9 +159,69 @@ def test_spectral_norm_iterates_once_a_forward_in_training_only(training, mask, 
     torch.testing.assert_close(layer[0]._u, once if training else u, rtol=1e-13, atol=1e-13)
 
 
-def test_a_size_that_cannot_be_halved_says_which_one_can(mask, codes):
-    net = SeanGenerator(LABELS, STYLE, 2, 3, upsamplings=3).double()
-    with pytest.raises(UserError, match="a mask of 8 x 12 cannot be halved 3 times; choose a size divisible by 8"):
-        net(mask, codes)
-    with pytest.raises(UserError, match="upsamplings=7 is not in 2 to 6"):
-        SeanGenerator(upsamplings=7)
+# ---- encoder ----
+
+
+FOUR = 4
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_codes_are_the_means_of_features_under_the_mask(normalise):
+    torch.manual_seed(0)
+    net = StyleEncoder(5, 2, normalise, gain=1.0).double()
+    image = torch.rand(3, 3, 16, 12, dtype=torch.float64)
+    label = torch.randint(0, 3, (3, 16, 12))
+    codes = net(image, onehot(label, FOUR, image))
+    assert codes.shape == (3, FOUR, 5)
+    features = net.layers(image)
+    assert features.shape == (3, 5, 8, 6)
+    small = F.interpolate(label[:, None].double(), (8, 6), mode="nearest")[:, 0]
+    for picture in range(3):
+        for region in range(3):
+            mean = features[picture, :, small[picture] == region].mean(1)
+            torch.testing.assert_close(codes[picture, region], mean)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_encoder_is_the_plain_one(seed):
+    """Codes and gradients, that of the picture too."""
+    draw = torch.Generator().manual_seed(seed)
+    style, width, pictures, tall, wide = (
+        int(torch.randint(low, high, (), generator=draw)) for low, high in ((3, 8), (1, 4), (1, 4), (3, 6), (3, 6))
+    )
+    net = scramble(StyleEncoder(style, width), seed)
+    made = export_generator(net, SeanGenerator(FOUR, style, 1, 2))
+    state = learning({key: tensor for key, tensor in made.items() if key.startswith("Zencoder.")})
+    image = torch.rand(pictures, 3, 4 * tall, 4 * wide, generator=draw, dtype=torch.float64)
+    label = torch.randint(0, FOUR - 1, (pictures, 4 * tall, 4 * wide), generator=draw)
+    mask = onehot(label, FOUR, image)
+    ours, plain = image.clone().requires_grad_(), image.clone().requires_grad_()
+    found, wanted = net(ours, mask), reference.encoder(state, plain, mask)
+    assert distance(found, wanted) < 1e-12
+    weight = torch.randn(found.shape, generator=draw, dtype=torch.float64) / found.numel() ** 0.5
+    (found * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    assert distance(ours.grad, plain.grad) < 1e-12
+    assert_same_gradients(gradients(net, encoder_entries(net)), state)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_bias_learns_unless_instance_norm_cancels_it_and_the_brightness(normalise):
+    torch.manual_seed(0)
+    net, image = StyleEncoder(5, 2, normalise, gain=1.0), torch.rand(2, 3, 16, 16)
+    mask = onehot(torch.zeros(2, 16, 16, dtype=torch.int64), FOUR, image)
+    codes = net(image, mask)
+    codes.square().sum().backward()
+    biases = [parameter.grad for name, parameter in net.named_parameters() if name.endswith("bias")]
+    assert [bool(bias.any()) for bias in biases] == [not normalise] * 4 + [True]
+    assert torch.allclose(codes, net(image - 0.5, mask), atol=1e-4) is normalise
+
+
+def test_an_absent_region_has_the_zero_code():
+    net = StyleEncoder(5, 2, gain=1.0)
+    image = torch.rand(2, 3, 8, 8)
+    codes = net(image, onehot(torch.zeros(2, 8, 8, dtype=torch.int64), FOUR, image))
+    assert (codes[:, 0] != 0).all()
+    assert (codes[:, 1:] == 0).all()
+    codes.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())

@@ -93,23 +93,16 @@ def test_numbers_too_large_for_one_key_are_told_apart_all_the_same(monkeypatch):
     assert torch.equal(find_neighbourhoods(planes(label, 5), 5).pixels, plain.pixels)
 
 
-def test_random_labels_are_left_to_the_convolution():
-    draw = torch.Generator().manual_seed(0)
-    assert find_neighbourhoods(planes(torch.randint(0, 9, (1, 16, 16), generator=draw), 9), 9) is None
-
-
-def test_planes_that_are_not_onehot_are_left_to_the_convolution():
-    mask = planes(regions(4), 4)
+def test_random_labels_and_planes_that_are_not_onehot_are_left_to_the_convolution():
+    mask, draw = planes(regions(4), 4), torch.Generator().manual_seed(0)
     assert find_neighbourhoods(mask, 4) is not None
+    assert find_neighbourhoods(planes(torch.randint(0, 9, (1, 16, 16), generator=draw), 9), 9) is None
+    others = [torch.cat([mask, torch.full((3, 1, 24, 20), 0.5, dtype=torch.float64)], 1), mask.clone()]
+    others[1][0, :2, 5, 5] = torch.tensor([2.0, -1.0])
     for value in (0.0, 0.5, 2.0):
-        other = mask.clone()
-        other[0, :, 3, 3] *= value
-        assert find_neighbourhoods(other, 4) is None
-    edges = torch.full((3, 1, 24, 20), 0.5, dtype=torch.float64)
-    assert find_neighbourhoods(torch.cat([mask, edges], 1), 4) is None
-    both = mask.clone()
-    both[0, :2, 5, 5] = torch.tensor([2.0, -1.0])
-    assert find_neighbourhoods(both, 4) is None
+        others.append(mask.clone())
+        others[-1][0, :, 3, 3] *= value
+    assert [find_neighbourhoods(other, 4) for other in others] == [None] * 5
 
 
 def test_every_size_is_prepared_once_and_by_nearest():
@@ -142,24 +135,15 @@ def test_many_labels_are_told_apart_in_every_precision(dtype):
     assert torch.equal(neighbourhood._labels(onehot(label, 1024, torch.zeros((), dtype=dtype))), label)
 
 
-@pytest.fixture
-def matrix() -> torch.Tensor:
-    """Zeros and ones, with an empty row and an empty column."""
-    dense = (torch.rand(7, 5, generator=torch.Generator().manual_seed(0)) < 0.4).double()
-    dense[2], dense[:, 3] = 0, 0
-    return dense
-
-
-def test_row_sums_are_a_product_with_zeros_and_ones(matrix):
-    sums = RowSums(*matrix.nonzero(as_tuple=True), tuple(matrix.shape))
+def test_row_sums_are_a_product_with_zeros_and_ones_in_any_order():
+    draw = torch.Generator().manual_seed(0)
+    matrix = (torch.rand(7, 5, generator=draw) < 0.4).double()
+    matrix[2], matrix[:, 3] = 0, 0  # an empty row and an empty column
+    rows, entries = matrix.nonzero(as_tuple=True)
+    order = torch.randperm(len(rows), generator=draw)
+    sums = RowSums(rows, entries, tuple(matrix.shape))
     table = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(sums(table), matrix @ table)
+    torch.testing.assert_close(RowSums(rows[order], entries[order], (7, 5))(table), matrix @ table)
     assert torch.autograd.gradcheck(sums, table)
     assert torch.autograd.gradgradcheck(sums, table)
-
-
-def test_the_order_of_the_entries_does_not_matter(matrix):
-    rows, entries = matrix.nonzero(as_tuple=True)
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
-    table = torch.randn(5, 3, dtype=torch.float64)
-    torch.testing.assert_close(RowSums(rows[order], entries[order], (7, 5))(table), matrix @ table)

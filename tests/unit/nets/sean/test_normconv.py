@@ -1,4 +1,7 @@
-"""One operation made of many: the same as the operations one by one, lighter, and differentiable twice."""
+"""SEAN's operations, and which of them is fast."""
+
+from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -6,8 +9,14 @@ import torch.distributed as dist
 
 from gan import ranks
 from nets.norm import SyncBatchNorm
-from nets.sean.normconv import Settings, norm_conv, plain_norm_conv
+from nets.sean.ace import ACE
+from nets.sean.generator import SeanGenerator
+from nets.sean.normconv import Settings, mask_conv, norm_conv, plain_mask_conv, plain_norm_conv
+from nets.sean.paths import TURNS, choose_path
 from tests.support.rehearsal.threads import device_threads
+
+# ---- normconv ----
+
 
 CHANNELS, KINDS = 3, 5
 WAYS = pytest.mark.parametrize("tables", [True, False], ids=["tables", "maps"])
@@ -137,26 +146,40 @@ def test_beyond_its_inputs_it_keeps_only_two_numbers_a_channel_unless_asked_for_
     assert kept(tables, keep=True) >= 2 * picture
 
 
-def test_what_is_frozen_gets_no_gradient():
-    settings, parts = settings_of(True), tensors(True)
+def learned(out: torch.Tensor, parts: list[torch.Tensor]) -> list[bool]:
+    out.square().sum().backward()
+    return [part.grad is not None for part in parts]
+
+
+def test_what_is_frozen_gets_no_gradient(parts):
+    settings, ours = settings_of(True), tensors(True)
     for number in (0, 2, 5, 6):
-        parts[number].requires_grad_(False)
-    norm_conv(settings, *parts).square().sum().backward()
-    assert [part.grad is not None for part in parts] == [False, False, False, True, True, False, False]
+        ours[number].requires_grad_(False)
+    assert learned(norm_conv(settings, *ours), ours) == [False, False, False, True, True, False, False]
+    parts[1].requires_grad_(False)
+    parts[4].requires_grad_(False)
+    assert learned(mask_conv(*parts), parts) == [False, False, True, True, False]
 
 
-@WAYS
-def test_half_precision_is_kept_to_the_convolution(tables):
-    parts = [part.detach().float().requires_grad_(part.requires_grad) for part in tensors(tables)]
-    settings = settings_of(tables)
-    settings.norm.float()
-    wanted = norm_conv(settings, *parts)
+def in_half(plain, half, weights: list[torch.Tensor]) -> None:
+    """The same in bfloat16, and gradients of weights in float32."""
+    wanted = plain()
     with torch.autocast("cpu", torch.bfloat16):
-        found = norm_conv(settings, parts[0].bfloat16(), *parts[1:])
+        found = half()
     assert found.dtype == torch.bfloat16
     assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()
     found.sum().backward()
-    assert parts[5].grad.dtype == torch.float32
+    assert {weight.grad.dtype for weight in weights} == {torch.float32}
+
+
+@WAYS
+def test_half_precision_is_kept_to_the_convolution(tables, parts):
+    ours = [part.detach().float().requires_grad_(part.requires_grad) for part in tensors(tables)]
+    settings = settings_of(tables)
+    settings.norm.float()
+    in_half(lambda: norm_conv(settings, *ours), lambda: norm_conv(settings, ours[0].bfloat16(), *ours[1:]), ours[5:6])
+    parts = [part.detach().float().requires_grad_(part.requires_grad) for part in parts]
+    in_half(lambda: mask_conv(*parts), lambda: mask_conv(*parts), parts[1:])
 
 
 def on_rank(tables: bool, shares: list[int]) -> tuple[torch.Tensor, ...]:
@@ -187,3 +210,87 @@ def test_ranks_together_are_one_device(tables, shares, ranks):
         torch.testing.assert_close(torch.cat([result[place] for result in results]), wanted, rtol=1e-11, atol=1e-12)
     for place, wanted in enumerate((parts[2].grad, parts[5].grad, parts[6].grad), 3):
         torch.testing.assert_close(results[0][place], wanted, rtol=1e-11, atol=1e-11)
+
+
+# ---- maskconv ----
+
+
+@pytest.fixture
+def parts() -> list[torch.Tensor]:
+    """Planes, the first convolution, the second."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 6, 5), (4, 3, 3, 3), (4,), (6, 4, 3, 3), (6,)]
+    made = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    return [part.requires_grad_(number > 0) for number, part in enumerate(made)]
+
+
+def test_values_and_gradients_are_those_of_one_after_the_other(parts):
+    outs = mask_conv(*parts), plain_mask_conv(*parts)
+    torch.testing.assert_close(*outs)
+    weight = torch.randn(outs[0].shape, dtype=torch.float64)
+    pairs = zip(*(torch.autograd.grad((out * weight).sum(), parts[1:]) for out in outs), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_the_slopes_to_the_second_order(parts):
+    parts[0].requires_grad_()
+    assert torch.autograd.gradcheck(mask_conv, parts)
+    assert torch.autograd.gradgradcheck(mask_conv, parts)
+
+
+def test_nothing_is_kept_but_what_comes_in(parts):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        mask_conv(*parts)
+    known = {part.untyped_storage().data_ptr() for part in parts}
+    assert {tensor.untyped_storage().data_ptr() for tensor in saved} == known
+
+
+# ---- paths ----
+
+
+def generator(recompute=False):
+    return SeanGenerator(labels=3, style=4, width=2, hidden=4, upsamplings=2, recompute=recompute)
+
+
+def chosen(network, times=()):
+    """The path that a clock with these readings chooses."""
+    with mock.patch("nets.sean.paths.now", side_effect=times):
+        line = choose_path(network, (2, 8, 8), torch.device("cpu"), nullcontext)
+    return line, {each.plain for each in network.modules() if isinstance(each, ACE)}
+
+
+def readings(one, plain):
+    """A clock's, where a turn of each takes so long; the first one takes longer."""
+    each = [(0.0, 9.0), *[(0.0, one)] * (TURNS - 1), (0.0, 9.0), *[(0.0, plain)] * (TURNS - 1)]
+    return [time for turn in each for time in turn]
+
+
+@pytest.mark.parametrize(("one", "plain"), [(0.5, 0.25), (0.25, 0.5), (0.25, 0.25)])
+def test_the_faster_one_is_taken_by_all_layers_and_said(one, plain):
+    line, paths = chosen(generator(), readings(one, plain))
+    assert paths == {plain < one}
+    assert f"{1000 * one:.3g} ms as one, {1000 * plain:.3g} ms by torch's own" in line
+    assert line.startswith("SEAN's layers compute by " + ("torch's own operations" if plain < one else "one operation"))
+
+
+def test_it_is_measured_once_and_not_where_memory_counts():
+    network = generator()
+    chosen(network, readings(0.5, 0.25))
+    assert chosen(network) == ("", {True})
+    assert chosen(generator(recompute=True)) == ("", {None})
+
+
+@WAYS
+@MODES
+def test_both_paths_are_the_same_with_running_statistics(tables, training):
+    found = []
+    for plain in (False, True):
+        given, parts = settings_of(tables, training), tensors(tables)
+        settings = Settings(given.norm, training, given.pixels, 0.2, 1, keep=True, plain=plain)
+        out = norm_conv(settings, *parts)
+        grads = torch.autograd.grad(out.square().sum(), learning(parts))
+        found.append([out, *grads, *given.norm.state_dict().values()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

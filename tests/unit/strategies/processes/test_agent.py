@@ -57,21 +57,15 @@ def attempts():
 
 
 def test_each_rank_knows_its_place_and_its_agent():
-    before = dict(os.environ)
-    started("pass", ranks=3)
-    places = [Path(f"began-0-{rank}").read_text().split(" ", 5) for rank in range(3)]
-    assert [place[:5] for place in places] == [[str(rank), str(rank), "3", "3", "0"] for rank in range(3)]
-    (name,) = {place[5] for place in places}
-    assert name.startswith("agent ")
-    assert not Path(name.split()[-1]).exists()
-    assert dict(os.environ) == before
-
-
-def test_two_agents_have_two_names():
-    started("pass", ranks=1)
-    first = Path("began-0-0").read_text()
-    started("pass", ranks=1)
-    assert Path("began-0-0").read_text() != first
+    before, names = dict(os.environ), set()
+    for _ in range(2):
+        started("pass", ranks=2)
+        places = [Path(f"began-0-{rank}").read_text().split(" ", 5) for rank in range(2)]
+        assert [place[:5] for place in places] == [[str(rank), str(rank), "2", "2", "0"] for rank in range(2)]
+        (name,) = {place[5] for place in places}
+        assert name.startswith("agent ") and not Path(name.split()[-1]).exists()
+        names.add(name)
+    assert len(names) == 2 and dict(os.environ) == before
 
 
 def test_a_killed_rank_is_named_and_all_start_again(capfd):
@@ -89,68 +83,30 @@ def test_a_killed_rank_is_named_and_all_start_again(capfd):
     assert "restart 1 of 3: all ranks start again" in said
 
 
-def test_the_control_without_restarts_it_is_an_error_that_says_how_to_go_on():
-    with pytest.raises(
-        UserError,
-        match=r"^rank 0 .*by signal 9 .*\(before the first step\)\ntype this: agent ",
-    ):
-        started("die() if rank == 0 else time.sleep(60)", restarts=0, advice=lambda name: f"type this: {name}")
-    assert attempts() == {0}
-
-
-def test_a_mistake_is_not_tried_again():
-    with pytest.raises(UserError, match=r"^type another batch$"):
-        started("begin(5); fail('refused', 'type another batch', 2)")
-    assert attempts() == {0}
-
-
-@pytest.mark.slow
-def test_a_failure_at_one_step_three_times_ends_the_run(capfd):
-    code = "begin(4); fail('error', 'ended with ValueError: no such label') if rank == 1 else time.sleep(60)"
-    with pytest.raises(UserError, match=r"no such label \(step 4\)\nThis was the third failure there"):
-        started(code, restarts=10)
-    assert attempts() == {0, 1, 2}
-    assert "restart 2 of 10" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_control_failures_at_other_steps_do_not():
-    with pytest.raises(UserError, match="The ranks were started again 4 times, and are not any more"):
-        started("begin(attempt + 1); die()", ranks=1, restarts=4)
-    assert attempts() == {0, 1, 2, 3, 4}
+NO_LABEL = "begin(4); fail('error', 'ended with ValueError: no such label') if rank == 1 else time.sleep(60)"
+AT_STEP_4 = r"no such label \(step 4\)\nThis was the third failure there"
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("code", "restarts", "words", "tried"),
     [
-        signal.SIGTERM,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+        # The control: without restarts it is an error that says how to go on.
+        (
+            "die() if rank == 0 else time.sleep(60)",
+            0,
+            r"^rank 0 .*by signal 9 .*\(before the first step\)\ntype agent ",
+            1,
+        ),
+        ("begin(5); fail('refused', 'type another batch', 2)", 3, r"^type another batch$", 1),
+        pytest.param(NO_LABEL, 10, AT_STEP_4, 3, marks=pytest.mark.slow),
+        # The control: failures at other steps do not end it.
+        pytest.param("begin(attempt + 1); die()", 4, "were started again 4 times", 5, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
-    code = f"""
-        def wish(*_):
-            time.sleep(0.3)
-            open(f"saved-{{rank}}", "w").close()
-            sys.exit(0)
-
-        signal.signal({int(number)}, wish)
-        begin(3)
-        open(f"ready-{{rank}}", "w").close()
-        time.sleep(60)
-    """
-    handler = signal.getsignal(number)
-
-    def send():
-        while len(list(Path().glob("ready-*"))) < 2:
-            time.sleep(0.05)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=send).start()
-    started(code)
-    assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
-    assert attempts() == {0}
-    assert signal.getsignal(number) == handler
+def test_a_failure_that_would_come_again_ends_the_run(code, restarts, words, tried):
+    with pytest.raises(UserError, match=words):
+        started(code, restarts=restarts, advice=lambda name: "" if restarts else f"type {name}")
+    assert attempts() == set(range(tried))
 
 
 def send_when_ready(number):
@@ -162,17 +118,30 @@ def send_when_ready(number):
     threading.Thread(target=send).start()
 
 
+SAVE = 'time.sleep(0.3); open(f"saved-{rank}", "w").close(); sys.exit(0)'
+READY = 'begin(3); open(f"ready-{rank}", "w").close(); time.sleep(60)'
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+    ],
+)
+def test_a_signal_to_end_is_handed_on_and_the_ranks_end_by_themselves(number):
+    handler = signal.getsignal(number)
+    send_when_ready(number)
+    started(f"def wish(*_): {SAVE}\nsignal.signal({int(number)}, wish); {READY}")
+    assert sorted(path.name for path in Path().glob("saved-*")) == ["saved-0", "saved-1"]
+    assert attempts() == {0}
+    assert signal.getsignal(number) == handler
+
+
 def test_after_a_signal_a_failure_is_not_tried_again(capfd):
     send_when_ready(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        started(
-            """
-            signal.signal(signal.SIGTERM, lambda *_: die())
-            begin(3)
-            open(f"ready-{rank}", "w").close()
-            time.sleep(60)
-            """
-        )
+        started(f"signal.signal(signal.SIGTERM, lambda *_: die()); {READY}")
     assert attempts() == {0}
     assert "was ended by signal 9 (Killed): from outside, or out of memory? (step 3)" in capfd.readouterr().err
 
@@ -195,6 +164,7 @@ def test_an_interrupt_while_it_waits_for_another_host_ends_it(tmp_path):
     assert attempts() == set()
 
 
+@pytest.mark.promise("a host waits for others", "it says for whom, until when, and what to type there")
 @pytest.mark.parametrize("numbered", [False, True])
 def test_a_host_that_waits_says_for_whom_and_what_to_type_there_and_ends_in_time(numbered, monkeypatch, capfd):
     monkeypatch.setattr(agent, "JOIN", 1)
@@ -337,24 +307,21 @@ def failure(kind=ERROR):
     return Failure(1, 4711, "host", "ended with ValueError: no", kind)
 
 
-def test_a_mistake_in_the_first_step_is_not_tried_again_but_a_kill_is():
-    for step in (NEVER, 0):
-        assert not History(3).again(failure(), step)
-        assert History(3).again(failure(LOST), step)
-        assert History(3).again(failure(FOLLOWS), step)
-    assert History(3).again(failure(), 1)
-
-
-def test_the_third_failure_in_a_row_at_one_step_is_the_last():
+@pytest.mark.parametrize(
+    ("failures", "again"),
+    [
+        ([(ERROR, NEVER)], [False]),  # a mistake in the first step
+        ([(ERROR, 0)], [False]),
+        ([(ERROR, 1)], [True]),
+        ([(LOST, NEVER), (LOST, 0), (FOLLOWS, 0)], [True] * 3),
+        ([(REFUSED, 9)], [False]),
+        ([(FOLLOWS, 9)], [True]),
+        ([(ERROR, step) for step in (4, 4, 5, 4, 4, 4)], [True] * 5 + [False]),  # the third in a row at one step
+    ],
+)
+def test_a_mistake_is_not_tried_again_but_a_kill_is_unless_it_comes_again_and_again(failures, again):
     history = History(10)
-    assert [history.again(failure(), step) for step in (4, 4, 5, 4, 4, 4)] == [True, True, True, True, True, False]
-    assert SAME_STEP == 3
-
-
-def test_refused_or_ended_is_not_tried_again():
-    assert not History(3).again(failure(REFUSED), 9)
-    assert History(3).again(failure(FOLLOWS), 9)
-    history = History(3)
+    assert [history.again(failure(kind), step) for kind, step in failures] == again and SAME_STEP == 3
     history.ended = True
     assert not history.again(failure(LOST), 9)
 
@@ -363,7 +330,6 @@ def test_refused_or_ended_is_not_tried_again():
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     """The ranks of the only host save. The ranks of one host among others are lost, and the others go on."""
-    root = Path(__file__).parents[4]
     (tmp_path / "rank.py").write_text(
         "import signal, sys, time\nfrom strategies.processes.agent import end_with_launcher\n"
         "def save(*_):\n    open('saved', 'w').close()\n    sys.exit()\n"
@@ -373,24 +339,21 @@ def test_a_rank_ends_when_its_launcher_is_killed(hosts, tmp_path):
     parent = (
         "import subprocess, sys; p = subprocess.Popen([sys.executable, 'rank.py']); print(p.pid, flush=True); p.wait()"
     )
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen([sys.executable, "-c", parent], env=environment, **pipes)
-    child = int(process.stdout.readline())
-    until = time.monotonic() + 60
+    child, until = int(process.stdout.readline()), time.monotonic() + 60
+
+    def lives():
+        status = Path(f"/proc/{child}/stat")
+        return status.exists() and status.read_text().rsplit(") ", 1)[1][0] != "Z"
+
     while not (tmp_path / "ready").exists() and time.monotonic() < until:
         time.sleep(0.1)
     process.stderr.close()  # nobody reads any more what the rank says
     process.kill()
     process.wait()
-    while _there(child) and time.monotonic() < until:
+    while lives() and time.monotonic() < until:
         time.sleep(0.1)
-    assert not _there(child)
+    assert not lives()
     assert (tmp_path / "saved").exists() == (hosts == 1)
-
-
-def _there(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
-    except OSError:
-        return False

@@ -73,53 +73,44 @@ def test_ranks_by_hand_on_this_host_need_no_local_world_size():
     assert launched(here) == Launched("environment", 1, 1, 2, 2, 0)
 
 
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
-def test_what_a_person_forgot_is_named(name):
-    with pytest.raises(UserError, match=f"RANK=3 and WORLD_SIZE=4 say .*; also set {name} "):
-        launched({each: value for each, value in BY_HAND.items() if each != name})
+IS_NO_NUMBER = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "MASTER_PORT")
+VARIABLE, HOST_BY_HOST = "^the environment variable ", "ranks must be numbered host by host"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (dict(WORLD_SIZE="four"), "WORLD_SIZE is 'four', which is no number"),
-        (dict(LOCAL_RANK="0"), "rank 3 of 4 has number 0 of 2 on its host, number 1; ranks must be numbered host by"),
-        (dict(WORLD_SIZE="5"), "ranks must be numbered host by host, with as many on each: start N on each host"),
-    ],
+@pytest.mark.promise(
+    "garbage in the variables of a launcher; a main port that is taken",
+    "one line with the variable and its value",
 )
-def test_a_place_that_cannot_be_is_refused(change, words):
-    with pytest.raises(UserError, match=words):
-        launched({**BY_HAND, **change})
-
-
 @pytest.mark.parametrize(
     ("by", "change", "words"),
     [
-        ("environment", dict(RANK="4"), "RANK is '4', and WORLD_SIZE is '4': the last rank has number 3"),
-        ("environment", dict(LOCAL_RANK="2"), "LOCAL_RANK is '2', and LOCAL_WORLD_SIZE is '2': the last rank has"),
-        ("environment", dict(LOCAL_WORLD_SIZE="0"), "LOCAL_WORLD_SIZE is '0', and must be 1 or more"),
-        ("torchrun", dict(GROUP_RANK="-1"), "GROUP_RANK is '-1', which is no number from 0 on"),
-        ("torchrun", dict(RANK=None), "RANK is not set, though others of its launcher are"),
-        ("torchrun", dict(MASTER_PORT="70000"), "MASTER_PORT is '70000', and ports have numbers from 1 to 65535"),
-        ("torchrun", dict(MASTER_PORT="http"), "MASTER_PORT is 'http', which is no number from 0 on"),
-        ("mpi", dict(OMPI_COMM_WORLD_SIZE=""), "OMPI_COMM_WORLD_SIZE is '', which is no number from 0 on"),
-        ("mpi", dict(OMPI_COMM_WORLD_LOCAL_SIZE=None), "OMPI_COMM_WORLD_LOCAL_SIZE is not set, though others"),
-        ("slurm", dict(SLURM_PROCID="9"), "SLURM_PROCID is '9', and SLURM_NTASKS is '4'"),
-        ("slurm", dict(SLURM_LOCALID="1e3"), "SLURM_LOCALID is '1e3', which is no number from 0 on"),
-        ("slurm", dict(SLURM_NODEID="2"), r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\)', which says no tasks of node 2"),
-        ("slurm", dict(SLURM_STEP_TASKS_PER_NODE="two"), "SLURM_STEP_TASKS_PER_NODE is 'two', which says no tasks"),
+        ("environment", dict(WORLD_SIZE="four"), f"{VARIABLE}WORLD_SIZE is 'four', which is no number"),
+        ("environment", dict(LOCAL_RANK="0"), f"rank 3 of 4 has number 0 of 2 on its host, number 1; {HOST_BY_HOST}"),
+        ("environment", dict(WORLD_SIZE="5"), f"{HOST_BY_HOST}, with as many on each: start N on each host"),
+        ("environment", dict(LOCAL_RANK=None), "RANK=3 and WORLD_SIZE=4 say .*; also set LOCAL_RANK "),
+        ("environment", dict(LOCAL_WORLD_SIZE=None), "RANK=3 and WORLD_SIZE=4 say .*; also set LOCAL_WORLD_SIZE "),
+        ("environment", dict(RANK="4"), f"{VARIABLE}RANK is '4', and WORLD_SIZE is '4': the last rank has number 3"),
+        ("environment", dict(LOCAL_RANK="2"), f"{VARIABLE}LOCAL_RANK is '2', and LOCAL_WORLD_SIZE is '2': the last"),
+        ("environment", dict(LOCAL_WORLD_SIZE="0"), f"{VARIABLE}LOCAL_WORLD_SIZE is '0', and must be 1 or more"),
+        ("torchrun", dict(GROUP_RANK="-1"), f"{VARIABLE}GROUP_RANK is '-1', which is no number from 0 on"),
+        ("torchrun", dict(RANK=None), f"{VARIABLE}RANK is not set, though others of its launcher are"),
+        ("torchrun", dict(MASTER_PORT="70000"), f"{VARIABLE}MASTER_PORT is '70000', and ports have numbers from 1 to"),
+        ("torchrun", dict(MASTER_PORT="http"), f"{VARIABLE}MASTER_PORT is 'http', which is no number from 0 on"),
+        ("mpi", dict(OMPI_COMM_WORLD_SIZE=""), f"{VARIABLE}OMPI_COMM_WORLD_SIZE is '', which is no number from 0 on"),
+        ("mpi", dict(OMPI_COMM_WORLD_LOCAL_SIZE=None), f"{VARIABLE}OMPI_COMM_WORLD_LOCAL_SIZE is not set, though oth"),
+        ("mpi", dict(OMPI_COMM_WORLD_RANK="2"), r"host by host, .*: type mpirun --map-by ppr:N:node"),
+        ("slurm", dict(SLURM_PROCID="9"), f"{VARIABLE}SLURM_PROCID is '9', and SLURM_NTASKS is '4'"),
+        ("slurm", dict(SLURM_LOCALID="1e3"), f"{VARIABLE}SLURM_LOCALID is '1e3', which is no number from 0 on"),
+        ("slurm", dict(SLURM_NODEID="2"), VARIABLE + r"SLURM_STEP_TASKS_PER_NODE is '2\(x2\)', which says no tasks o"),
+        ("slurm", dict(SLURM_STEP_TASKS_PER_NODE="two"), f"{VARIABLE}SLURM_STEP_TASKS_PER_NODE is 'two', which says"),
+        # What Lightning would read, where nobody has started ranks.
+        *(("nobody", {name: "x"}, f"{VARIABLE}{name} is 'x', which is no number from 0 on$") for name in IS_NO_NUMBER),
     ],
 )
 def test_what_a_launcher_cannot_have_meant_is_named_with_its_value(by, change, words):
-    variables = {name: value for name, value in {**ALL[by], **change}.items() if value is not None}
-    with pytest.raises(UserError, match=f"^the environment variable {words}"):
+    variables = {name: value for name, value in {**ALL.get(by, {}), **change}.items() if value is not None}
+    with pytest.raises(UserError, match=words):
         launched(variables)
-
-
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "MASTER_PORT"])
-def test_what_lightning_would_read_is_named_where_nobody_started_ranks(name):
-    with pytest.raises(UserError, match=f"^the environment variable {name} is 'x', which is no number from 0 on$"):
-        launched({name: "x"})
 
 
 def test_a_count_of_restarts_is_a_number(started):
@@ -128,11 +119,6 @@ def test_a_count_of_restarts_is_a_number(started):
     started({"TORCHELASTIC_RESTART_COUNT": "often"})
     with pytest.raises(UserError, match="TORCHELASTIC_RESTART_COUNT is 'often', which is no number from 0 on"):
         launched()
-
-
-def test_ranks_that_mpirun_dealt_out_over_the_hosts_are_refused():
-    with pytest.raises(UserError, match=r"host by host, .*: type mpirun --map-by ppr:N:node"):
-        launched({**MPI, "OMPI_COMM_WORLD_RANK": "2"})
 
 
 @pytest.mark.parametrize(
@@ -147,6 +133,8 @@ def test_lightning_is_told_the_same(by, kind, started):
 
 
 def test_an_environment_of_a_persons_own_stays(started):
+    started({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"})
+    assert type(environment(SLURMEnvironment())) is LightningEnvironment  # the script of sbatch is no srun
     started(BY_HAND)
     own = KubeflowEnvironment()
     assert environment(own) is own and environment(None) is None
@@ -164,11 +152,6 @@ def test_it_needs_no_variables_but_its_own(started):
         trainer(PhaseStrategy("ddp"), 1, 1, num_nodes=4)
 
 
-def test_a_batch_script_of_slurm_is_no_srun(started):
-    started({name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"})
-    assert type(environment(SLURMEnvironment())) is LightningEnvironment
-
-
 def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(started):
     here = {**MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     started(here)
@@ -181,19 +164,20 @@ def test_ranks_of_one_mpirun_meet_at_one_port_and_those_of_another_elsewhere(sta
     assert (Given(place).main_address, Given(place).main_port) == ("one", 7)
 
 
-def test_mpirun_over_several_hosts_is_told_where_they_meet(started):
-    started(MPI)
-    words = "one of 4 ranks and MASTER_.* is not set; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
-    for name in ("main_address", "main_port"):
-        with pytest.raises(UserError, match=words):
-            getattr(Given(launched()), name)
-
-
-def test_ranks_by_hand_are_asked_where_they_meet_when_they_need_it(started):
-    started({name: value for name, value in BY_HAND.items() if not name.startswith("MASTER_")})
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("mpi", "MASTER_.* is not set; .*: type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"),
+        ("environment", r"MASTER_ADDR is not set; .* a free port of it: set both"),
+    ],
+)
+def test_ranks_of_several_hosts_are_asked_where_they_meet_when_they_need_it(by, words, started):
+    started({name: value for name, value in ALL[by].items() if not name.startswith("MASTER_")})
     assert launched().world_size == 4
-    with pytest.raises(UserError, match=r"one of 4 ranks and MASTER_ADDR is not set; .* a free port of it: set both"):
+    with pytest.raises(UserError, match=f"one of 4 ranks and {words}"):
         _ = Given(launched()).main_address
+    with pytest.raises(UserError, match="is not set"):
+        _ = Given(launched()).main_port
 
 
 @only_on_linux
@@ -204,9 +188,5 @@ def test_a_trainer_for_other_ranks_than_were_started_is_refused(started):
         trainer(PhaseStrategy("ddp"), 1, 1)
     made = trainer(PhaseStrategy("ddp"), 2, 1, num_nodes=2)
     assert (made.global_rank, made.local_rank, made.node_rank, made.world_size) == (3, 1, 1, 4)
-
-
-@only_on_linux
-def test_nobody_spawns_more_ranks_where_some_were_started(started):
-    started(BY_HAND)
-    assert isinstance(trainer(PhaseStrategy(start_method="spawn"), 2, 1, num_nodes=2).strategy.launcher, Scripts)
+    spawning = trainer(PhaseStrategy(start_method="spawn"), 2, 1, num_nodes=2)  # nobody spawns more ranks here
+    assert isinstance(spawning.strategy.launcher, Scripts)

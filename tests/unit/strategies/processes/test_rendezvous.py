@@ -1,9 +1,20 @@
+"""How hosts find each other: the network, the port, the backend."""
+
+import os
 import socket
 
 import pytest
+import torch.distributed as dist
 
 from gan.files.errors import UserError
+from strategies import PhaseStrategy
+from strategies.processes import interface
+from strategies.processes.interface import GLOO, choose_interface, clear_errors, own_name
 from strategies.processes.rendezvous import Rendezvous
+from tests.support.parity import trainer
+
+# ---- rendezvous ----
+
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 
@@ -22,20 +33,23 @@ def test_one_host_meets_nobody_even_if_the_environment_names_others(monkeypatch)
     found = alone.parameters(60)
     assert (found.backend, found.endpoint, found.max_nodes, found.local_addr) == ("c10d", "localhost:0", 1, "127.0.0.1")
     assert alone.fixed() is None
-
-
-def test_two_launches_on_one_host_do_not_meet():
-    assert Rendezvous().parameters(60).run_id != Rendezvous().parameters(60).run_id
+    assert found.run_id != Rendezvous().parameters(60).run_id  # two launches on one host do not meet
 
 
 @pytest.mark.parametrize(
-    ("where", "endpoint"), [("127.0.0.1:1234", "127.0.0.1:1234"), ("127.0.0.1", "127.0.0.1:29400")]
+    ("where", "endpoint", "store"),
+    [
+        ("127.0.0.1:1234", "127.0.0.1:1234", None),
+        ("127.0.0.1", "127.0.0.1:29400", None),
+        ("file:/meet", "/meet", "file"),
+    ],
 )
-def test_hosts_meet_at_an_address(where, endpoint):
+def test_hosts_meet_at_an_address_or_in_a_file(where, endpoint, store):
     found = Rendezvous(where, (2, 4)).parameters(60)
     assert (found.backend, found.endpoint, found.min_nodes, found.max_nodes) == ("c10d", endpoint, 2, 4)
-    assert found.local_addr == "127.0.0.1"  # the address on the way there, not what this host's name means
-    assert found.get_as_int("join_timeout") == 60
+    assert found.get("store_type") == store and found.get_as_int("join_timeout") == 60
+    if store is None:
+        assert found.local_addr == "127.0.0.1"  # the address on the way there, not what this host's name means
 
 
 def test_the_host_of_the_address_serves_it_unless_another_process_does():
@@ -46,11 +60,6 @@ def test_the_host_of_the_address_serves_it_unless_another_process_does():
         assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is False
     assert Rendezvous(f"127.0.0.1:{taken}", (2, 2)).parameters(60).get_as_bool("is_host") is True
     assert Rendezvous("192.0.2.1:29400", (2, 2)).parameters(60).get_as_bool("is_host") is False
-
-
-def test_hosts_meet_in_a_file(tmp_path):
-    found = Rendezvous(f"file:{tmp_path}/meet", (2, 2)).parameters(60)
-    assert (found.backend, found.endpoint, found.get("store_type")) == ("c10d", f"{tmp_path}/meet", "file")
 
 
 def test_the_environment_numbers_the_hosts(monkeypatch):
@@ -99,3 +108,88 @@ def test_no_place_to_meet_is_refused(where, message):
     with pytest.raises(UserError, match=f"^{message}"):
         Rendezvous(where, (2, 2)).check()
     Rendezvous(where, (1, 1)).check()
+
+
+# ---- interface ----
+
+
+MESH = "Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting: Connection refused"
+
+
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch):
+    monkeypatch.setenv(GLOO, "")  # so that it is put back
+    monkeypatch.delenv(GLOO)
+
+
+@pytest.mark.parametrize(
+    ("address", "before", "told"),
+    [
+        ("127.0.0.1", None, "lo"),
+        ("127.0.0.1", "eth7", "eth7"),  # what the user has chosen stays
+        ("no-such-host.invalid", None, None),
+        ("127.0.0.77", None, None),  # no interface has it: it is left to torch
+    ],
+)
+def test_gloo_is_told_the_interface_towards_the_main_address(address, before, told, monkeypatch):
+    if before is not None:
+        monkeypatch.setenv(GLOO, before)
+    monkeypatch.setattr(interface, "own_address", lambda towards: socket.gethostbyname(towards))
+    choose_interface(address)
+    assert os.environ.get(GLOO) == told
+
+
+@pytest.mark.parametrize(("own", "name"), [("10.1.2.3", "10.1.2.3"), ("127.0.1.1", "node0"), ("::1", "node0")])
+def test_a_host_is_called_by_its_own_address_unless_only_itself_can_reach_that(own, name, monkeypatch):
+    assert own_name("no-such-host.invalid") == "no-such-host.invalid"  # taken as it is
+    monkeypatch.setattr(interface, "own_address", lambda towards: own)
+    assert own_name("node0") == name
+
+
+@pytest.mark.parametrize(("chosen", "words"), [("eth7", "interface eth7"), (None, "that this host's name leads to")])
+def test_ranks_that_gloo_cannot_connect_say_what_to_type(chosen, words, monkeypatch):
+    if chosen is not None:
+        monkeypatch.setenv(GLOO, chosen)
+    said = rf"met at 10.0.0.1, but .*{words}; type export {GLOO}=NAME on each host"
+    with pytest.raises(UserError, match=said), clear_errors("10.0.0.1"):
+        raise RuntimeError(MESH)
+    with pytest.raises(RuntimeError, match=r"^other$") as caught, clear_errors("10.0.0.1"):
+        raise RuntimeError("other")
+    assert not isinstance(caught.value, UserError)
+
+
+@pytest.mark.promise("garbage in the variables of a launcher; a main port that is taken")
+def test_a_main_port_that_is_taken_is_named_with_its_variable():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        words = f"^the environment variable MASTER_PORT is '{port}', and another program"
+        with pytest.raises(UserError, match=words), interface.clear_meeting("127.0.0.1", port):
+            dist.TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
+    words = "^the environment variable MASTER_ADDR is 'no host', and this host knows no"
+    with pytest.raises(UserError, match=words), interface.clear_meeting("no host", 29500):
+        pass
+
+
+# ---- backends ----
+
+
+@pytest.mark.parametrize("name", ["mpi", "cpu:mpi", "smoke"])
+def test_what_torch_lacks_is_refused(name):
+    word = name.rpartition(":")[2]
+    with pytest.raises(UserError, match=f"has no backend '{word}' here, but gloo.*; type gloo") as refusal:
+        PhaseStrategy(process_group_backend=name)
+    assert ("built on a machine with MPI" in str(refusal.value)) == (word == "mpi")
+
+
+def test_nccl_is_refused_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
+    with pytest.raises(UserError, match="nccl communicates between GPUs only, and ranks compute on cpu; type gloo"):
+        trainer(PhaseStrategy(process_group_backend="nccl"), 2, 1)
+    trainer(PhaseStrategy(process_group_backend="nccl"), 1, 1)  # one rank communicates with nobody
+
+
+def test_a_torch_with_mpi_is_asked_for_a_store_too(monkeypatch):
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
+    for name, given in (("mpi", "cpu:mpi,cuda:mpi"), ("gloo", "gloo"), (None, "gloo")):
+        made = trainer(PhaseStrategy(process_group_backend=name), 2, 1)
+        assert made.strategy._get_process_group_backend() == given

@@ -1,10 +1,20 @@
-"""What Slurm's variables say of a task, and what is said where a job cannot go back into the queue."""
+"""What Slurm tells a rank, and what happens at its warning."""
 
 import os
+import signal
 
 import pytest
+from lightning import Callback
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from strategies import PhaseStrategy
 from strategies.processes import slurm
+from tests.support.hard_games import Plain
+from tests.support.parity import Whole, distance, snapshot, trainer
+
+# ---- slurm ----
+
 
 TASK = {
     "SLURM_JOB_ID": "12",
@@ -15,15 +25,11 @@ TASK = {
 }
 
 
-def test_a_task_of_srun_is_a_rank_and_the_script_of_a_job_is_none():
-    assert slurm.started_by_srun(TASK)
-    assert not slurm.started_by_srun({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
-    assert not slurm.started_by_srun({})
-
-
 @pytest.mark.parametrize(("terminal", "rank"), [(True, False), (False, True)])
-def test_what_is_typed_in_the_shell_of_a_step_is_no_rank(terminal, rank, monkeypatch):
+def test_a_task_of_srun_is_a_rank_and_what_is_typed_in_the_shell_of_a_step_is_none(terminal, rank, monkeypatch):
     """The task is another process, which reads from a terminal."""
+    assert slurm.started_by_srun(TASK) and not slurm.started_by_srun({})
+    assert not slurm.started_by_srun({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # the script
     monkeypatch.setattr(os, "readlink", lambda path: {"/proc/7/fd/0": "/dev/pts/3" if terminal else "/dev/null"}[path])
     assert slurm.started_by_srun({**TASK, "SLURM_TASK_PID": "7"}) == rank
     monkeypatch.setattr(os, "getpid", lambda: 7)  # it is this one: srun --pty python -m gan.fit
@@ -61,3 +67,66 @@ def test_a_job_goes_back_into_the_queue_or_it_is_said_why_not(tmp_path, monkeypa
     assert (tmp_path / "asked").read_text() == "requeue 12\n"
     scontrol.write_text("#!/bin/sh\necho it is disabled >&2\nexit 1\n")
     assert slurm.requeue() == "it is disabled"
+
+
+# ---- requeue ----
+
+
+STEPS = 6
+
+
+class Told(Callback):
+    """Gets a signal in the middle of its third step."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_before_backward(self, trainer, *_):
+        if trainer.global_step == 2 and self.number:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Inside of a job of one task: the checkpoints that were there when it was asked for the queue."""
+    for name in ("PROCID", "LOCALID", "NODEID"):
+        monkeypatch.setenv(f"SLURM_{name}", "0")
+    named = {"JOB_ID": "12", "JOB_NAME": "train", "STEP_ID": "0", "NTASKS": "1", "STEP_TASKS_PER_NODE": "1"}
+    for name, value in named.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    asked = []
+    monkeypatch.setattr(slurm, "requeue", lambda: asked.append(sorted(path.name for path in tmp_path.glob("hpc*"))))
+    return asked
+
+
+def fit(folder, number=0, **options):
+    game, strategy = Plain(), PhaseStrategy("single")
+    made = trainer(strategy, 1, STEPS, callbacks=[Told(number)], default_root_dir=folder, **options)
+    made.fit(game, Whole(STEPS))
+    return snapshot(game, strategy)
+
+
+def test_it_is_saved_after_the_step_and_goes_on_to_the_same_end(asked, tmp_path):
+    whole = fit(tmp_path / "other")
+    assert asked == []
+    with pytest.raises(SIGTERMException):
+        fit(tmp_path, signal.SIGUSR1)
+    assert asked == [["hpc_ckpt_1.ckpt"]]  # whole, and once
+    assert distance(fit(tmp_path), whole) == 0
+    assert asked == [["hpc_ckpt_1.ckpt"]]
+
+
+@pytest.mark.parametrize(
+    ("number", "environment", "queued"),
+    [
+        (signal.SIGTERM, {}, False),  # another signal asks for nothing
+        (signal.SIGUSR2, {}, False),
+        (signal.SIGUSR1, {"auto_requeue": False}, False),  # a person may turn it off, or choose the signal
+        (signal.SIGUSR2, {"requeue_signal": signal.SIGUSR2}, True),
+    ],
+)
+def test_the_signal_that_was_chosen_asks_for_the_queue(number, environment, queued, asked, tmp_path):
+    plugins = [SLURMEnvironment(**environment)] if environment else []
+    with pytest.raises(SIGTERMException):
+        fit(tmp_path, number, plugins=plugins)
+    assert asked == [["hpc_ckpt_1.ckpt"]] * queued and len(list(tmp_path.iterdir())) == queued

@@ -1,10 +1,17 @@
-"""Grids of samples."""
+"""Grids of pictures and of sounds."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFont
 
+from gan.app.page.table import sample_cell
 from gan.app.painting import grids
+from gan.sound import Sound
+
+# ---- grids ----
 
 
 def test_a_picture_is_what_the_tensor_says():
@@ -59,17 +66,14 @@ def test_wide_pictures_of_a_row_stand_below_each_other():
     assert grids.grid(narrow).width == grids.MARGIN + 2 * (3 * 40 + grids.MARGIN)
 
 
-def test_large_pictures_are_not_enlarged():
-    assert grids.grid({"x": torch.zeros(1, 3, 200, 200)}).width == 200 + 2 * grids.MARGIN
-
-
-def test_saving_replaces_a_picture_as_a_whole(tmp_path):
+def test_saving_replaces_a_picture_as_a_whole_and_large_ones_are_not_enlarged(tmp_path):
     path = tmp_path / "x.png"
     for colour in ("red", "blue"):
         grids.save(Image.new("RGB", (4, 4), colour), path)
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
     with Image.open(path) as image:
         assert image.getpixel((0, 0)) == (0, 0, 255)
+    assert grids.grid({"x": torch.zeros(1, 3, 200, 200)}).width == 200 + 2 * grids.MARGIN
 
 
 def test_rows_may_have_titles_and_cells_may_be_missing():
@@ -104,10 +108,7 @@ def test_colours_tell_the_labels_exactly(labels):
     assert torch.equal(grids.unpaint(colours, labels), label)
     colours[2, 3] = torch.tensor([255, 255, 255])
     assert (grids.unpaint(colours, labels) < 0).nonzero().tolist() == [[2, 3]]
-
-
-def test_a_colour_of_a_label_that_there_is_not_is_none():
-    assert grids.unpaint(grids.palette(20)[19:].unsqueeze(0), 19).tolist() == [[-1]]
+    assert grids.unpaint(grids.palette(labels + 1)[labels:].unsqueeze(0), labels).tolist() == [[-1]]
 
 
 def test_a_label_map_to_edit_has_the_labels_as_numbers_and_the_palette_as_colours():
@@ -125,3 +126,45 @@ def test_a_legend_shows_each_labels_colour():
     sheet, table = grids.legend(names), grids.palette(60)
     colours = {colour for _, colour in sheet.getcolors(1 << 20)}
     assert all(tuple(colour) in colours for colour in table.tolist())
+
+
+# ---- sounds ----
+
+
+RATE = 8000
+
+
+def sine(hertz: float, loudness: float = 1.0, seconds: float = 0.5) -> Sound:
+    time = torch.arange(int(seconds * RATE)) / RATE
+    return Sound(loudness * torch.sin(2 * math.pi * hertz * time), RATE)
+
+
+def brightness(sound: Sound) -> np.ndarray:
+    return np.asarray(grids.picture(sound).convert("L"), np.float64)
+
+
+def test_pitch_goes_up_and_time_to_the_right():
+    rows = [brightness(sine(hertz)).mean(1).argmax() for hertz in (200, 800, 3200)]
+    assert rows == sorted(rows, reverse=True) and rows[0] - rows[2] > 40
+    late = Sound(torch.cat([torch.zeros(4000), sine(800).samples]), RATE)
+    picture = brightness(late)
+    assert picture[:, :50].max() + 100 < picture[:, 75:].max()
+    assert picture.shape == (grids.BANDS * grids.ZOOM, 8000 // 64)
+
+
+def test_loud_is_bright():
+    means = [brightness(sine(800, loudness)).mean() for loudness in (0.001, 0.1, 1.0)]
+    assert means == sorted(means) and means[2] > 2 * means[0]
+
+
+def test_only_columns_of_sounds_become_files(tmp_path):
+    columns = {"real": sine(200)[None], "picture": torch.zeros(1, 3, 4, 4)}
+    assert grids.save_sounds(columns, tmp_path / "step-1.png") == [tmp_path / "step-1-real.wav"]
+    assert (tmp_path / "step-1-real.wav").read_bytes() == columns["real"].wav()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_cell_has_the_picture_and_the_file():
+    cell = sample_cell(sine(200))
+    assert cell.wav == sine(200).wav() and cell.pictures[0].size == grids.picture(sine(200)).size
+    assert sample_cell(torch.zeros(3, 4, 4)).wav == b""

@@ -72,15 +72,23 @@ def test_pictures_that_there_are_not_are_refused(which, message, painter):
         painter.picture(which)
 
 
-def test_styles_are_the_encoders_and_absent_regions_have_none(painter):
-    picture = painter.picture("1")
-    styles = painter.styles(picture)
-    codes = painter.game.encoder(picture.image[None], painter.game.mask(picture.label[None]))[0]
+def test_styles_are_the_encoders_and_absent_regions_have_none(copied, tmp_path, capsys):
+    picture = copied.picture("1")
+    styles = copied.styles(picture)
+    codes = copied.game.encoder(picture.image[None], copied.game.mask(picture.label[None]))[0]
     assert torch.equal(styles.codes, codes)
     absent = set(range(19)) - set(picture.regions)
     assert absent and styles.lacking(sorted(absent)) == sorted(absent)
     assert styles.present[0] and styles.label_names == Faces.label_names
-    assert "picture 1 of 001-sean-faces, step 2" in styles.source
+    assert "picture 1 of 001-copy, step 2" in styles.source
+    path = tmp_path / "a.pt"
+    styles.save(path)
+    assert torch.equal(copied.load(path).codes, styles.codes)
+    Styles(torch.zeros(19, 9), styles.present, styles.label_names, "x").save(path)
+    with pytest.raises(UserError, match=r"a.pt' has style codes of length 9 and this run has them of length 8"):
+        copied.load(path)
+    (copied.opened.folder.path / "styles").write_text("in the way")  # there is a mean all the same
+    assert copied.mean(2).present[0] and "not kept: cannot write styles to" in capsys.readouterr().out
 
 
 def test_paint_is_the_generators_with_noise_that_the_seed_decides(opened, painter):
@@ -124,30 +132,10 @@ def test_the_mean_is_saved_and_computed_again_for_a_newer_checkpoint(copied):
     path.rename(older)
     copied.mean()
     assert path.is_file() and not older.exists()
-
-
-def test_the_mean_can_be_had_though_training_has_gone_on(copied):
-    mean = copied.mean()
-    shutil.rmtree(copied.opened.checkpoint)
-    assert torch.equal(copied.mean().codes, mean.codes)
-    copied.mean_path().unlink()
-    assert torch.equal(copied.mean().codes, mean.codes)
-
-
-def test_a_run_whose_folder_cannot_be_written_has_a_mean_all_the_same(copied, capsys):
-    (copied.opened.folder.path / "styles").write_text("in the way")
-    assert copied.mean(2).present[0]
-    assert "not kept: cannot write styles to" in capsys.readouterr().out
-
-
-def test_files_of_styles_are_checked_against_the_run(painter, tmp_path):
-    path = tmp_path / "a.pt"
-    styles = painter.styles(painter.picture("0"))
-    styles.save(path)
-    assert torch.equal(painter.load(path).codes, styles.codes)
-    Styles(torch.zeros(19, 9), styles.present, styles.label_names, "x").save(path)
-    with pytest.raises(UserError, match=r"a.pt' has style codes of length 9 and this run has them of length 8"):
-        painter.load(path)
+    shutil.rmtree(copied.opened.checkpoint)  # training has gone on
+    assert torch.equal(copied.mean().codes, first.codes)
+    path.unlink()
+    assert torch.equal(copied.mean().codes, first.codes)
 
 
 def test_label_maps_of_a_folders_run_go_by_its_own_rules(folder_run, tmp_path):

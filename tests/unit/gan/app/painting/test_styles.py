@@ -1,10 +1,24 @@
-"""Styles: mixing, files, and what does not fit."""
+"""Styles: where they come from, and their files."""
 
+import os
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from datasets import Faces
+from gan.app.painting import grids, painter
+from gan.app.painting.actions import StyleSource
+from gan.app.painting.painter import Painter, Picture
+from gan.app.painting.reopen import open_run
 from gan.app.painting.styles import Styles, regions
 from gan.files.errors import UserError
+from tests.support.posix import not_on_windows
+
+# ---- styles ----
+
 
 NAMES = ("background", "skin", "hair", "hat")
 
@@ -21,7 +35,7 @@ def test_taking_regions_changes_their_rows_alone():
     mixed = one.taking(other, [2, 3])
     assert torch.equal(mixed.codes[:2], one.codes[:2])
     assert torch.equal(mixed.codes[2:], other.codes[2:])
-    assert mixed.present.tolist() == [True, True, False, True]
+    assert mixed.present.tolist() == [True, True, False, True] and mixed.lacking([1, 2, 3]) == [2]
     assert torch.equal(one.codes, make(0).codes)  # the old styles stay as they were
 
 
@@ -32,10 +46,6 @@ def test_the_way_to_other_styles_is_straight_and_its_ends_are_exact():
     quarter = one.towards(other, 0.25)
     assert torch.allclose(quarter.codes, 0.75 * one.codes + 0.25 * other.codes)
     assert quarter.present.all()
-
-
-def test_what_is_lacking():
-    assert make(present=(0, 2)).lacking([1, 2, 3]) == [1, 3]
 
 
 def test_a_file_gives_the_same_bits_and_holds_plain_values(tmp_path):
@@ -62,45 +72,243 @@ def test_styles_of_other_networks_are_refused(tmp_path):
         styles.check(("background", "skin", "fur", "hat"), 5, path)
 
 
-def test_files_that_are_no_styles_are_refused(tmp_path):
-    path, good = tmp_path / "a.pt", {**vars(make()), "label_names": list(NAMES)}
-    with pytest.raises(UserError, match=r"there is no file of styles '.*a.pt'; make one with"):
-        Styles.load(path)
-    path.write_bytes(b"PK nothing")
-    with pytest.raises(UserError, match=r"a.pt' cannot be read as styles"):
-        Styles.load(path)
-    for bad in ({"a": 1}, [1], {**good, "codes": torch.zeros(4)}, {**good, "present": torch.ones(4)}):
-        torch.save(bad, path)
-        with pytest.raises(UserError, match=r"a.pt' holds no styles"):
-            Styles.load(path)
-    torch.save({**good, "label_names": ["skin"]}, path)
-    with pytest.raises(UserError, match=r"a.pt' is damaged: it has 4 codes and 1 names"):
-        Styles.load(path)
+class Evil:
+    def __reduce__(self):
+        return (open, ("ran", "w"))
 
 
-def test_a_file_with_code_in_it_is_never_run(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
+GOOD = {**vars(make()), "label_names": list(NAMES)}
 
-    torch.save({"codes": Evil()}, tmp_path / "a.pt")
-    with pytest.raises(UserError, match="cannot be read as styles"):
-        Styles.load(tmp_path / "a.pt")
+
+@pytest.mark.promise("code in a checkpoint, or in a file of styles")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, r"there is no file of styles '.*a.pt'; make one with"),
+        (b"PK nothing", r"a.pt' cannot be read as styles"),
+        ({"codes": Evil()}, r"a.pt' cannot be read as styles"),
+        ({"a": 1}, r"a.pt' holds no styles"),
+        ([1], r"a.pt' holds no styles"),
+        ({**GOOD, "codes": torch.zeros(4)}, r"a.pt' holds no styles"),
+        ({**GOOD, "present": torch.ones(4)}, r"a.pt' holds no styles"),
+        ({**GOOD, "label_names": ["skin"]}, r"a.pt' is damaged: it has 4 codes and 1 names"),
+    ],
+)
+def test_files_that_are_no_styles_are_refused_and_code_in_them_is_never_run(content, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(UserError, match=words):
+        Styles.load(path)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_place_that_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"cannot write styles to '.*a.pt'.*choose another file"):
-        make().save(tmp_path / "file" / "a.pt")
+    with pytest.raises(UserError, match=r"cannot write styles to '.*b.pt'.*choose another file"):
+        make().save(Path("/proc/none/b.pt"))
 
 
 def test_regions_go_by_name_or_number():
     assert regions(["Hair", "0", 3], NAMES) == [2, 0, 3]
     assert regions(["1"], ("0", "1", "2")) == [1]
-    with pytest.raises(UserError, match=r"no region 'hear'; did you mean 'hair'\? Regions are 0 background, 1 skin"):
-        regions(["hear"], NAMES)
-    with pytest.raises(UserError, match="no region '4'; choose a name or a number"):
-        regions([4], NAMES)
-    with pytest.raises(UserError, match=r"Regions are 0, 1, 2$"):
-        regions(["x"], ("0", "1", "2"))
+    for typed, names, words in (
+        ("hear", NAMES, r"no region 'hear'; did you mean 'hair'\? Regions are 0 background, 1 skin"),
+        (4, NAMES, "no region '4'; choose a name or a number"),
+        ("x", ("0", "1", "2"), r"Regions are 0, 1, 2$"),
+    ):
+        with pytest.raises(UserError, match=words):
+            regions([typed], names)
+
+
+# ---- style source ----
+
+
+HAIR, HAT = 13, 14
+
+
+@pytest.fixture(scope="module")
+def artist(sean_run):
+    return Painter(open_run(str(sean_run)))
+
+
+def lacks(artist, picture, *regions):
+    """The styles of a picture, without those of these regions."""
+    source = StyleSource(artist, picture)
+    keep = torch.ones(19, dtype=torch.bool)
+    keep[list(regions)] = False
+    styles = source.styles
+    source.styles = Styles(styles.codes * keep[:, None], styles.present & keep, styles.label_names, styles.source)
+    return source
+
+
+def test_it_may_be_a_picture_a_file_or_the_mean(artist, tmp_path):
+    picture = StyleSource(artist, "2")
+    assert picture.title == "2" and picture.image is picture.picture.image
+    picture.styles.save(tmp_path / "a.pt")
+    saved = StyleSource(artist, str(tmp_path / "a.pt"))
+    assert (saved.title, saved.picture, saved.image, saved.spotlight(0)) == ("a", None, None, None)
+    assert torch.equal(saved.styles.codes, picture.styles.codes)
+    mean = StyleSource(artist, "mean", among=4)
+    assert mean.title == "mean" and torch.equal(mean.styles.codes, artist.mean(4).codes)
+
+
+def test_all_of_its_styles_are_used_or_those_of_some_regions(artist):
+    source, target = StyleSource(artist, "2", "zero"), artist.picture("0")
+    own = artist.styles(target)
+    assert torch.equal(source.on(target).codes, source.styles.codes)
+    mixed = source.on(target, [HAIR])
+    assert torch.equal(mixed.codes[HAIR], source.styles.codes[HAIR])
+    rest = [region for region in range(19) if region != HAIR]
+    assert torch.equal(mixed.codes[rest], own.codes[rest])
+    assert not torch.equal(mixed.codes[HAIR], own.codes[HAIR])
+
+
+@pytest.mark.parametrize("missing", ["mean", "own", "zero"])
+def test_what_it_lacks_is_filled_in_as_asked(missing, artist):
+    target = artist.picture("0")
+    source = lacks(artist, "2", HAIR)
+    source.missing = missing
+    expected = {
+        "mean": artist.mean().codes[HAIR],
+        "own": artist.styles(target).codes[HAIR],
+        "zero": torch.zeros(8),
+    }[missing]
+    assert torch.equal(source.on(target).codes[HAIR], expected)
+    assert torch.equal(source.on(target, [HAIR]).codes[HAIR], expected)
+    assert torch.equal(source.on(target).codes[0], source.styles.codes[0])
+    words = {"mean": "painted in the mean styles", "own": "painted in the picture's own"}
+    said = "; ".join(source.notes())
+    assert ("hair" in said) == (missing != "zero") and words.get(missing, "") in said
+
+
+def test_a_region_that_no_picture_has_is_painted_without_style_and_said(artist, monkeypatch):
+    mean = artist.mean()
+    monkeypatch.setattr(artist, "mean", lambda among: mean.taking(lacks(artist, "2", HAIR).styles, [HAIR]))
+    source = lacks(artist, "2", HAIR)
+    assert torch.equal(source.on(artist.picture("0")).codes[HAIR], torch.zeros(8))
+    assert "styles of 2 lack hair: as do all pictures that the mean is of; painted without style" in source.notes()
+
+
+def test_a_pictures_own_regions_are_not_missing_on_itself_nor_those_that_a_map_does_not_show(artist):
+    source = lacks(artist, "2", HAIR)  # as if it were too small for the encoder
+    bald = Picture("bald", torch.zeros(32, 32, dtype=torch.int64))
+    for on in (artist.picture("2"), bald):
+        assert torch.equal(source.on(on).codes, source.styles.codes) and source.notes() == []
+    edited = Picture("edited", artist.picture("2").label.roll(1, 0))
+    assert torch.equal(source.on(edited, edited=True).codes[HAIR], torch.zeros(8))
+    assert torch.equal(source.on(edited).codes[HAIR], artist.mean().codes[HAIR])
+    with pytest.raises(UserError, match="'x' is only a label map; give its picture too"):
+        StyleSource(artist, "2").on(Picture("x", artist.picture("0").label), [HAIR])
+
+
+def test_a_region_that_the_painted_picture_lacks_is_said(artist):
+    source, bare = StyleSource(artist, "2"), artist.picture("0")
+    label = torch.where(bare.label == HAT, 0, bare.label)
+    source.on(Picture("0", label, bare.image), [HAT, HAIR])
+    assert "picture 0 lacks hat: nothing to change there" in source.notes()
+
+
+def test_the_spotlight_leaves_the_region_alone(artist):
+    source = StyleSource(artist, "2")
+    lit, inside = source.spotlight(HAIR), source.picture.label == HAIR
+    assert torch.equal(lit[:, inside], source.image[:, inside])
+    assert (lit[0] == lit[1])[~inside].all() and (lit[:, ~inside] > 0.3).all()
+
+
+# ---- inputs ----
+
+
+FACES = Faces(2, size=64)
+LABELS = FACES.num_labels
+
+
+def label(size=64):
+    return torch.from_numpy(np.array(FACES.label(0).resize((size, size), Image.Resampling.NEAREST))).long()
+
+
+def read(path, size=(64, 64), labels=LABELS, void=None):
+    return painter.read_labels(path, size, labels, void or {})
+
+
+def test_a_picture_comes_in_the_runs_size_and_range(tmp_path):
+    FACES.draw(0).save(tmp_path / "a.png")
+    same = painter.read_picture(tmp_path / "a.png", (64, 64))
+    assert torch.equal(same, torch.from_numpy(np.array(FACES.draw(0))).permute(2, 0, 1).float() / 127.5 - 1)
+    Image.new("L", (40, 20), 255).save(tmp_path / "grey.png")
+    assert torch.equal(painter.read_picture(tmp_path / "grey.png", (8, 16)), torch.ones(3, 8, 16))
+
+
+@pytest.mark.parametrize("mode", ["L", "I;16", "P", "ours", "RGB", "RGBA"])
+def test_labels_are_read_as_numbers_or_as_colours(mode, tmp_path):
+    path, numbers = tmp_path / "a.png", FACES.label(0)
+    if mode == "P":
+        numbers.putpalette([k for k in range(256) for _ in range(3)])  # some other palette: the numbers count
+    elif mode in ("ours", "RGB", "RGBA"):
+        numbers = grids.label_png(label(), LABELS)
+        numbers = numbers.convert(mode) if mode != "ours" else numbers
+    else:
+        numbers = numbers.convert(mode)
+    numbers.save(path)
+    assert torch.equal(read(path), label())
+    assert torch.equal(read(path, (32, 32)), label(32))
+
+
+def test_an_editor_may_change_the_order_of_a_palette(tmp_path):
+    table = grids.palette(LABELS)
+    reordered = Image.fromarray((LABELS - 1 - label()).byte().numpy(), "L")
+    reordered.putpalette(table.flip(0).flatten().tolist())
+    reordered.save(tmp_path / "a.png")
+    assert torch.equal(read(tmp_path / "a.png"), label())
+
+
+@pytest.mark.parametrize("value", [19, 255])
+def test_a_label_out_of_range_is_refused_by_file_and_value_unless_it_is_void(value, tmp_path):
+    numbers = np.array(FACES.label(0))
+    numbers[3, 4] = value
+    Image.fromarray(numbers).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=rf"a.png has the label {value}; with 19 labels the allowed range is 0..18"):
+        read(tmp_path / "a.png", (8, 8))  # also where the resized map would not show it
+    assert read(tmp_path / "a.png", void={value: 3})[3, 4] == 3
+
+
+def test_a_colour_that_is_no_labels_is_refused_by_file_colour_and_place(tmp_path):
+    image = grids.label_png(label(), LABELS).convert("RGB")
+    image.putpixel((5, 7), (1, 2, 3))
+    image.save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"a.png has the colour #010203 at column 5, row 7, and in 1 pixels"):
+        read(tmp_path / "a.png")
+    FACES.draw(0).save(tmp_path / "b.png")
+    with pytest.raises(UserError, match=r"b.png has the colour .* paint without soft edges"):
+        read(tmp_path / "b.png")
+
+
+def test_a_pair_must_show_the_same(tmp_path):
+    image, labels = tmp_path / "a.jpg", tmp_path / "a.png"
+    FACES.draw(0).resize((128, 128)).save(image)
+    FACES.label(0).save(labels)
+    picture, numbers = painter.read_pair(image, labels, (32, 32), LABELS, {})
+    assert picture.shape == (3, 32, 32) and torch.equal(numbers, label(32))
+    FACES.label(0).resize((64, 32)).save(labels)
+    with pytest.raises(UserError, match=r"a.jpg is 128x128 and .*a.png is 64x32; .* must be of the same shape"):
+        painter.read_pair(image, labels, (32, 32), LABELS, {})
+
+
+@not_on_windows
+def test_files_that_are_not_there_or_no_pictures_are_refused(tmp_path):
+    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
+    FACES.label(0).save(good)
+    bad.write_bytes(b"\x89PNG nothing")
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    for call in (
+        lambda path: painter.read_picture(path, (8, 8)),
+        lambda path: read(path),
+        lambda path: painter.read_pair(path, good, (8, 8), LABELS, {}),
+        lambda path: painter.read_pair(good, path, (8, 8), LABELS, {}),
+    ):
+        with pytest.raises(UserError, match=r"there is no file '.*absent.png'"):
+            call(tmp_path / "absent.png")
+        with pytest.raises(UserError, match=r"pipe.png cannot be read as a picture \(it is a named pipe"):
+            call(pipe)
+        with pytest.raises(UserError, match=r"bad.png cannot be read as a picture"):
+            call(bad)

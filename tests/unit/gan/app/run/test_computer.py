@@ -1,16 +1,122 @@
-"""Which devices a run computes on."""
+"""Devices of a computer, and jobs of a cluster."""
 
 import os
+import re
+import shlex
 
 import pytest
 import torch
 from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator, MPSAccelerator
 
-from gan.app.run import options
+from gan import fit as command
+from gan.app.run import job, options
 from gan.app.run.computer import machine
 from gan.files.errors import UserError
 from strategies import TorchAccelerator
 from tests.support.posix import not_on_windows
+
+# ---- job ----
+
+
+SIX = ("--run", "r3gan-faces", "--devices", "6")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return tmp_path
+
+
+def script(capsys, *typed):
+    assert command.main([*typed, "--slurm"]) == 0
+    return capsys.readouterr().out
+
+
+def asks(text):
+    """What a script asks Slurm for."""
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.MULTILINE))
+
+
+def runs(text):
+    """The options of gan.fit that a task gets."""
+    words = shlex.split(text.splitlines()[-2])
+    return words[words.index("gan.fit") + 1 :]
+
+
+def test_a_task_for_each_gpu_and_each_line_is_explained(capsys, here):
+    text = script(capsys, *SIX, "--nodes=3", "--strategy", "zero3", "--batch-size", "36")
+    assert asks(text) == {
+        "job-name": "r3gan-faces",
+        "nodes": "3",
+        "ntasks-per-node": "6",
+        "gres": "gpu:6",
+        "cpus-per-task": "4",
+        "chdir": str(here),
+        "output": "r3gan-faces-%j.log",
+        "open-mode": "append",
+        "signal": "USR1@120",
+        "requeue": "",
+    }
+    lines = text.splitlines()
+    assert all(lines[number - 1].startswith("# ") for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert runs(text) == [
+        *("--run", "r3gan-faces", "--strategy", "zero3", "--batch-size", "36"),
+        *("--accelerator", "gpu"),
+    ]
+    assert "OMP_NUM_THREADS" not in text
+
+
+def test_on_cpus_no_gpu_is_asked_for_and_a_task_computes_on_all_it_has(capsys):
+    text = script(capsys, *SIX, "--accelerator", "cpu", "--workers", "9")
+    assert "gres" not in asks(text) and asks(text)["cpus-per-task"] == "10"
+    assert 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"' in text
+
+
+def test_dp_is_a_task_for_each_device_of_one_machine(capsys):
+    text = script(capsys, *SIX, "--strategy", "dp")
+    assert (asks(text)["ntasks-per-node"], asks(text)["gres"]) == ("6", "gpu:6")
+    assert "--devices" not in runs(text)
+    assert command.main([*SIX, "--strategy", "dp", "--slurm", "--nodes", "2"]) == 2
+    assert "dp trains on one machine, and there are 2" in capsys.readouterr().err
+
+
+def test_what_is_resumed_is_resumed_by_the_job_and_paths_with_spaces_stay_whole(capsys, tmp_path, monkeypatch):
+    (tmp_path / "my runs").mkdir()
+    monkeypatch.chdir(tmp_path / "my runs")
+    assert command.main(["--run", "r3gan-faces", "--dry-run", "--out", "all of them"]) == 0
+    (tmp_path / "my runs/all of them/001-r3gan-faces/checkpoints/step-000001.ckpt").mkdir(parents=True)
+    capsys.readouterr()
+    text = script(capsys, "--resume", "all of them/001-r3gan-faces", "--devices", "2")
+    assert f"--chdir='{tmp_path}/my runs'" in text
+    assert runs(text) == ["--resume", "all of them/001-r3gan-faces", "--accelerator", "gpu"]
+
+
+@not_on_windows
+def test_submitting_gives_the_script_to_sbatch_and_says_the_job(capsys, here, monkeypatch):
+    sbatch = here / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\n/bin/cat > {here}/got\necho '34;cluster'\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here))
+    expected = script(capsys, *SIX)
+    assert command.main([*SIX, "--submit"]) == 0
+    assert "job 34 is in the queue" in capsys.readouterr().out
+    assert (here / "got").read_text() == expected.removesuffix("\n")
+    sbatch.write_text("#!/bin/sh\necho 'Invalid account' >&2\nexit 1\n")
+    with pytest.raises(UserError, match="sbatch refused the job: Invalid account"):
+        job.submit(expected)
+
+
+def test_in_a_job_loaders_have_all_cpus_of_a_task_but_one(monkeypatch):
+    assert options.parse(["--run", "r3gan-faces"])[0].workers == 0
+    for name, value in (("STEP_ID", "0"), ("CPUS_PER_TASK", "6")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert options.parse(["--run", "r3gan-faces"])[0].workers == 5
+    assert options.parse(["--run", "r3gan-faces", "--workers", "2"])[0].workers == 2
+
+
+# ---- computer ----
+
 
 ELASTIC = dict(TORCHELASTIC_RUN_ID="1", RANK="2", LOCAL_RANK="0", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2", GROUP_RANK="1")
 
@@ -100,9 +206,6 @@ def test_ranks_that_were_started_are_the_devices(computer):
     with pytest.raises(UserError, match=r"2 ranks here, and the GPUs that each sees are 1; .*-node 1, or"):
         computer(gpus=1)
     assert computer("--accelerator", "cpu", gpus=1).kind == "cpu"
-
-
-def test_one_task_drives_one_device(computer):
     alone = {**ELASTIC, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
     assert computer(**alone).devices == 1
     with pytest.raises(UserError, match=r"started 1 rank here and --devices says 4; .*torchrun --nproc-per-node 4"):

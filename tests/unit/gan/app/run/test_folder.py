@@ -1,11 +1,29 @@
-"""Run folders: numbering, and finding a run to resume."""
+"""The folder of a run, and who trains it."""
 
+import errno
+import multiprocessing
 import os
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
+import yaml
+from torch import nn
 
-from gan.app.run import folder
+from gan.app.run import folder, options
+from gan.app.run.folder import RunFolder
+from gan.app.run.resumed import Resumed
+from gan.files.checkpoint import Share
 from gan.files.errors import UserError
+from gan.files.system import fcntl
+from strategies.checkpoint.writing import save
+from tests.support.posix import not_on_windows
+
+# ---- folder ----
 
 
 def make(out, name, *checkpoints):
@@ -94,47 +112,14 @@ def test_grids_are_in_the_order_of_their_steps_and_other_pictures_are_none(tmp_p
     assert folder.RunFolder(tmp_path / "002-file").grids() == {}
 
 
-def test_a_half_written_checkpoint_is_not_found(tmp_path):
-    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt.part")
-    assert run.newest_checkpoint().name == "step-000010.ckpt"
-
-
-def test_a_run_or_one_of_its_checkpoints_is_found_by_path(tmp_path):
-    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt")
+def test_a_run_or_one_of_its_checkpoints_is_found_by_path(tmp_path, monkeypatch):
+    run = make(tmp_path, "sean", "step-000010.ckpt", "step-000020.ckpt", "step-000030.ckpt.part")
     assert folder.find(str(run.path), tmp_path, None) == (run, run.checkpoints / "step-000020.ckpt")
     older = run.checkpoints / "step-000010.ckpt"
-    assert folder.find(str(older), tmp_path, None) == (run, older)
-    assert folder.find(f"{older}/", tmp_path, None) == (run, older)
-
-
-def test_a_checkpoint_is_found_from_inside_its_folder(tmp_path, monkeypatch):
-    run = make(tmp_path, "sean", "step-000010.ckpt")
+    assert folder.find(str(older), tmp_path, None) == folder.find(f"{older}/", tmp_path, None) == (run, older)
     monkeypatch.chdir(run.checkpoints)
     found, checkpoint = folder.find("step-000010.ckpt", tmp_path, None)
     assert found.settings.is_file() and checkpoint.is_dir()
-
-
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("absent", "there is no '.*absent'; give a run's folder"),
-        ("001-empty", "001-empty' has no checkpoint yet; wait for its first"),
-        ("001-empty/checkpoints/absent.ckpt", "there is no '.*absent.ckpt'"),
-        (".", r"is not of a run: .*settings.yaml is missing"),
-    ],
-)
-def test_what_is_no_run_with_a_checkpoint_is_refused(where, words, tmp_path):
-    make(tmp_path, "empty")
-    with pytest.raises(UserError, match=words):
-        folder.find(str(tmp_path / where), tmp_path, None)
-
-
-def test_a_run_that_has_lost_its_settings_is_named(tmp_path):
-    run = make(tmp_path, "lost", "step-000010.ckpt")
-    run.settings.unlink()
-    for which in (run.path, run.checkpoint(10)):
-        with pytest.raises(UserError, match=r"001-lost' has lost its settings.yaml; put it back"):
-            folder.find(str(which), tmp_path, None)
 
 
 def test_a_refused_run_leaves_nothing_but_one_with_a_checkpoint_stays(tmp_path):
@@ -151,3 +136,193 @@ def test_a_new_folder_that_cannot_be_filled_is_removed(tmp_path):
     with pytest.raises(UserError, match=r"cannot write to '.*001-sean': Is a directory; choose a folder with --out"):
         run.fill({run.settings: "run: sean", run.game: "players"})
     assert not run.path.exists()
+
+
+# ---- lock ----
+
+
+fork = None if fcntl is None else multiprocessing.get_context("fork")
+
+
+def trains(run, here):
+    with folder.training(run):
+        here.set()
+        time.sleep(60)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which trains the run."""
+    if fork is None:
+        pytest.skip("Windows forks no process")
+    here = fork.Event()
+    process = fork.Process(target=trains, args=(RunFolder(tmp_path), here))
+    process.start()
+    assert here.wait(60)
+    yield process
+    process.kill()
+    process.join()
+
+
+@pytest.mark.promise("two processes train one run", "the second is told who trains it; the lock ends with the process")
+def test_a_run_that_another_process_trains_is_refused_by_name_until_that_is_killed(holder, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "PATIENCE", 0.2)
+    said = rf"^process {holder.pid} on {socket.gethostname()} is training '{tmp_path}'; end it first, or resume a copy"
+    with pytest.raises(UserError, match=said), folder.training(RunFolder(tmp_path)):
+        pass
+    holder.kill()
+    holder.join()
+    with folder.training(RunFolder(tmp_path)):
+        assert (tmp_path / "run.lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+    assert (tmp_path / "run.lock").read_text() == ""
+
+
+def test_so_is_one_that_this_process_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "PATIENCE", 0.2)
+    run = RunFolder(tmp_path)
+    with folder.training(run), pytest.raises(UserError, match=f"process {os.getpid()} on .* is training"):
+        folder.training(run).__enter__()
+    with folder.training(run):
+        pass
+
+
+def test_one_that_is_just_ending_is_waited_for(holder, tmp_path):
+    holder.terminate()
+    since = time.monotonic()
+    with folder.training(RunFolder(tmp_path)):
+        assert time.monotonic() - since < folder.PATIENCE
+
+
+def stays(here):
+    here.set()
+    time.sleep(60)
+
+
+@pytest.mark.promise("two processes train one run")
+@not_on_windows
+def test_a_loaders_worker_does_not_keep_it(tmp_path):
+    here = fork.Event()
+    worker = fork.Process(target=stays, args=(here,))
+    with folder.training(RunFolder(tmp_path)):
+        worker.start()
+        assert here.wait(60)
+    try:
+        handle = os.open(tmp_path / "run.lock", os.O_RDWR)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if somebody has it
+        os.close(handle)
+    finally:
+        worker.kill()
+        worker.join()
+
+
+@pytest.mark.promise("a damaged metrics.csv, another file's name in `samples/`, a folder that cannot be written")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "run.lock").mkdir()
+    words = r"^cannot write to '.*': (Is a directory|Permission denied); resume a copy of the folder"
+    with pytest.raises(UserError, match=words), folder.training(RunFolder(tmp_path)):
+        pass
+
+
+@not_on_windows
+def test_a_file_system_without_locks_is_none_to_wait_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with folder.training(RunFolder(tmp_path)), folder.training(RunFolder(tmp_path)):
+        pass
+
+
+# ---- resumed ----
+
+
+NAME = "sean-folder"
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder with the settings of a run, and a checkpoint of a network of width 3."""
+    folder = RunFolder(tmp_path / "runs" / "001-sean-folder")
+    folder.path.mkdir(parents=True)
+    save(
+        folder.checkpoint(8), {"state_dict": {"net.weight": Share.whole(torch.zeros(3, 2)), "net.bias": torch.zeros(3)}}
+    )
+    return folder
+
+
+def resumed(folder, typed=(), **saved):
+    """The run resumed with what is typed, in place of the saved settings."""
+    settings, _ = options.parse([NAME, "--batch-size", "4", "--data", "mine"])
+    kept = {**yaml.safe_load(options.dump(settings, NAME)), **saved}
+    folder.settings.write_text(yaml.safe_dump(kept))
+    now, where = options.parse(["--resume", str(folder.path), *typed])
+    return Resumed(where[0], NAME, options.run_settings(now))
+
+
+def game(width):
+    return SimpleNamespace(game=nn.ModuleDict({"net": nn.Linear(2, width)}))
+
+
+CHANGED = "--batch-size 8 --generator-rate 0.1 --data moved --max-steps 9 --sample-every 2"
+
+
+@pytest.mark.promise(
+    "`--resume` with other settings, or from another folder",
+    "what differs is said; networks that do not fit are refused before anything is trained; data that are not "
+    "there are named with `--data`",
+)
+def test_what_has_changed_is_said_in_one_line(trained):
+    for typed, said in (
+        ("", ""),
+        (
+            CHANGED,
+            "the run was trained with --data mine --batch-size 4 --max-steps None --generator-rate 0.0001, "
+            "and goes on with --data moved --batch-size 8 --max-steps 9 --generator-rate 0.1",
+        ),
+    ):
+        again = resumed(trained, typed.split())
+        assert str(again) == said and bool(again.changed) == bool(said)
+        again.check(game(3), trained.checkpoint(8))
+
+
+@pytest.mark.promise("`--resume` with other settings, or from another folder")
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        (
+            ["--width", "8"],
+            "The run was trained with --width 64, and goes on with --width 8; leave out what changes them",
+        ),
+        ([], "Its code or its data have changed"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_with_the_settings_that_have_changed(typed, why, trained):
+    with pytest.raises(UserError) as caught:
+        resumed(trained, typed).check(game(4), trained.checkpoint(8))
+    assert str(caught.value) == (
+        f"the checkpoint's networks are of other sizes: 'net.weight' is 3 x 2 in step-000008.ckpt and 4 x 2 now. {why}"
+    )
+
+
+@pytest.mark.promise("`--resume` with other settings, or from another folder")
+@pytest.mark.parametrize(
+    ("saved", "typed", "advice"),
+    [
+        ({}, [], "; 'mine' is relative to {}, where the run was started: type --data {}/mine"),
+        ({"out": "other/runs"}, [], "; if its data have moved, type --data and their folder"),
+        ({"data": "/nowhere/mine"}, [], "; if its data have moved, type --data and their folder"),
+        ({}, ["--data", "typed"], ""),
+        ({"data": os.getcwd()}, [], ""),
+    ],
+)
+def test_data_that_are_not_there_are_named_with_where_they_were(saved, typed, advice, trained, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = resumed(trained, typed, **saved).where_data_were(UserError("no pictures"))
+    assert str(found) == "no pictures" + advice.format(tmp_path, tmp_path)
+
+
+def test_settings_have_the_whole_path_of_data_that_are_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    for typed, kept in (("mine", str(tmp_path / "mine")), ("absent", "absent")):
+        settings, _ = options.parse([NAME, "--data", typed])
+        assert yaml.safe_load(options.dump(settings, NAME))["data"] == kept
+        assert settings.data == typed

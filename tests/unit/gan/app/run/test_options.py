@@ -1,19 +1,33 @@
-"""Options: hyphens, settings of the run, and what overrides what."""
+"""What is typed for a run, and in its file of settings."""
 
+import os
+import re
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
+from gan import evaluate as evaluate
+from gan import export as export
+from gan import fit as fit
+from gan import sample as sample
+from gan import verify as verify
 from gan.app.run import folder, options
+from gan.app.run.run_options import strategies
+from gan.app.run.settings_file import MOST, read
 from gan.app.training.callbacks import WriteSettings
-from gan.app.verifying import options as verifying
 from gan.files.errors import UserError
 from gan.runs import RUNS, full_name
 from tests.support.posix import not_on_windows
+
+# ---- options ----
 
 
 @pytest.fixture(autouse=True)
@@ -32,13 +46,19 @@ def saved(here, *arguments):
     return run
 
 
-@pytest.mark.parametrize("argument", ["--batch-size=6", "--batch_size=6"])
-def test_hyphens_and_underscores_are_the_same(argument):
-    assert options.parse([argument])[0].batch_size == 6
-
-
-def test_a_value_may_hold_what_looks_like_an_option():
-    assert options.parse(["--out", "a-b_c"])[0].out == "a-b_c"
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        (["--batch_size=6"], ["--batch-size", "6"]),
+        (["r3gan-faces", "--latent", "7"], ["--run", "r3gan-faces", "--latent", "7"]),
+        (["--local-rank=1", "r3gan-faces"], ["r3gan-faces"]),  # torch's old launcher puts it first
+        (["--local_rank=1", "r3gan-faces"], ["r3gan-faces"]),
+    ],
+)
+def test_hyphens_and_underscores_are_the_same_and_the_run_may_be_the_first_word(typed, same):
+    assert options.parse(typed) == options.parse(same)
+    assert options.parse(["--out", "a-b_c"])[0].out == "a-b_c"  # a value may hold what looks like an option
+    assert evaluate.parse(["--ignore-labels", ""]).ignore_labels == ()  # as it is by default
 
 
 def test_the_settings_are_those_of_the_run():
@@ -59,13 +79,6 @@ def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
     assert options.run_settings(options.parse(["--config", str(run.settings)])[0]) == own
 
 
-@pytest.mark.parametrize(("run", "typed"), [("spade-folder", "--style"), ("sean-cityscapes", "--crop")])
-def test_what_a_run_decides_itself_is_no_setting(run, typed, capsys):
-    with pytest.raises(SystemExit):
-        options.parse(["--run", run, typed, "3"])
-    assert typed.strip("-") in capsys.readouterr().err
-
-
 def test_what_is_typed_overrides_what_was_saved(here):
     run = saved(here, "--run", "r3gan-faces", "--latent", "7", "--max-steps", "11", "--strategy", "single")
     settings, resumed = options.parse(["--resume", str(run.path), "--max-steps", "22"])
@@ -76,10 +89,12 @@ def test_what_is_typed_overrides_what_was_saved(here):
 
 
 def test_auto_looks_for_the_run_that_was_named(here):
-    saved(here, "--run", "r3gan-faces")
+    saved(here, "--run", "r3gan-faces", "--devices", "0,2")
     newest = saved(here, "--run", "pix2pix-faces")
     assert options.parse(["--resume", "auto"])[1][0] == folder.RunFolder(newest.path.relative_to(here))
-    assert options.parse(["--resume", "auto", "--run", "r3gan-faces"])[0].run == "r3gan-faces"
+    for typed in (["--resume", "auto", "--run", "r3gan-faces"], ["r3gan-faces", "--resume", "auto"]):
+        found = options.parse(typed)[0]
+        assert (found.run, found.devices) == ("r3gan-faces", "0,2")
     assert options.parse(["--resume", "auto", "--run", "sean-faces"])[1] is None
 
 
@@ -104,35 +119,6 @@ def test_saved_settings_are_plain_yaml_without_what_belongs_to_one_call(here):
     assert not settings.keys() & set(options.PASSING)
 
 
-def test_settings_that_cannot_be_read_are_refused(here):
-    (here / "list.yaml").write_text("- 1\n")
-    for name in ("list.yaml", "absent.yaml"):
-        with pytest.raises(UserError, match=f"cannot read settings from '{name}'"):
-            options.parse(["--config", name])
-
-
-@pytest.mark.parametrize("parse", [lambda argv: options.parse(argv)[0], verifying.parse])
-def test_the_run_may_be_the_first_word(parse):
-    assert parse(["r3gan-faces", "--latent", "7"]) == parse(["--run", "r3gan-faces", "--latent", "7"])
-    with pytest.raises(UserError, match="the run is named twice, by 'r3gan-faces' and by --run; leave --run out"):
-        parse(["r3gan-faces", "--run=pix2pix-faces"])
-    with pytest.raises(UserError, match=r"unknown run ''|--run is empty"):
-        parse(["", "--latent", "7"])
-
-
-def test_the_first_word_is_the_run_of_what_is_resumed_too(here):
-    saved(here, "r3gan-faces")
-    saved(here, "pix2pix-faces")
-    assert options.parse(["r3gan-faces", "--resume", "auto"])[0].run == "r3gan-faces"
-
-
-@pytest.mark.parametrize("typed", ["--local-rank=1", "--local_rank=1"])
-def test_the_local_rank_of_torchs_old_launcher_is_no_option_of_ours(typed):
-    assert options.parse([typed, "r3gan-faces", "--latent=7"]) == options.parse(["r3gan-faces", "--latent=7"])
-    with pytest.raises(SystemExit):
-        options.parse(["r3gan-faces", typed])
-
-
 def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
     """It refuses the beginning of several of its options, wherever that stands. Two of ours need `--` before them."""
     theirs = {option for action in get_args_parser()._actions for option in action.option_strings}
@@ -149,11 +135,6 @@ def test_torchrun_takes_nothing_for_its_own_that_follows_a_run():
     }
 
 
-def test_chosen_gpus_are_saved_as_they_were_typed(here):
-    run = saved(here, "r3gan-faces", "--devices", "0,2")
-    assert options.load(run.settings).devices == options.parse(["--devices", "0,2"])[0].devices == "0,2"
-
-
 @pytest.mark.parametrize("typed", [["--out", "x" * 300], [], ["--out", "runs/" + "y/" * 3000]])
 def test_a_folder_that_cannot_be_searched_is_refused(typed, monkeypatch):
     if not typed:
@@ -161,3 +142,175 @@ def test_a_folder_that_cannot_be_searched_is_refused(typed, monkeypatch):
         monkeypatch.setattr(Path, "is_dir", lambda _: True)
     with pytest.raises(UserError, match=r"^cannot look for a run to resume: (File name too long|Permission denied): "):
         options.parse(["--resume", "auto", *typed])
+
+
+# ---- parser ----
+
+
+def test_a_run_whose_path_has_blanks_or_an_equals_sign_is_no_empty_one(here):
+    run = folder.create(here / "a =", "r3gan-faces")
+    settings, _ = options.parse(["--run", "r3gan-faces"])
+    run.settings.write_text(options.dump(settings, settings.run))
+    run.checkpoint(1).mkdir(parents=True)
+    for argument in (["--resume", str(run.path)], [f"--resume={run.path}"]):
+        assert options.parse(argument)[1] == (run, run.checkpoint(1))
+
+
+# ---- settings file ----
+
+
+SECRET = "hunter2"
+LAUGHS = "a: &a [x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+FAULTS = {
+    "aliases": (LAUGHS, "in line 2, an alias (*) is not read; write the value itself"),
+    "an endless list": ("a: &a [*a]\n", "an alias (*) is not read"),
+    "lists in lists": ("a: " + "[" * 50_000, "nested more than 20 deep"),
+    "mappings in mappings": ("a: " + "{b: " * 20_000, "nested more than 20 deep"),
+    "lines in lines": ("a:\n  " + "- " * 40_000, "nested more than 20 deep"),
+    "digits": ("seed: " + "9" * 90_000, "in line 1, a number is too large"),
+    "hexadecimal digits": ("seed: 0x" + "f" * 90_000, "a number is too large"),
+    "digits of base 60": ("seed: 1" + ":1" * 40_000, "a number is too large"),
+    "a large number": ("seed: 9223372036854775808", "a number is too large"),
+    "a tab": ("seed: 1\n\tsize: 32", r"in line 2, found character '\t' that cannot start any token"),
+    "no text": (b"\x7fELF\x00\x01", "it has characters that no text has"),
+    "not UTF-8": (b"out: r\xe4n", "it is no text in UTF-8"),
+    "a key twice": ("seed: 1\nsize: 32\nseed: 2\n", "in line 3, a name is there twice"),
+    "a list": (f"- {SECRET}\n", "it does not consist of lines such as batch_size: 16"),
+    "a text": (f"{SECRET}\n", "it does not consist of lines such as"),
+    "nothing": ("", "it does not consist of lines such as"),
+    "passwords": (f"root:${SECRET}:20228:0:99999:7::\nbin:*:20228:0:99999:7::\n", "it does not consist of lines"),
+    "a list as a key": (f"? [{SECRET}]\n: 1\n", "it has a value that cannot be read"),
+    "a tag of Python": (f"a: !!python/object/apply:os.system [touch {SECRET}]\n", "in line 1, it is no YAML of plain"),
+    "a tag": (f"a: !{SECRET} 1\n", "it is no YAML of plain values"),
+    "an open bracket": (f"a: [1, {SECRET}\n", "it is no YAML of plain values"),
+    "two documents": ("a: 1\n---\nb: 2\n", "it is no YAML of plain values"),
+    "too much": ("a: 1\n" + "#" * MOST, "it is larger than 100,000 bytes"),
+    "a list of runs": ("run: [a]", "its run is no text; see --list-runs, or FILE.py:FUNCTION"),
+    "no run": ("run: null", "its run is no text"),
+    "a number as run": ("run: 3", "its run is no text"),
+    "an empty run": ("run: ''", "its run is no text"),
+}
+
+
+@pytest.mark.promise(
+    "a file of settings that is none, has no end, or names another file",
+    "one line; nothing of another file is shown",
+)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_that_has_no_settings_is_refused_in_one_line(fault, here):
+    content, message = FAULTS[fault]
+    (here / "mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=rf"^cannot read settings from 'mine.yaml': .*{re.escape(message)}") as error:
+        options.parse(["--config", "mine.yaml"])
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+    assert SECRET not in str(error.value) and not (here / SECRET).exists()
+
+
+@not_on_windows
+def test_what_is_no_file_is_refused_and_not_waited_for(here):
+    os.mkfifo(here / "pipe.yaml")
+    (here / "folder.yaml").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket.yaml")
+    named = {"pipe.yaml": "a named pipe", "folder.yaml": "a folder", "socket.yaml": "a socket"}
+    for name, kind in {**named, "/dev/zero": "a device", "/dev/random": "a device"}.items():
+        with pytest.raises(UserError, match=f"cannot read settings from '{name}': it is {kind}, and no file"):
+            options.parse(["--config", name])
+
+
+@pytest.mark.promise("a file of settings that is none, has no end, or names another file")
+def test_a_file_of_settings_names_no_other(here):
+    (here / "other.txt").write_text(SECRET)
+    (here / "mine.yaml").write_text("config: other.txt\n")
+    with pytest.raises(
+        UserError, match=r"'mine.yaml' names another file of settings \(config\); type --config for each"
+    ):
+        options.parse(["--config", "mine.yaml"])
+
+
+def test_a_date_is_text_and_so_is_what_is_no_value_in_the_command_line(here):
+    (here / "mine.yaml").write_text("out: 2026-01-01\nrate: 1e-4\n")
+    assert read(here / "mine.yaml") == {"out": "2026-01-01", "rate": "1e-4"}
+    settings, _ = options.parse(["r3gan-faces", "--config", "mine.yaml", "--strategy", "*=ddp"])
+    assert (settings.out, settings.rate, settings.strategy) == ("2026-01-01", 1e-4, "*=ddp")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("out: null", "out is null; it needs a value"),
+        ("seed: null", "seed is null; it needs a value"),
+        ("debug: 3", "debug is 3; it must be true or false"),
+        ("strategy: [ddp]", "Expected a <class 'str'>. Got value: ['ddp']"),
+        ("max_steps: {a: 1}", "not 'dict'"),
+        ("nodes: [1]", "Given value: [1]"),
+        ("colour: red", "Option 'colour' is not accepted"),
+        (f"devices: '{'[' * 500}'", 'Parser key "devices"'),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_settings_of_the_wrong_kind_are_refused_in_one_line(line, message, again, here):
+    """Also those of a run that is resumed, whose settings.yaml a person has edited."""
+    run = here / "runs/001-r3gan-faces"
+    (run / "checkpoints/step-000001.ckpt").mkdir(parents=True)
+    (run / "settings.yaml").write_text(f"run: r3gan-faces\n{line}\n")
+    typed = ["--resume", "auto"] if again else ["--config", str(run / "settings.yaml")]
+    with pytest.raises(
+        UserError, match=rf"settings.yaml' and run r3gan-faces do not fit .*{re.escape(message)}"
+    ) as error:
+        options.parse(typed)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+
+
+@pytest.mark.promise("a file of settings that is none, has no end, or names another file")
+def test_aliases_in_a_value_are_not_unfolded(here):
+    """jsonargparse reads text as YAML where a setting is no text."""
+    flow = "[&a [x, x], " + ", ".join(
+        f"&{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    (here / "mine.yaml").write_text(f'devices: "{flow}]"\n')
+    with pytest.raises(UserError, match="do not fit together") as error:
+        options.parse(["--config", "mine.yaml"])
+    assert len(str(error.value)) < 700
+
+
+def test_several_files_count_in_their_order_and_what_is_typed_counts_last(here):
+    (here / "one.yaml").write_text("run: r3gan-faces\nlatent: 1\nseed: 1\nmax_steps: 1\n")
+    (here / "two.yaml").write_text("latent: 2\nseed: 2\n")
+    settings, _ = options.parse(["--latent", "3", "--config", "one.yaml", "--config=two.yaml"])
+    assert (settings.run, settings.latent, settings.seed, settings.max_steps) == ("r3gan-faces", 3, 2, 1)
+
+
+@settings_of_hypothesis(max_examples=10)
+@given(out=st.text(st.characters(codec="utf-8"), min_size=1), rate=st.floats(1e-300, 1e300), seed=st.integers(0, 2**31))
+def test_settings_are_read_as_they_were_written(out, rate, seed, here):
+    settings = options.parse(["r3gan-faces"])[0]
+    settings.out, settings.rate, settings.seed = out, rate, seed
+    (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"), "utf-8")
+    found = options.load(here / "mine.yaml")
+    assert (found.out, found.rate, found.seed) == (out, rate, seed)
+    settings.one = settings.two = [1, 2]  # what two share is written twice
+    (here / "mine.yaml").write_text(options.dump(settings, "r3gan-faces"))
+    assert read(here / "mine.yaml")["two"] == [1, 2]
+
+
+# ---- run options ----
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ddp"], ["ddp"]),
+        (["ddp,zero3", "zero1+offload"], ["ddp", "zero3", "zero1+offload"]),
+        (["generator=zero3,*=ddp"], ["generator=zero3,*=ddp"]),
+        (["ddp,zero3,generator=zero3,*=ddp"], ["ddp", "zero3", "generator=zero3,*=ddp"]),
+        (["a=zero1,*=ddp", "a=zero2,*=ddp", "ddp"], ["a=zero1,*=ddp", "a=zero2,*=ddp", "ddp"]),
+        (["ddp,ddp", "ddp"], ["ddp"]),
+    ],
+)
+def test_strategies_are_separated_by_commas_or_spaces(words, found):
+    assert strategies(words) == found

@@ -14,6 +14,7 @@ def test_what_json_has_no_number_for_is_text(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": {"b": "inf", "1": [2.5, None]}}
 
 
+@pytest.mark.promise("the scores of `gan.evaluate` cannot be written", "they are printed first, and one line says why")
 @not_on_windows
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "folder").mkdir()

@@ -39,6 +39,10 @@ def test_what_can_be_trained_is_not_refused(check, tmp_path):
     check("sean-folder", "--data", str(tmp_path), "--labels", "3")
 
 
+@pytest.mark.promise(
+    "what cannot be trained: a batch that does not divide, too many devices, ranks that are not there",
+    "refused before the first process",
+)
 @pytest.mark.parametrize(
     ("typed", "devices", "words"),
     [
@@ -102,6 +106,7 @@ def test_a_process_takes_what_it_may(soft, hard, taken, shell):
     assert set_to == taken
 
 
+@pytest.mark.promise("too few file handles, threads or processes", "one line with the `ulimit` to type")
 @not_on_windows
 def test_a_shell_that_forbids_it_is_refused(shell):
     shell(64, 64)

@@ -93,6 +93,10 @@ def test_the_scores_of_untrained_networks_are_logged_and_others_are_left_to_ligh
     assert log.rows == {0: {"val/x": 3.0}}
 
 
+@pytest.mark.promise(
+    "pictures, curves, metrics, settings that cannot be written; standard output that nobody reads",
+    "one warning; training goes on",
+)
 @pytest.mark.parametrize("spoil", ["samples", "curves"])
 def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_path, capsys):
     folder = RunFolder(tmp_path)

@@ -55,6 +55,7 @@ def copied(checkpoints, one, other):
     shutil.copytree(checkpoints / f"step-{one}.ckpt", checkpoints / f"step-{other}.ckpt")
 
 
+@pytest.mark.promise("checkpoints and files that a run did not write", "it never removes them")
 def test_what_this_run_did_not_write_stays(tmp_path):
     """A person's copy, and the later steps of a run that goes on from an earlier one."""
     kept(tmp_path, 4, {}, every=2)
@@ -135,6 +136,10 @@ def exits(monkeypatch):
     return seen
 
 
+@pytest.mark.promise(
+    "a second Ctrl-C",
+    "the run ends at once, and says how many steps are lost and which checkpoint remains; the first one has said so",
+)
 @not_on_windows
 @pytest.mark.parametrize(
     ("steps", "said"),
@@ -260,6 +265,7 @@ def test_training_goes_on_past_a_full_disk_and_no_older_checkpoint_is_removed(ki
     assert read_checkpoint(here / "step-000008.ckpt")["callbacks"]["Keep"] == {"wrote": [2, 8]}
 
 
+@pytest.mark.promise("a rank cannot write its part of a checkpoint: its disk is full")
 def test_that_the_last_checkpoint_was_not_saved_is_an_error_at_the_end(tmp_path):
     keep, steps = kept_when_full(tmp_path, Full(8), True)
     assert steps == 8 and RunFolder(tmp_path).steps() == [4, 6]
@@ -314,6 +320,7 @@ def kept_best(tmp_path, values, steps, best=1, newest=1, in_background=True, ful
 VALUES = {1: 0.5, 2: 0.3, 3: 0.4, 4: 0.2, 5: float("nan"), 6: 0.6}
 
 
+@pytest.mark.promise("older checkpoints", "the newest `--keep` stay, and the `--keep-best` best, also after a restart")
 @pytest.mark.parametrize(
     ("best", "newest", "kept", "in_background"),
     [
@@ -332,6 +339,7 @@ def test_the_newest_and_the_best_are_kept(best, newest, kept, in_background, tmp
     assert RunFolder(tmp_path).best.exists() == bool(best)
 
 
+@pytest.mark.promise("older checkpoints")
 def test_the_best_one_is_known_after_a_restart_and_may_be_replaced(tmp_path):
     assert kept_best(tmp_path, VALUES, 3) == ([2, 3], "step-000002.ckpt")
     assert kept_best(tmp_path, {4: 0.31, 5: 0.32}, 5, resume=3) == ([2, 5], "step-000002.ckpt")

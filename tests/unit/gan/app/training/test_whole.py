@@ -37,6 +37,11 @@ def gone_on_from(typed, run):
     return to_resume(str(typed), *found, said.append), said
 
 
+@pytest.mark.promise(
+    "the newest checkpoint is damaged",
+    "`--resume auto`, `--resume RUN` and a restart say so and go on from the newest whole one; where it was "
+    "typed, the error names that one",
+)
 @pytest.mark.parametrize("typed", ["auto", "its folder"])
 def test_the_newest_whole_one_is_taken_and_the_damaged_ones_are_named(typed, run):
     typed = run.path if typed == "its folder" else typed
@@ -101,6 +106,7 @@ def test_a_check_that_takes_long_says_so(run, monkeypatch):
     newest_whole([run.checkpoint(30)], pytest.fail)
 
 
+@pytest.mark.promise("the newest checkpoint is damaged")
 @pytest.mark.parametrize("started_again", [False, True])
 def test_the_command_goes_on_from_the_newest_whole_one(started_again, run, monkeypatch, capsys):
     """Also when a launcher starts the ranks again, with the command line of the first attempt."""
@@ -131,6 +137,7 @@ def test_a_new_run_whose_game_reads_a_bad_file_ends_with_what_is_wrong_with_that
     assert capsys.readouterr().err.endswith("other.ckpt is bad\n")
 
 
+@pytest.mark.promise("weights or averages that are not finite")
 def test_a_checkpoint_with_weights_that_are_not_finite_is_refused_with_one_to_type(run, monkeypatch, capsys):
     run.settings.write_text("run: wgan-gp-faces\n")
 

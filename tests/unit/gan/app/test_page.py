@@ -1,0 +1,342 @@
+"""The tables of a run's page."""
+
+import base64
+import re
+import shutil
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gan.app.page import run_tables, style_tables
+from gan.app.page.table import Cell, Charts, Row, Table, encode, spread
+from gan.app.painting import grids
+from gan.app.painting.painter import Painter
+from gan.app.painting.reopen import open_run
+from gan.app.training import metrics
+from gan.files.errors import UserError
+from gan.sound import Sound
+from tests.support import layouts, opening
+from tests.support.tables import picture_of, row
+
+# ---- table ----
+
+
+RED, BLUE = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
+
+
+def decoded(uri: str) -> Image.Image:
+    return Image.open(BytesIO(base64.b64decode(uri.partition(",")[2])))
+
+
+def noise(size: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8))
+
+
+MOVING = [Row("output", [Cell(pictures=(RED, BLUE))])]
+EYES = [Row("eyes", [Cell(pictures=(RED,)), Cell("has none")], (1, 2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("table", "parts"),
+    [
+        (Table(["one", "two"], EYES), ['<th scope="col">one</th>', '<th scope="col">two</th>']),
+        (Table(["one", "two"], EYES), ['<span class="swatch" style="background:rgb(1, 2, 3)"></span>eyes</th>']),
+        (Table(["one", "two"], EYES), ['width="4" height="4" alt="eyes, one">', '<td class="words">has none</td>']),
+        (Table(["one"], [Row("near", [Cell("no. 3", (RED,))])]), ['alt="near, one: no. 3"', "<small>no. 3</small>"]),
+        (Table(note="nothing"), ['<div class="table"><p class="note">nothing</p></div>']),
+        (Table(rows=[Row("size", [Cell("64")])]), ['class="table plain"']),
+        (Table(rows=[Row("hair", [Cell("3%")], (0, 0, 0))]), ['class="table plain legend"']),
+        (Table(["x"], [Row("hair", [Cell(pictures=(RED,))])]), ['class="table"']),
+        # Only the last moment is shown.
+        (Table(["x"], MOVING, moments=["step 0", "step 9"]), ['alt="output, x, step 0" hidden', '<td class="moving">']),
+        (Table(["x"], MOVING, moments=["step 0", "step 9"]), ['alt="output, x, step 9">']),
+        (Charts({"losses": "<svg/>"}, "pale"), ['alt="curves of losses over the steps"', ">pale<", "base64,PHN2Zy8+"]),
+    ],
+)
+def test_a_table_has_headings_and_pictures_say_where_they_are(table, parts):
+    assert [part for part in parts if part not in table.html()] == []
+    assert table.html() in table._repr_html_() or table.moments
+
+
+def test_what_is_not_ours_is_escaped():
+    table = Table(["<a>"], [Row("<b>", [Cell('<c> "', (RED,))])], "<d>")
+    html = table.html()
+    assert not re.search(r"<[abcd]>", html)
+    assert 'alt="&lt;b&gt;, &lt;a&gt;: &lt;c&gt; &quot;"' in html
+    assert "&lt;e&gt;" in Charts({"<e>": "<svg/>"}).html()
+
+
+def test_unrolled_has_a_row_a_moment_and_leaves_still_rows_alone():
+    moving = Cell(pictures=(RED, RED, RED, BLUE))
+    table = Table(["x"], [Row("shape", [Cell(pictures=(RED,))]), Row("output", [moving])], "note", list("abcd"))
+    rows = table.unrolled(most=2).rows
+    assert [row.title for row in rows] == ["shape", "output, a", "output, d"]
+    assert [row.cells[0].pictures for row in rows] == [(RED,), (RED,), (BLUE,)]
+    assert table.unrolled().html() in table._repr_html_()
+    assert not table.unrolled().moments
+
+
+@pytest.mark.parametrize(
+    "length, most, numbers",
+    [(0, 3, []), (1, 3, [0]), (3, 3, [0, 1, 2]), (10, 4, [0, 3, 6, 9]), (5, 2, [0, 4]), (5, 1, [4]), (5, 0, [])],
+)
+def test_spread_has_the_first_and_the_last(length, most, numbers):
+    assert spread(length, most) == numbers
+
+
+def test_large_pictures_are_packed_and_small_ones_and_masks_are_exact():
+    large = noise(256).resize((200, 200), Image.Resampling.BICUBIC)
+    assert encode(large).startswith("data:image/webp;")
+    off = np.abs(np.array(decoded(encode(large)), int) - np.array(large)).mean()
+    assert 0 < off < 30
+    for exact in (noise(96), RED.resize((300, 300))):
+        assert np.array_equal(np.array(decoded(encode(exact)).convert("RGB")), np.array(exact))
+    for picture, kind in ((noise(96), True), (large, False)):
+        assert ('class="exact"' in Table(["x"], [Row("y", [Cell(pictures=(picture,))])]).html()) == kind
+
+
+# ---- style tables ----
+
+
+@pytest.fixture(scope="module")
+def run(sean_run):
+    return open_run(str(sean_run))
+
+
+@pytest.fixture(scope="module")
+def lively(sean_run):
+    """The run with changed weights: after two steps styles make hardly a difference yet."""
+    opened = open_run(str(sean_run))
+    dice = torch.Generator().manual_seed(0)
+    for name, weight in opened.run.game.generator.named_parameters():
+        if "style" in name or "region" in name:
+            weight += 0.3 * torch.randn(weight.shape, generator=dice)
+    return opened
+
+
+def moved(one: Image.Image, other: Image.Image) -> torch.Tensor:
+    """Which pixels differ, [H, W]."""
+    bytes_of = lambda image: torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)  # noqa: E731
+    return (bytes_of(one) != bytes_of(other)).view(one.height, one.width, 3).any(2)
+
+
+def test_one_region_at_a_time_is_exchanged(lively):
+    table = style_tables.exchange(lively, 0, [1, 2])
+    assert list(table.columns) == ["picture 0", "style of picture 1", "style of picture 2"]
+    painter = Painter(lively)
+    own, theirs = (painter.styles(painter.picture(number)) for number in "01")
+    given = 0
+    for each in table.rows[1:-1]:
+        region = painter.label_names.index(each.title)
+        if not theirs.present[region]:
+            assert each.cells[1].words == "has none"
+            continue
+        made = painter.paint(painter.picture("0"), own.taking(theirs, [region]))
+        assert each.cells[1].pictures[0].tobytes() == picture_of(made)
+        given += 1
+    assert given > 3
+    assert "own pixels by" in table.note
+
+
+def test_regions_of_a_picture_come_by_size_and_where_they_lie_is_shown(run):
+    table, item = style_tables.exchange(run, 2, [1]), run_tables.held_out(run, 3)
+    label, names = item["label"][2], run.run.data.val.label_names
+    regions = [names.index(each.title) for each in table.rows[1:-1]]
+    areas = label.flatten().bincount()[regions].tolist()
+    assert areas == sorted(areas, reverse=True) and len(areas) > 3
+    (spot,) = table.rows[1].cells[0].pictures
+    change = moved(spot, grids.picture(item["image"][2]))
+    assert not change[label == regions[0]].any() and change[label != regions[0]].float().mean() > 0.9
+
+
+def test_an_edit_goes_from_ones_own_style_to_anothers(lively):
+    painter = Painter(lively)
+    one, other = painter.picture("0"), painter.picture("1")
+    own, theirs = painter.styles(one), painter.styles(other)
+    table = style_tables.edit(lively, 0, "skin", 1, [0, 0.5, 1])
+    assert list(table.columns) == ["picture 0", "picture 1", "0%", "50%", "100%"]
+    label = painter.label_names.index("skin")
+    start, half, end = (cell.pictures[0].tobytes() for cell in row(table, "skin")[2:])
+    assert start == picture_of(painter.paint(one, own))
+    assert end == picture_of(painter.paint(one, own.taking(theirs, [label])))
+    assert len({start, half, end}) == 3
+    still = row(table, "moved")[2].pictures[0]
+    assert still.getextrema() == ((255, 255),) * 3
+    table = style_tables.edit(lively, 0, "skin", None, [0, 1, 2])  # a style is scaled where there is no other
+    none, same, _ = (cell.pictures[0].tobytes() for cell in row(table, "skin")[1:])
+    assert same == picture_of(painter.paint(one, own)) != none
+    changes_most = style_tables.edit(lively).rows[0].title
+    assert changes_most in lively.run.data.val.label_names[1:]
+
+
+def test_what_cannot_be_edited_is_said(run):
+    labels = [set(run.run.data.val[number]["label"].unique().tolist()) for number in range(2)]
+    lacking = run.run.data.val.label_names[(set(range(19)) - (labels[0] & labels[1])).pop()]
+    for choice, told in (
+        ({"picture": 99}, "there is no held-out picture 99; choose from 0 to 3"),
+        ({"region": "moon"}, "there is no region 'moon'"),
+        ({"other": 77}, "there is no held-out picture 77"),
+        ({"region": lacking}, f"region '{lacking}' is not in both pictures 0 and 1; choose from "),
+    ):
+        with pytest.raises(UserError, match=told):
+            style_tables.edit(run, **choice)
+
+
+# ---- run tables ----
+
+
+def words(table) -> dict[str, str]:
+    return {row.title: row.cells[0].words for row in table.rows}
+
+
+def test_facts_say_what_the_run_is(run):
+    known = words(run_tables.facts(run))
+    assert known["run"].startswith("001-sean-faces: SEAN on drawn faces")
+    assert known["trained"] == "2 of 2 steps, 4 pictures a step"
+    assert known["pictures"] == "16 to train on, 4 held out, 32 x 32 pixels"
+    encoder = sum(weight.numel() for weight in run.run.game.encoder.parameters())
+    assert f"encoder {encoder:,}" in known["parameters"]
+    assert known["opened"] == "step-000002.ckpt"
+
+
+def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, sean_run):
+    rows = metrics.read(sean_run / "metrics.csv").values()
+    told = run_tables.scores(run)
+    for (name, what), line in zip(run.run.scores.items(), told, strict=True):
+        values = [values[name] for values in rows if name in values]
+        assert line == f"{what}: {values[0]:.3g} at first, {values[-1]:.3g} now"
+        assert line in words(run_tables.facts(run))["scores"]
+    known = words(run_tables.settings(run))
+    assert known["run"] == "sean-faces" and known["held_out"] == "4" and known["save_every"] == "2"
+
+
+def test_a_chart_a_phase(run):
+    charts = run_tables.curves(run)
+    assert list(charts.drawings) == ["discriminator", "generator", "held-out scores", "gradient norms"]
+    assert all("</svg>" in drawing for drawing in charts.drawings.values())
+
+
+def test_a_run_that_has_logged_and_drawn_nothing_is_said(sean_run, tmp_path):
+    bare = tmp_path / "001-sean-faces"
+    shutil.copytree(sean_run, bare, ignore=shutil.ignore_patterns("samples", "metrics.csv"))
+    run = open_run(str(bare))
+    assert run_tables.over_time(run).note == "This run has drawn no grids yet."
+    assert run_tables.curves(run).note == "This run has logged nothing yet."
+    assert run_tables.scores(run) == [] and words(run_tables.facts(run))["scores"] == "none yet"
+
+
+def test_grids_over_time_are_those_that_training_drew(run):
+    table = run_tables.over_time(run)
+    assert table.moments == ["step 0", "step 1", "step 2"]
+    assert list(table.columns) == [f"picture {number}" for number in range(4)]
+    shown = run.run.game.show(run_tables.held_out(run, 8))
+    assert [row.title for row in table.rows] == list(shown)
+    for number in range(4):
+        for title in ("shape", "style", "truth", "its truth"):
+            (still,) = row(table, title)[number].pictures
+            assert still.tobytes() == picture_of(shown[title][number])
+    for title in ("output", "one region"):
+        assert all(len(cell.pictures) == 3 for cell in row(table, title))
+
+
+def test_a_long_run_shows_some_of_its_steps_and_grids_of_another_shape_whole(sean_run, tmp_path):
+    long = tmp_path / "001-sean-faces"
+    shutil.copytree(sean_run, long)
+    for step in (*range(3, 2000, 7), 1_000_000):
+        shutil.copy(long / "samples" / "step-000002.png", long / "samples" / f"step-{step:06d}.png")
+    moments = run_tables.over_time(open_run(str(long)), most=5).moments
+    assert len(moments) == 5 and moments[0] == "step 0" and moments[-1] == "step 1,000,000"
+    sheet = Image.new("RGB", (333, 222), "red")
+    for path in long.glob("samples/step-*.png"):
+        path.unlink() if int(path.stem[5:]) > 2 else sheet.save(path)
+    (only,) = run_tables.over_time(open_run(str(long))).rows
+    assert [picture.tobytes() for picture in only.cells[0].pictures] == [sheet.tobytes()] * 3
+
+
+@pytest.mark.parametrize("size", [(16, 16), (32, 48), (130, 200)])
+def test_cutting_undoes_a_grid(size):
+    width, height = size
+    images = torch.rand(2, 3, 3, height, width) * 2 - 1
+    sheet = grids.grid({"one": images[0], "two": images[1]})
+    cut = run_tables._cut(sheet, 2, size)
+    for column, batch in zip(cut, images, strict=True):
+        assert [cell.tobytes() for cell in column] == [picture_of(sample) for sample in batch]
+    assert run_tables._cut(sheet, 3, size) == []
+
+
+def test_masks_lie_beside_pictures_and_what_is_painted_of_them(run):
+    table, batch, painter = run_tables.masks(run, 3), run_tables.held_out(run, 3), Painter(run)
+    for number in range(3):
+        (mask,) = row(table, "mask")[number].pictures
+        (anew,) = row(table, "painted anew")[number].pictures
+        picture = painter.picture(str(number))
+        assert mask.tobytes() == picture_of(batch["label"][number])
+        assert anew.tobytes() == picture_of(painter.paint(picture, painter.styles(picture)))
+
+
+def test_the_legend_has_the_colours_of_the_masks(run):
+    (mask,) = row(run_tables.masks(run, 1), "mask")[0].pictures
+    seen = {colour: count for count, colour in mask.getcolors()}
+    legend = run_tables.legend(run, 1).rows
+    assert {row.swatch for row in legend} == set(seen)
+    assert all(row.cells[0].words == f"{seen[row.swatch] / 32**2:.1%}" for row in legend)
+
+
+def test_a_copy_of_a_training_picture_is_found(sean_run):
+    run = open_run(str(sean_run))
+    table = run_tables.nearest(run, count=3)
+    assert "nothing points to copies" in table.note and "16 of 16" in table.note
+    assert [row.title for row in table.rows] == ["made", "nearest 1", "nearest 2", "nearest 3"]
+
+    # A game that has memorised three training pictures.
+    learned = torch.stack([run.run.data.train[index]["image"] for index in (5, 2, 11)]) / 127.5 - 1
+    run.run.game.show = lambda batch: {"shape": batch["label"], "output": learned}
+    table = run_tables.nearest(run, count=3)
+    assert [cell.words for cell in row(table, "nearest 1")] == ["no. 5: 0.0%", "no. 2: 0.0%", "no. 11: 0.0%"]
+    assert "look whether it is a copy" in table.note
+    assert row(table, "nearest 1")[2].pictures[0].tobytes() == row(table, "made")[2].pictures[0].tobytes()
+
+
+def test_nearest_looks_at_some_of_many_and_passes_over_what_is_no_picture(run, monkeypatch):
+    wanted, show = run_tables.nearest(run), run.run.game.show
+    assert "among 5 of 16" in run_tables.nearest(run, among=5).note
+    assert len(run_tables.nearest(run, among=2).rows) == 3
+    monkeypatch.setattr(run.run.game, "show", lambda batch: {"codes": batch["label"].clone(), **show(batch)})
+    assert run_tables.nearest(run).note == wanted.note  # VQGAN shows a map of its codes
+    for shows in ({"heard": Sound(torch.zeros(1, 8000), 8000)}, {}):  # a game that shows sounds only, or nothing
+        monkeypatch.setattr(run.run.game, "show", lambda batch, shows=shows: shows)
+        assert run_tables.nearest(run) == Table(note=run_tables.NO_PICTURES)
+
+
+def test_looking_changes_no_random_state(run):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    run_tables.over_time(run), run_tables.masks(run), run_tables.nearest(run)
+    style_tables.exchange(run, 0, [1], most=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.slow
+def test_edges_of_instances_are_shown_beside_masks(tmp_path):
+    layouts.cityscapes(tmp_path / "data")
+    settings = {"data": tmp_path / "data", "size": 32, "upsamplings": 2, "workers": 0, "perceptual": "off"}
+    widths = {"width": 4, "hidden": 8, "style": 8, "batch-size": 2}
+    run = open_run(str(opening.train(tmp_path / "runs", "sean-cityscapes", **settings, **widths)))
+    table, batch = run_tables.masks(run), run_tables.held_out(run, 8)
+    assert [each.title for each in table.rows] == ["picture", "mask", "edges", "painted anew"]
+    for cell, edges in zip(row(table, "edges"), batch["edges"], strict=True):
+        (picture,) = cell.pictures
+        assert picture.size == (64, 32)
+        dark = torch.tensor(list(picture.convert("L").tobytes())).view(32, 64) == 0
+        assert torch.equal(dark, edges.bool())
+    assert len(style_tables.exchange(run).columns) == len(run.run.data.val)
+    assert run_tables.nearest(run).rows and run_tables.over_time(run).moments
+
+
+def test_spade_paints_masks_without_styles(tmp_path):
+    run = open_run(str(opening.train(tmp_path, "spade-faces", faces=8, held_out=4, size=32, width=4, hidden=8)))
+    assert [each.title for each in run_tables.masks(run).rows] == ["picture", "mask", "output"]
+    assert style_tables.exchange(run).note == style_tables.edit(run).note == style_tables.NO_STYLES

@@ -1,0 +1,4 @@
+from gan.runs import Run
+
+
+def paint() -> Run: ...

@@ -1,0 +1,203 @@
+"""What training costs: traces, dry play, links."""
+
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adafactor, Adam
+
+from gan import Phase, Player
+from strategies.amounts import Collective, Group, Moved, bubble, moved, readable
+from strategies.cost import trace as kinds
+from strategies.cost.tracing import FusedAttention, steps, traces
+from strategies.living import Living
+from strategies.policies.costs import optimizer_cost
+from strategies.sharding.bucket import Bucket
+from tests.support.composite import Composite, Sized
+from tests.support.hard_games import HARD
+from tests.support.parity import single
+from tests.support.planned import payload, pictures, planned, small
+
+# ---- amounts ----
+
+
+@pytest.mark.parametrize(
+    ("group", "local", "expected"),
+    [
+        (Group(4), 4, Moved(75, 0)),  # one node
+        (Group(4), 1, Moved(0, 75)),  # four nodes
+        (Group(8), 4, Moved(87.5, 87.5)),  # a ring through two nodes leaves each once
+        (Group(4, 1), 8, Moved(75, 0)),  # neighbours
+        (Group(2, 4), 4, Moved(0, 4 * 50)),  # four copies side by side, each on two nodes
+        (Group(2, 2), 4, Moved(50, 0)),  # copies inside of a node
+        (Group(1), 4, Moved(0, 0)),
+    ],
+)
+def test_a_ring_sends_its_part_on_each_link(group, local, expected):
+    assert moved([Collective("all-gather", 100, group)], local) == expected
+    assert moved([Collective("reduce-scatter", 100, group)], local) == expected
+    assert moved([Collective("all-reduce", 100, group)], local) == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "interleaved", "expected"),
+    [(1, 8, 1, 0), (4, 1, 1, 3 / 4), (4, 4, 1, 3 / 7), (4, 12, 1, 3 / 15), (4, 4, 3, 1 / 5)],
+)
+def test_the_bubble_of_a_pipeline(stages, chunks, interleaved, expected):
+    """test_pipelining.py plays the schedules, and finds the same."""
+    assert bubble(stages, chunks, interleaved) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("amount", "said"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (25 * 2**20, "26.2 MB"), (1.234e9, "1.23 GB"), (1.037e12, "1,037 GB")],
+)
+def test_amounts_are_readable(amount, said):
+    assert readable(amount) == said
+
+
+# ---- dry ----
+
+
+SIZED = (single(0), 2**18)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "method"),
+    [("zero3", "all-gather", "start_unshard"), ("zero2", "reduce-scatter", "reduce_scatter")],
+)
+def test_what_training_would_send_twice_is_planned_twice(policy, kind, method):
+    original = getattr(Bucket, method)
+
+    def twice(self, *args):
+        original(self, *args)
+        return original(self, *args)
+
+    once = payload(planned(Sized, policy, 2, *SIZED))
+    with mock.patch.object(Bucket, method, twice):
+        found = payload(planned(Sized, policy, 2, *SIZED))
+    assert {name: each[kind] for name, each in found.items()} == {name: 2 * each[kind] for name, each in once.items()}
+
+
+@pytest.mark.parametrize("policy", ["zero3", "fsdp"])
+def test_each_phase_moves_the_weights_that_it_reads(policy):
+    """Whole weights are gathered once where they stay whole, and nothing is allocated for them on this machine."""
+    bytes_ = 4 * sum(parameter.numel() for parameter in Sized().first.parameters())
+    found = payload(planned(Sized, policy, 2, *SIZED))["first"]
+    assert found["all-gather"] == pytest.approx(2 * bytes_, rel=0.01)
+    assert found["reduce-scatter"] == pytest.approx(bytes_, rel=0.01)
+
+
+# ---- optimizer ----
+
+
+def cost(optimizer):
+    return optimizer_cost(Player("net", nn.Linear(2, 2), optimizer))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state", "elementwise"),
+    [
+        (partial(Adam, lr=0.1), 2, True),
+        (partial(SGD, lr=0.1), 0, True),
+        (partial(SGD, lr=0.1, momentum=0.5), 1, True),
+        (partial(Adafactor, lr=0.1), 2 / 64, False),
+        (None, 0, True),
+    ],
+)
+def test_the_state_is_counted(optimizer, state, elementwise):
+    found = cost(optimizer)
+    assert (found.state, found.elementwise) == (pytest.approx(state), elementwise)
+
+
+def test_adam_needs_memory_for_a_while():
+    """On a CPU for one weight at a time, and on a GPU for all of them."""
+    found = cost(partial(Adam, lr=0.1))
+    assert (found.one, found.left) == (2, 1)  # two of one weight, and what is left of the one before
+    assert found.on_cpu([100, 10, 50, 50], 1000) == 200
+    assert found.on_cpu([100, 90], 1000) == 280
+    assert found.on_cpu([100, 90], 20) == 40  # a rank owns a part of one of them
+    assert found.all == 1
+    assert cost(partial(SGD, lr=0.1)).all == 0
+
+
+# ---- tracing ----
+
+
+def traced(game, batch, device, recompute=()):
+    """The traces of a game: kinds and memory of all events, by phase."""
+    if device == "meta":
+        batch = {name: value.to("meta") for name, value in batch.items()}
+    with torch.device(device):
+        made = game()
+    made.assemble()
+    found = traces(made, batch, recompute, device)
+    return {each.phase: [(e.kind, e.alive, e.highest) for e in each.events] for each in found}
+
+
+@pytest.mark.parametrize("game", [*(HARD[name] for name in ("Plain", "Penalty", "TwoForwards", "TwoPhases")), Sized])
+def test_without_values_it_is_the_same_as_with(game):
+    """Also with micro-batches and gradients of gradients, as Sized has them."""
+    with_, without = (traced(game, single(0), device) for device in ("cpu", "meta"))
+    end = None if game is Sized else 2  # the highest amount within an event differs in the others
+    assert [e[:end] for name in without for e in without[name]] == [e[:end] for name in with_ for e in with_[name]]
+
+
+def test_recomputing_keeps_less_and_says_when_it_computes_again():
+    plain, again = (traced(small, pictures(0), "meta", players)["student"] for players in ((), ("student",)))
+    assert kinds.AGAIN not in [kind for kind, *_ in plain]
+    assert [kind for kind, *_ in again].count(kinds.AGAIN) == 5  # blocks
+    assert max(highest for *_, highest in again) < 0.9 * max(highest for *_, highest in plain)
+
+
+def test_a_game_whose_shapes_depend_on_values_cannot_be_traced_without():
+    with pytest.raises(RuntimeError):
+        traced(Composite, single(0), "meta")
+    assert list(traced(Composite, single(0), "cpu")) == ["critic", "discriminator", "generator", "rarely"]
+
+
+def test_phases_are_played_with_those_of_the_same_steps():
+    def phase(name, start=0, until=None):
+        return Phase(name, lambda batch: batch, "net", start=start, until=until, every=3)
+
+    first, later, both = phase("first", until=10), phase("later", start=10), phase("both")
+    assert steps([first, later, both]) == {0: [first, both], 10: [later, both]}
+
+
+def test_it_leaves_the_game_as_it_was():
+    game = Sized()
+    game.assemble()
+    before = [(id(m), type(m), sorted(vars(m)), type(m._parameters), len(m._forward_hooks)) for m in game.modules()]
+    traces(game, single(0), device="cpu")
+    after = [(id(m), type(m), sorted(vars(m)), type(m._parameters), len(m._forward_hooks)) for m in game.modules()]
+    assert after == before
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in game.parameters())
+
+
+def test_attention_without_values_keeps_what_the_fused_kernel_keeps():
+    def kept(device, mode):
+        x = torch.randn(2, 4, 64, 16, device=device, requires_grad=True)
+        with Living([x]) as living, mode:
+            out = F.scaled_dot_product_attention(x * 1, x * 1, x * 1)
+        return living.here.alive, out.shape
+
+    real, shape = kept("cpu", torch.enable_grad())
+    assert kept("meta", FusedAttention()) == (real, shape)
+    assert kept("meta", torch.enable_grad())[0] > 1.5 * real  # the control: the matrix of queries and keys
+
+
+def test_living_memory_is_what_lives():
+    weight = nn.Parameter(torch.zeros(100, 100, device="meta"))
+    with Living([weight]) as living:
+        one = weight * 2
+        two = one + 1
+        assert living.here.alive == 2 * weight.nbytes
+        view = two[1:]
+        del one, two
+        assert living.here.alive == weight.nbytes  # the view keeps all of it
+        del view
+        assert living.here.alive == 0
+        assert living.here.highest == 2 * weight.nbytes

@@ -1,0 +1,204 @@
+"""Players on ranks of their own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from gan.files.errors import UserError
+from strategies.choice import choices
+from strategies.cost.tracing import traces
+from strategies.placing.messages import Packed, unpacked
+from strategies.placing.placement import placement_of, rounds
+from strategies.placing.server import Fingerprint
+from strategies.policies import POLICIES
+from tests.support.placed_games import Distil
+
+# ---- messages ----
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Own:
+    inner: dict[str, Tensor]
+    count: int
+
+
+def test_tensors_are_found_in_any_container():
+    one, other = torch.ones(2), torch.zeros(3)
+    packed = Packed(([Own({"a": one}, 2)], {"b": (one, other)}, None), CPU)
+    assert [each is tensor for each, tensor in zip(packed.tensors, (one, other), strict=True)] == [True, True]
+    found = unpacked(packed.content, [one + 1, other + 1], CPU)
+    assert found[0][0].count == 2 and found[0][0].inner["a"] is found[1]["b"][0]
+    assert torch.equal(found[1]["b"][1], torch.ones(3)) and found[2] is None
+
+
+def test_the_rank_s_device_becomes_the_other_s_and_what_cannot_be_sent_is_named():
+    packed = Packed([torch.device("cuda", 1), torch.device("cpu")], torch.device("cuda", 1))
+    assert unpacked(packed.content, [], torch.device("cuda", 3)) == [torch.device("cuda", 3), CPU]
+    with pytest.raises(UserError, match="what it is called with cannot be sent"):
+        Packed(lambda x: x, CPU, "what it is called with")
+
+
+# ---- on paper ----
+
+
+ROWS = 4
+
+
+def found(**served):
+    with torch.device("meta"):
+        game = Distil()
+        game.assemble()
+        batch = {"x": torch.empty(ROWS, 6, dtype=torch.float32)}
+    before = [sorted(vars(module)) for module in game.modules()]
+    phases = {trace.phase: trace for trace in traces(game, batch, served=served)}
+    assert [sorted(vars(module)) for module in game.modules()] == before
+    return phases
+
+
+def highest(trace):
+    return max(event.highest for event in trace.events)
+
+
+def highest_there(trace, where):
+    return max(event.there[where].highest for event in trace.events if where in event.there)
+
+
+def test_what_a_call_makes_is_on_the_ranks_that_serve():
+    whole, apart = found(), found(teacher="2-3")
+    for name in ("judge", "generator"):
+        assert highest(apart[name]) < highest(whole[name])
+        assert highest_there(apart[name], "2-3") > 0
+    assert all(not event.there for trace in whole.values() for event in trace.events)
+    assert apart["judge"].resting == {"2-3": 0}  # no backward of this phase goes through it
+    assert apart["generator"].resting["2-3"] > 4 * ROWS * 8
+
+
+def test_the_bytes_of_calls_and_their_gradients_are_counted():
+    rows = found(teacher="2-3")["judge"].asked["teacher"]
+    assert rows.sent == 4 * ROWS * 6  # the pictures; and back: a score, and three levels of eight numbers
+    assert rows.returned == 4 * ROWS * (1 + 3 * 8)
+    there = found(teacher="2-3")["generator"].asked["teacher"]
+    assert there.sent > there.returned > rows.returned  # the gradients of many outputs go there
+
+
+def test_sets_of_ranks_are_counted_apart():
+    one, two = found(teacher="2", eye="2")["generator"], found(teacher="2", eye="3")["generator"]
+    assert one.resting["2"] == two.resting["2"] + two.resting["3"]
+    assert 0 < highest_there(two, "3") < highest_there(two, "2")
+    assert set(two.asked) == {"teacher", "eye"}
+
+
+# ---- placement ----
+
+
+def placed(typed: str, ranks: int):
+    return placement_of(choices(typed, POLICIES), ranks)
+
+
+@pytest.mark.parametrize(
+    "typed", ["teacher=zero3@2-3,*=ddp@0-1", "teacher=zero3@2-3,*=ddp", "*=ddp,teacher=zero3 @ 2 - 3"]
+)
+def test_the_rest_trains(typed):
+    found = placed(typed, 4)
+    assert found.training == range(2) and found.serving == {"teacher": range(2, 4)}
+    assert [found.part(rank).trains for rank in range(4)] == [True, True, False, False]
+    assert (found.part(3).rank, found.part(3).size, found.part(1).size) == (1, 2, 2)
+
+
+def test_several_sets_serve_and_without_any_nothing_is_placed():
+    found = placed("a=zero3@2-3,b=ddp@2-3,c=ddp@4,*=ddp", 5)
+    assert found.training == range(2) and found.part(4).ranks == range(4, 5) and found.part(2).size == 2
+    assert placed("teacher=zero3,*=ddp", 4) is None
+
+
+NO_RANGES = ("", "a", "3-2", "1-", "-1", "1-b", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("typed", "ranks", "words"),
+    [
+        ("teacher=zero3@2-3,*=ddp", 2, "on ranks 2-3, and there are 2, from 0 on; type --devices 4"),
+        ("teacher=zero3@1,*=ddp", 1, "on rank 1, and there is 1, from 0 on; type --devices 2"),
+        ("teacher=zero3@2-3,*=ddp@0-1", 6, "nothing for ranks 4, 5 of 6; type --devices 4"),
+        ("teacher=zero3@0-1,*=ddp", 4, "all players that learn train together: type *=ddp@0-1"),
+        ("teacher=zero3@1-2,eye=ddp@2-3,*=ddp", 4, "give both the same ranks, or ranks that do not overlap"),
+        ("teacher=zero3@1,*=ddp", 4, "does not say on which ranks"),
+        ("zero3@0-1", 2, "leave @0-1 out"),
+        ("teacher=zero3@1,*=dp@0", 2, "dp is for all players on all ranks"),
+        ("teacher=zero3@1-2,*=ddp@3", 4, "on rank 0"),
+        *((f"teacher=zero3@{no_range},*=ddp", 4, "type e.g. zero3@2-3") for no_range in NO_RANGES),
+    ],
+)
+def test_what_cannot_be_is_refused(typed, ranks, words):
+    with pytest.raises(UserError) as caught:
+        placed(typed, ranks)
+    assert words in str(caught.value)
+
+
+@given(training=st.integers(1, 12), serving=st.integers(1, 6))
+def test_every_call_is_answered_once_and_all_work_in_every_round(training, serving):
+    those = [rounds(range(training), range(10, 10 + serving), number) for number in range(serving)]
+    answered = [rank for each in those for rank, own in each if own]
+    assert sorted(answered) == list(range(training))
+    assert len({len(each) for each in those}) == 1, "a rank without a call in a round would be missed"
+    for each in those:
+        assert len({rank for rank, _ in each}) == len(each), "a call would come twice to one rank"
+
+
+# ---- server ----
+
+
+class Dial:
+    def __init__(self) -> None:
+        self.turn = 1.0
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.strength, self.seen, self.cache, self.dial = 1.0, [], None, Dial()
+        self.register_buffer("shift", torch.zeros(2))
+
+
+CHANGES: list[tuple[str, Callable[[Network], Any]]] = [
+    ("strength", lambda network: setattr(network, "strength", 2.0)),
+    ("cache", lambda network: setattr(network, "cache", torch.ones(1))),
+    ("seen", lambda network: network.seen.append(3)),
+    ("dial", lambda network: setattr(network.dial, "turn", 2.0)),
+    ("shift", lambda network: network.shift.add_(1)),
+    ("inner.1.momentum", lambda network: setattr(network.inner[1], "momentum", 0.2)),
+    ("inner.1", lambda network: network.inner.__setitem__(1, nn.Identity())),
+    ("more", lambda network: setattr(network, "more", nn.Identity())),
+    ("strength", lambda network: delattr(network, "strength")),
+    ("forward", lambda network: setattr(network, "forward", print)),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
+def test_what_is_set_is_named(name, change):
+    network = Network()
+    before = Fingerprint(network)
+    change(network)
+    found = before.changed()
+    assert found is not None and (found == name or found.startswith(f"{name}."))
+
+
+def test_what_is_the_same_is_no_change():
+    network = Network()
+    before = Fingerprint(network)
+    network.strength, network.seen = 1.0, network.seen
+    network.eval()
+    network.shift.copy_(network.shift.clone())  # as a checkpoint that is loaded
+    assert before.changed() is None
+    network.shift.add_(1)
+    assert before.changed() == "shift"

@@ -1,0 +1,292 @@
+"""What each player gets: policies and options, and what its functions have made."""
+
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import LBFGS, SGD, Adafactor, Adagrad, Adam, Muon
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from gan import Player
+from gan.files.errors import UserError
+from strategies import PhaseStrategy
+from strategies.choice import Choice, Option, choices
+from strategies.optimizers import LossScale, why_not_apart
+from strategies.policies.belongings import belongings_of
+from strategies.policies.policy import Policy
+from tests.support.hard_games import Plain
+from tests.support.matrix_optimizers import Drawing, MuonAndAdam, NormedTogether, Shampoo
+from tests.support.parity import distance, parts, snapshot, train, trainer
+from tests.support.sharing_games import Adapters, OneModule, SharedBase
+
+# ---- choice ----
+
+
+class One(Policy):
+    name = "one"
+    takes = frozenset({"big", "split"})
+
+
+class Other(Policy):
+    name = "other"
+    takes = frozenset({"split"})
+
+
+KNOWN = {"one": One, "other": Other}
+
+
+@pytest.fixture(autouse=True)
+def options():
+    known = {"big": Option("is big"), "split": Option("how many", int, default=4), "lone": Option("of no policy")}
+    with mock.patch.dict("strategies.choice.OPTIONS", known, clear=True):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("one", {"*": Choice("one")}),
+        ("one+big", {"*": Choice("one", {"big": None})}),
+        ("one+big+split:2", {"*": Choice("one", {"big": None, "split": 2})}),
+        ("a=one+split,*=other", {"a": Choice("one", {"split": 4}), "*": Choice("other")}),
+        (" a = one + big , b = other ", {"a": Choice("one", {"big": None}), "b": Choice("other")}),
+        ({"a": "one+split:8", "*": "other"}, {"a": Choice("one", {"split": 8}), "*": Choice("other")}),
+    ],
+)
+def test_a_choice_is_a_policy_and_its_options(typed, read):
+    assert choices(typed, KNOWN) == read
+
+
+options_of_one = st.fixed_dictionaries({}, optional={"big": st.none(), "split": st.integers()})
+
+
+@given(options=options_of_one, ranks=st.none() | st.builds(range, st.integers(0, 9), st.integers(10, 20)))
+def test_a_choice_is_read_as_it_is_written(options, ranks):
+    choice = Choice("one", options, ranks)
+    assert choices(str(choice), KNOWN) == {"*": choice}
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("a=", "cannot read strategy 'a='; type e.g. ddp"),
+        ("=one", "cannot read strategy '=one'"),
+        ("a=one,other", "cannot read strategy 'a=one,other'"),
+        ("a=one,a=other", "names a player twice"),
+        ("third", "unknown strategy 'third'; known: one, other"),
+        ({"a": "third+big"}, "unknown strategy 'third'"),
+        ("one+small", "unknown option 'small' of strategy 'one'; known: big, split, lone"),
+        ("one+", "unknown option '' of strategy 'one'"),
+        ("a=other+big,*=one", r"strategy 'other' has no option 'big'; type one\+big, or leave it out"),
+        ("one+big:3", r"option 'big' of strategy 'one' takes no value; type one\+big$"),
+        ("other+split:x", r"option 'split:x' of strategy 'other': invalid literal"),
+    ],
+)
+def test_what_cannot_be_is_answered_with_what_to_type(typed, answer):
+    with pytest.raises(UserError, match=answer):
+        choices(typed, KNOWN)
+
+
+# ---- optimizers ----
+
+
+class Modes(SGD):
+    """As a schedule-free optimizer has them."""
+
+    def train(self):
+        pass
+
+    def eval(self):
+        pass
+
+
+def with_recipe(of=None, frozen=False, **recipe):
+    """Plain with another discriminator. `of` makes its optimizer from the game; `frozen`: one of its biases is."""
+
+    class Game(Plain):
+        def configure_players(self):
+            generator, discriminator = super().configure_players()
+            self.discriminator[0].bias.requires_grad_(not frozen)
+            yield generator
+            yield replace(discriminator, **recipe if of is None else {"optimizer": of(self)})
+
+    return Game
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"optimizer": LBFGS}, "player 'discriminator': LBFGS computes the loss several times in a step, by a closure"),
+        ({"optimizer": partial(Modes, lr=0.1), "ema": 0.9}, "Modes keeps an average itself, which its eval.. shows"),
+        ({"optimizer": lambda w: {"optimizer": Adam(w)}}, "its function for the optimizer returned dict; it must ret"),
+        ({"optimizer": lambda w: Adam([nn.Parameter(torch.zeros(3))])}, r"a parameter that is not the player's \(sha"),
+        (
+            {"of": lambda game: lambda _: Adam(game.discriminator.parameters()), "frozen": True},
+            r"took '0.bias', which requires no gradient \(shape \(8,\)\)",
+        ),
+        ({"schedule": partial(ReduceLROnPlateau, patience=2)}, "returned ReduceLROnPlateau, which needs a score"),
+        ({"schedule": lambda o: [StepLR(o, 1)]}, "function for the schedule returned list, which is no LRScheduler"),
+    ],
+)
+def test_what_cannot_be_stepped_is_refused(recipe, message):
+    with pytest.raises(UserError, match=message):
+        train(with_recipe(**recipe), policy="single", steps=1)
+
+
+def test_an_optimizer_may_be_made_of_named_parameters():
+    named = with_recipe(of=lambda game: lambda _: Adam(game.discriminator.named_parameters(), lr=2e-2))
+    assert distance(train(named, policy="single"), train(Plain, policy="single")) == 0
+
+
+def test_some_weights_may_be_left_out():
+    game = with_recipe(optimizer=lambda weights: Adam([w for w in weights if w.ndim > 1], lr=2e-2))()
+    before, strategy = game.discriminator[0].bias.detach().clone().double(), PhaseStrategy("single")
+    trainer(strategy, 1, 2).fit(game, parts(2))
+    assert torch.equal(game.discriminator[0].bias, before)
+    assert snapshot(game, strategy)
+
+
+# ---- a trial of an optimizer ----
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 5, bias=False))
+
+
+def why(optimizer, net=None):
+    net = net or network()
+    return why_not_apart(Player("net", net, optimizer), dict(net.named_parameters()))
+
+
+class Own(Adam):
+    """A class of one's own."""
+
+
+class Counting(SGD):
+    """Its rate depends on how many weights it has."""
+
+    def step(self, closure=None):
+        before, group = self.param_groups[0]["lr"], self.param_groups[0]
+        group["lr"] = before / len(group["params"])
+        super().step(closure)
+        group["lr"] = before
+
+
+def picky(weights):
+    optimizer = SGD(weights, lr=1e-2)
+    optimizer.step = lambda: torch.cat([w.grad.reshape(-1) for w in optimizer.param_groups[0]["params"]]).reshape(7)
+    return optimizer
+
+
+def test_an_optimizer_that_treats_each_weight_by_itself_is_known_by_a_trial():
+    for optimizer in (Shampoo, Adafactor, Adagrad, Adam, Own, partial(MuonAndAdam, lr=1e-2)):
+        assert why(optimizer) is None
+    matrices = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False))
+    assert why(partial(Muon, lr=1e-2), matrices) is None
+    for optimizer in (NormedTogether, Drawing, partial(Counting, lr=1e-2)):
+        assert why(optimizer).startswith("its step on weight '")
+    assert why(picky).startswith("it fails if it has only some of the weights (RuntimeError: ")
+    assert why(LBFGS).startswith("it fails if")
+
+
+def test_an_optimizer_that_exists_already_is_left_alone():
+    net = network()
+    optimizer = Shampoo(net.parameters())
+    assert "returns the same optimizer twice" in why(lambda _: optimizer, net)
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_weights_and_random_numbers_are_as_before(dtype):
+    net = network().to(dtype)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    places = [weight.data_ptr() for weight in net.parameters()]
+    torch.manual_seed(3)
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    assert why(Drawing, net)
+    assert torch.equal(torch.rand(3), drawn)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert [weight.data_ptr() for weight in net.parameters()] == places
+    assert all(weight.grad is None for weight in net.parameters())
+
+
+# ---- the loss scale, which follows the rule of torch's GradScaler ----
+
+
+def test_a_scale_falls_at_once_and_grows_after_a_row_of_good_updates():
+    finite = [True] * 3 + [False] + [True] * 7 + [False, False] + [True] * 4
+    ours = LossScale(2.0**8, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for good in finite:
+        scaler.scale(weight.sum())
+        weight.grad = torch.ones(1) if good else torch.full((1,), float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        ours.update(good)
+        assert ours.scale == scaler.get_scale()
+
+
+def test_the_state_of_a_scale_travels():
+    scale = LossScale()
+    scale.update(False)
+    scale.update(True)
+    other = LossScale()
+    other.load_state_dict(scale.state_dict())
+    assert other == scale
+
+
+# ---- belongings ----
+
+
+def of(game):
+    players = {player.name: player for player in game.configure_players()}
+    return belongings_of(players, game)
+
+
+def named(game, modules):
+    known = {module: name for name, module in game.named_modules()}
+    return {known.get(module, type(module).__name__) for module in modules}
+
+
+def test_a_player_that_shares_nothing_is_read_through_its_network_and_what_is_around_it():
+    game = Plain()
+    found = of(game)
+    assert list(found["generator"].parameters) == [name for name, _ in game.generator.named_parameters()]
+    assert named(game, found["generator"].readers) == {"", "generator", "generator.0", "generator.1", "generator.2"}
+
+
+def test_a_list_of_adapters_is_read_through_the_layers_that_have_them():
+    game = Adapters()
+    found = of(game)
+    layers = {f"base.{layer}" for layer in ("first", "second", "third")}
+    holding = {"", "base", *layers, *(f"{layer}.down" for layer in layers)}
+    assert named(game, found["student"].readers) == {*holding, "ParameterList"}
+    assert named(game, found["fake"].readers) == {*holding, "ParameterDict"}
+    assert {id(weight) for weight in found["teacher"].parameters.values()} == set(map(id, game.base.own()))
+
+
+def test_a_shared_base_is_read_through_every_network_that_has_it():
+    game = SharedBase()
+    found = of(game)
+    readers = named(game, found["student"].readers)
+    assert {"student.2.layer", "fake.2.layer", "teacher.2", "teacher", "fake", ""} <= readers
+    assert not {"fake.2.up", "fake.2.down"} & readers
+    assert found["teacher"].parameters == {}
+
+
+def test_modules_that_a_learner_has_keep_their_mode():
+    game = OneModule()
+    assert of(game)["teacher"].kept == tuple(game.base.modules())
+    assert of(SharedBase())["teacher"].kept == ()
+    net = nn.Linear(1, 1)
+    players = {name: Player(name, net) for name in ("one", "two")}
+    assert belongings_of(players, net)["two"].kept == ()

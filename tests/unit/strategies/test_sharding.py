@@ -1,0 +1,306 @@
+"""Buckets and shards."""
+
+import copy
+import io
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from gan.files.errors import UserError
+from strategies.sharding.bucket import Bucket, Sharing
+from strategies.sharding.fsdp_unit import Unit
+from strategies.sharding.resharded_parameter import hide, show
+from strategies.sharding.unshard_on_read import Parameters, listen, unlisten
+from strategies.sharding.versions import end_graphs, forget_ended, version_of
+from strategies.sharding.whole_weights import deal
+from tests.support.writing_games import WRITES, write
+
+# ---- bucket ----
+
+
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+class Done:
+    def wait(self):
+        pass
+
+
+@pytest.fixture
+def bucket():
+    """Makes a layer in a bucket of the second of two ranks. A gather fills both halves with this rank's shard."""
+
+    def gather(whole, shard, **_):
+        whole.copy_(torch.cat([shard, shard]))
+        return Done()
+
+    def make(device, **settings):
+        net = nn.Linear(3, 2, device=device)
+        with torch.no_grad():
+            net.weight.fill_(0.1)
+            net.bias.fill_(0.2)
+        return net, Bucket(dict(net.named_parameters()), Sharing(2, 1, None, **settings))
+
+    with mock.patch.object(dist, "all_gather_into_tensor", gather):
+        yield make
+
+
+def ours(made):
+    """The elements of the weight and of the bias that the second rank owns: two and two."""
+    return made.pieces["weight"].tolist(), made.pieces["bias"].tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["copy_", "data="])
+@pytest.mark.parametrize("settings", [{}, {"keep": False}, {"home": CPU}, {"keep": False, "home": CPU}], ids=str)
+def test_a_write_gets_into_the_shard(settings, way, device, bucket):
+    net, made = bucket(device, **settings)
+    for number in (1.0, 2.0):
+        made.unshard()
+        write(way, net.weight, torch.full((2, 3), number, device=device))
+        made.keep_writes()
+        assert ours(made) == ([number] * 2, [pytest.approx(0.2)] * 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_where_nothing_was_written_the_shard_keeps_what_it_has(device, bucket):
+    """Also where the whole weights are rounded, or older."""
+    for settings in ({"compute_dtype": torch.bfloat16}, {"compute_dtype": torch.bfloat16, "home": CPU}):
+        net, made = bucket(device, **settings)
+        made.unshard()
+        with torch.no_grad():
+            net.bias[1] = 3
+        made.keep_writes()
+        weight, bias = ours(made)
+        assert weight == [pytest.approx(0.1, abs=1e-8)] * 2
+        assert bias[1] == 3.0
+        rounded = device == "cuda" and "home" in settings  # what was written decides for the whole bucket there
+        assert rounded or bias[0] == pytest.approx(0.2, abs=1e-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_nothing_is_copied_from_the_gpu_for_nothing(bucket):
+    _, made = bucket("cuda", home=CPU)
+    made.shard.zero_()  # so that a copy would be seen
+    made.keep_writes()
+    assert ours(made) == ([0.0] * 2, [0.0] * 2)
+
+
+def test_a_write_changes_the_version_of_its_weight_only(bucket):
+    net, made = bucket("cpu", keep=False)
+    made.unshard()
+    before = made.version_at(0), made.version_at(7)
+    with torch.no_grad():
+        net.bias.fill_(1)
+    number = made.starts["bias"]
+    assert made.version_at(number) == before[number > 0] + 1
+    assert made.version_at(made.starts["weight"]) == before[0]
+    made.shard_changed()
+    assert made.version_at(made.starts["weight"]) == before[0] + 1
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_the_newer_shard_wins_where_it_has_changed(way, bucket):
+    net, made = bucket("cpu", keep=False)
+    made.unshard()
+    write(way, net.weight, torch.full((2, 3), 5.0))
+    made.shard_changed()
+    assert ours(made) == ([pytest.approx(0.1)] * 2, [pytest.approx(0.2)] * 2)
+
+
+# ---- fsdp unit ----
+
+
+@pytest.fixture
+def unit():
+    """A layer with a scalar and another memory format, in a world of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    layer.scale = nn.Parameter(torch.tensor(2.0))
+    group = dist.group.WORLD
+    made = Unit(dict(layer.named_parameters()), Sharing(1, 0, group, keep=False), DeviceMesh.from_group(group, "cpu"))
+    yield layer, made
+    made.release()
+    dist.destroy_process_group()
+
+
+def test_weights_stay_the_authors_and_their_values_come_and_go(unit):
+    layer, made = unit
+    torch.manual_seed(0)
+    fresh = nn.Conv2d(2, 3, 2)
+    before = list(layer.parameters())
+    with pytest.raises(UserError, match="is sharded"):
+        layer.scale + 1
+    for _ in range(2):
+        made.unshard()
+        assert torch.equal(layer.weight, fresh.weight) and torch.equal(layer.bias, fresh.bias) and layer.scale == 2
+        made.reshard()
+        assert all(one is other for one, other in zip(before, layer.parameters(), strict=True))
+        with pytest.raises(UserError, match="is sharded"):
+            layer.bias.sum()
+
+
+def test_memory_is_free_after_a_phase_and_between_phases_it_may_have_a_numpy_view(unit):
+    layer, made = unit
+    made.unshard()
+    memory = made.whole.untyped_storage()
+    made.reshard()
+    assert memory.nbytes() == 0
+    made.unshard(torch.float32)
+    numbers = layer.scale.detach().numpy()  # which FSDP2 could not free
+    made.reshard()
+    assert numbers == 2
+
+
+def test_what_is_written_comes_back_and_a_newer_shard_counts_more(unit):
+    layer, made = unit
+    made.unshard()
+    with torch.no_grad():
+        layer.scale.fill_(7)
+    made.reshard()
+    made.unshard()
+    assert layer.scale == 7
+    made.pieces["scale"].data.fill_(9)
+    made.shard_changed()
+    made.unshard()
+    assert layer.scale == 9
+
+
+# ---- parameters ----
+
+
+def listening(net):
+    heard = [], []
+    reads = [lambda weights, said=said: said.extend(map(id, weights)) for said in heard]
+    for read in reads:
+        listen(net.modules(), read)
+    return heard, reads
+
+
+def test_each_hears_every_read_and_the_last_to_leave_leaves_a_plain_dict():
+    net = nn.Linear(2, 2)
+    heard, reads = listening(net)
+    weight = net.weight
+    assert heard == ([id(weight)], [id(weight)])
+    net(torch.zeros(1, 2))
+    assert heard[0] == heard[1] and len(heard[0]) == 3
+    assert type(copy.deepcopy(net)._parameters) is dict and isinstance(net._parameters, Parameters)
+    for said in heard:
+        said.clear()
+    unlisten(net.modules(), reads[0])
+    assert net.weight is weight and [len(said) for said in heard] == [0, 1]
+    unlisten(net.modules(), reads[1])
+    unlisten(net.modules(), reads[1])
+    assert type(net._parameters) is dict
+
+
+# ---- resharded parameter ----
+
+
+@pytest.fixture
+def net():
+    net = nn.Linear(3, 2)
+    hide(net.weight, torch.full((), torch.nan))
+    return net
+
+
+READS = {
+    "a forward": lambda net: net(torch.ones(1, 3)),
+    "a state dict": lambda net: net.state_dict(),
+    "saving a state dict": lambda net: torch.save(net.state_dict(keep_vars=True), io.BytesIO()),
+    "saving it": lambda net: torch.save(net.weight, io.BytesIO()),
+    "a deep copy": copy.deepcopy,
+    "detach": lambda net: net.weight.detach(),
+    "data": lambda net: net.weight.data,
+    "arithmetic": lambda net: net.weight + 1,
+    "an element": lambda net: net.weight[0, 0],
+    "a list": lambda net: net.weight.tolist(),
+    "numpy": lambda net: net.weight.numpy(),
+    "a norm": lambda net: torch.linalg.vector_norm(net.weight),
+    "a comparison": lambda net: torch.equal(net.weight, net.weight),
+    "another device": lambda net: net.weight.to("cpu"),
+    "other memory": lambda net: setattr(net.weight, "data", torch.zeros(2, 3)),
+    "writing": lambda net: nn.init.zeros_(net.weight),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_its_values_cannot_be_read_or_written(read, net):
+    with pytest.raises(UserError) as refused:
+        read(net)
+    assert "of shape (2, 3) is sharded" in str(refused.value)
+    assert "`with trainer.strategy.gathered():`, on all ranks" in str(refused.value)
+    assert "write them inside gathered(write=True)" in str(refused.value)
+
+
+def test_what_needs_no_values_is_answered(net):
+    weight = net.weight
+    assert (weight.shape, weight.numel(), weight.dtype, weight.device.type) == ((2, 3), 6, torch.float32, "cpu")
+    assert weight.requires_grad and weight.grad is None and weight.is_leaf
+    assert sum(p.numel() for p in net.parameters()) == 8
+    assert list(net.state_dict(keep_vars=True)) == ["weight", "bias"]
+    weight.register_post_accumulate_grad_hook(lambda _: None)
+    weight.requires_grad_(False)
+    assert isinstance(weight, nn.Parameter) and {weight: 1}[weight] == 1
+    assert repr(weight) == "<sharded parameter of shape (2, 3)>"
+
+
+def test_it_takes_no_memory_and_is_the_same_object_afterwards(net):
+    weight = net.weight
+    assert weight.untyped_storage().nbytes() == 4
+    hide(weight, torch.full((), torch.nan))  # twice is once
+    show(weight, torch.arange(6.0))
+    assert net.weight is weight and type(weight) is nn.Parameter and not vars(weight)
+    assert torch.equal(weight.detach(), torch.arange(6.0).view(2, 3))
+
+
+def test_a_class_of_the_authors_own_comes_back():
+    class Mine(nn.Parameter):
+        pass
+
+    weight = Mine(torch.zeros(2))
+    hide(weight, torch.full((), torch.nan))
+    show(weight, torch.ones(2))
+    assert type(weight) is Mine
+
+
+# ---- versions ----
+
+
+def test_a_write_counts_and_an_ended_graph_does_not():
+    weight = nn.Parameter(torch.ones(3))
+    loss, before = weight.square().sum(), version_of(weight)
+    end_graphs([weight])
+    assert version_of(weight) == before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.no_grad():
+        weight.add_(1)
+    assert version_of(weight) == before + 1
+    forget_ended(weight)
+    assert not vars(weight)  # as it was
+    with torch.inference_mode():
+        assert version_of(torch.ones(3)) == 0
+
+
+# ---- whole weights ----
+
+
+@given(sizes=st.dictionaries(st.text("abc", min_size=1), st.integers(0, 1000), max_size=60), ranks=st.integers(1, 9))
+def test_every_weight_has_one_owner_and_ranks_own_about_as_much_as_each_other(sizes, ranks):
+    dealt = deal(sizes, ranks)
+    assert len(dealt) == ranks and sorted(name for names in dealt for name in names) == sorted(sizes)
+    loads = [sum(sizes[name] for name in names) for names in dealt]
+    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+def test_a_weight_larger_than_all_others_is_alone():
+    assert deal({"small": 1, "huge": 100, "other": 2}, 2) == [{"huge"}, {"small", "other"}]
