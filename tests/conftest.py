@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from gan.app.training.callbacks import Pictures
 from gan.files.system import WINDOWS, signals
-from tests.support import opening
+from tests.support import commands, opening, worlds
 from tests.support.counted import forget
 from tests.support.hard_games import HARD
 from tests.support.journey import leg, travel
@@ -31,6 +33,7 @@ for name, action in (("SIGHUP", signal.SIG_DFL), ("SIGINT", signal.default_int_h
             signal.signal(number, action)
 
 
+DRAW_CURVES = Pictures._curves
 FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last ones they would keep one worker idle
 
 
@@ -38,8 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     forget()  # half a second each time that the garbage collector looks through all modules and tests
+    if not WINDOWS and {"ranks", "system"} & {item.path.parent.name for item in session.items}:
+        worlds.context()  # before a command of ours would start a server that has imported less
+    commands.fork_ranks()
+    commands.leave_out_curves()
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +89,13 @@ def saved(ranks: Callable[[int], Ranks], tmp_path_factory: pytest.TempPathFactor
         return path
 
     return get
+
+
+@pytest.fixture
+def curves() -> Iterator[None]:
+    """Runs draw their curves. Elsewhere they leave them out."""
+    with mock.patch.object(Pictures, "_curves", DRAW_CURVES):
+        yield
 
 
 @pytest.fixture(scope="session")

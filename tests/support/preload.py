@@ -4,6 +4,18 @@ from importlib.util import find_spec
 
 import torch
 
+import gan.app.painting.painter
+import gan.app.planning.search
+import gan.app.scoring.scoring
+import gan.app.verifying.verification
+import gan.evaluate
+import gan.export
+import gan.plan
+import gan.runs
+import gan.sample
+import gan.verify  # noqa: F401
+import samples.gallery  # noqa: F401
+import tests.support.commands
 import tests.support.crashes  # noqa: F401
 from strategies.sharding.deepspeed_engine import package
 

@@ -174,7 +174,7 @@ def test_image_pools_of_all_ranks_resume(ranks, tmp_path):
 # ---- what a run leaves ----
 
 
-def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, capsys):
+def test_a_run_leaves_settings_metrics_curves_pictures_and_checkpoints(here, curves, capsys):
     assert fit.main(options("sean-faces", max_steps=4, sample_every=2, strategy="single")) == 0
     run = here / "runs" / "001-sean-faces"
     settings = yaml.safe_load((run / "settings.yaml").read_text())

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from gan.app.run import options as fitting
 from gan.plan import main
 from strategies.amounts import readable
+from tests.support import commands
 from tests.support.parity import often
 
 ROOT = Path(__file__).parents[2]
@@ -147,9 +146,7 @@ def test_what_cannot_be_planned_is_refused(words, answer, capsys):
 
 
 def test_it_starts_as_a_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "gan.plan", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = commands.run("gan.plan", "--help")
     assert done.returncode == 0
     assert "--memory MEMORY" in done.stdout
 
@@ -157,8 +154,6 @@ def test_it_starts_as_a_command():
 @pytest.mark.slow
 def test_seventy_billion_on_4096_ranks_take_less_than_a_minute():
     words = ["--billions", "70", "--nodes", "512", "--devices", "8", "--batch-size", "4096", "--strategy", "zero3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gan.plan", RUN, *words], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = commands.run("gan.plan", RUN, *words, limit=60)
     assert done.returncode == 0, done.stderr
     assert "on 4096 ranks, 512 nodes of 8" in done.stdout
