@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     forget()  # half a second each time that the garbage collector looks through all modules and tests
-    if not WINDOWS and {"ranks", "system"} & {item.path.parent.name for item in session.items}:
+    if not WINDOWS and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
         worlds.context()  # before a command of ours would start a server that has imported less
     commands.fork_ranks()
     commands.leave_out_curves()
