@@ -34,16 +34,19 @@ for name, action in (("SIGHUP", signal.SIG_DFL), ("SIGINT", signal.default_int_h
 
 
 DRAW_CURVES = Pictures._curves
-FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last ones they would keep one worker idle
+# The longest files, and those that wait long: as the last ones they would keep one worker idle.
+FIRST = ("slurm", "restarts", "contract", "fit", "devices", "dp", "pipeline", "rehearsal", "fsdp", "games", "verify")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    first = [f"test_{name}.py" for name in FIRST]
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     forget()  # half a second each time that the garbage collector looks through all modules and tests
-    if not WINDOWS and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
+    wanted = not (WINDOWS or session.config.option.collectonly)
+    if wanted and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
         worlds.context()  # before a command of ours would start a server that has imported less
     commands.fork_ranks()
     commands.leave_out_curves()

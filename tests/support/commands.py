@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import Trainer
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from gan.app import outputs
@@ -94,7 +95,13 @@ def run(*words: object, limit: float = LIMIT, **settings: Any) -> Ended:
 
 def leave_out_curves() -> None:
     """From now on in this process, runs leave an empty curves.png: to draw it takes most of the time of a tiny run."""
-    Pictures._curves = lambda pictures, trainer: pictures.folder.curves.touch() if trainer.is_global_zero else None
+
+    def touch(pictures: Pictures, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            with pictures._spare.trying(pictures.folder.curves):
+                pictures.folder.curves.touch()
+
+    Pictures._curves = touch
 
 
 def fork_ranks() -> None:
