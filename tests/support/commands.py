@@ -39,7 +39,6 @@ class Typed:
         stdout: Any = None,
         stderr: Any = None,
         start_new_session: bool = False,
-        text: bool = True,
     ) -> None:
         """`words` follow `python -m`. The streams are files, PIPE or STDOUT, or those of this process."""
         self.args, self.returncode = list(map(str, words)), None
@@ -133,7 +132,8 @@ def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: 
     for number in files:
         os.close(number)
     multiprocessing.current_process()._config["daemon"] = False  # it may start processes of its own,
-    forkserver._forkserver.ensure_running = lambda: None  # from the same server
+    # They come from the same server. A process that a server has forked would start another one.
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
     fork_ranks()
     leave_out_curves()
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", os.cpu_count())))
