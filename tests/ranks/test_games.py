@@ -290,8 +290,8 @@ def test_show_gives_titled_pictures(name):
     assert len(columns) >= 3
     for column in columns.values():
         assert not column.requires_grad
-        assert column.isfinite().all() and column.unique().numel() > 1
         maps = column.dtype == torch.int64
+        assert maps or (column.isfinite().all() and column.std() > 0)
         assert column.shape == ((BATCH, SIZE, SIZE) if maps else (BATCH, 3, SIZE, SIZE))
 
 
