@@ -13,7 +13,8 @@ ALONE = sorted(str(path) for path in Path("tests").rglob("test_*.py") if "mark.a
 TIERS = {
     # Three files at a time, although each may have worlds of ranks: ranks, jobs and commands wait a lot.
     "together": ("tests", "-m", "not slow and not alone", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
-    "alone": (*ALONE, "-m", "alone and not slow"),
+    # They wait nearly all the time, so that one beside the other leaves each a core.
+    "alone": (*ALONE, "-m", "alone and not slow", "-n", "2", "--dist", "loadfile"),
 }
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
 

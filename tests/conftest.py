@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from gan.app.training.callbacks import Pictures
 from gan.files.system import WINDOWS, signals
-from tests.support import opening
+from tests.support import commands, opening, worlds
 from tests.support.counted import forget
 from tests.support.hard_games import HARD
 from tests.support.journey import leg, travel
@@ -73,8 +75,23 @@ def promises(items: list[pytest.Item]) -> str:
     return "\n".join(["| what happens | what holds | tests |", "|---|---|---|", *rows])
 
 
-def pytest_collection_finish() -> None:
+DRAW_CURVES = Pictures._curves
+# The longest files, and those that wait long: as the last ones they would keep one worker idle.
+FIRST = ("slurm", "restarts", "contract", "fit", "devices", "dp", "pipeline", "rehearsal", "fsdp", "games", "verify")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    first = [f"test_{name}.py" for name in FIRST]
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     forget()  # half a second each time that the garbage collector looks through all modules and tests
+    wanted = not (WINDOWS or session.config.option.collectonly)
+    if wanted and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
+        worlds.context()  # before a command of ours would start a server that has imported less
+    commands.fork_ranks()
+    commands.leave_out_curves()
 
 
 @pytest.fixture(scope="session")
@@ -117,6 +134,13 @@ def saved(ranks: Callable[[int], Ranks], tmp_path_factory: pytest.TempPathFactor
         return path
 
     return get
+
+
+@pytest.fixture
+def curves() -> Iterator[None]:
+    """Runs draw their curves. Elsewhere they leave them out."""
+    with mock.patch.object(Pictures, "_curves", DRAW_CURVES):
+        yield
 
 
 @pytest.fixture(scope="session")

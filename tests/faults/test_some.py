@@ -1,15 +1,11 @@
 """A small part of `make faults`: the same few cases each time, as long as commands have the same options."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.faults.__main__ import kind_of
 from tests.faults.kinds import KINDS
+from tests.support import commands
 
-ROOT = Path(__file__).parents[2]
 SEED, CASES = 213, 14
 
 
@@ -19,7 +15,7 @@ SEED, CASES = 213, 14
 )
 def test_a_few_cases_of_every_kind_break_no_rule():
     assert {kind_of(SEED, number) for number in range(CASES)} == set(KINDS)
-    command = [sys.executable, "-m", "tests.faults", "--seed", str(SEED), "--cases", str(CASES), "--workers", "2"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    typed = ("--seed", SEED, "--cases", CASES, "--workers", 2)
+    ended = commands.run("tests.faults.__main__", *typed, limit=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"{CASES} cases in" in ended.stdout

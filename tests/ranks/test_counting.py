@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gan import Phase
 from tests.support.duel import ENGINES, POLICIES, ByHand, Duel, fit, of, played
-from tests.support.parity import BROKEN, EXACT, STEPS, distance, often
+from tests.support.parity import BROKEN, EXACT, distance, often
 from tests.support.saved import read_checkpoint, write_checkpoint
 
 EPOCH = 4
@@ -122,8 +122,3 @@ def test_they_travel_between_policies_and_the_control_without_them_arrives_elsew
     weights = {name: value for name, value in by_hand.items() if not name.startswith("ema ")}
     assert distance(of(older, weights), weights) < EXACT
     assert distance(of(older, by_hand), by_hand) > BROKEN
-
-
-def test_an_epoch_that_is_not_over_is_not_counted(by_hand):
-    assert by_hand["rate generator"].item() == pytest.approx(2e-2 * 0.8 ** (STEPS // EPOCH))
-    assert STEPS % EPOCH

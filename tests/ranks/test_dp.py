@@ -3,9 +3,6 @@
 import csv
 import gc
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 from functools import partial
 from pathlib import Path
@@ -17,6 +14,7 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from datasets import GlobalLoader
@@ -31,6 +29,7 @@ from tests.ranks.test_games import GAMES, pictures
 from tests.support.hard_games import HARD, BatchNorms, Plain
 from tests.support.parity import BATCH, BROKEN, EXACT, Deaf, distance, parts, snapshot, train, trainer, vectors
 from tests.support.saved import read_checkpoint
+from tests.support.worlds import context
 
 
 def fit(game, devices=2, steps=1, **kwargs):
@@ -342,21 +341,22 @@ def test_where_a_gpu_is_in_use_ranks_are_spawned(monkeypatch):
     assert kinds == ["spawn", "fork", "spawn"]
 
 
-def test_where_forked_ranks_could_not_differentiate_they_are_spawned(tmp_path):
+def nested(x, depth=80):
+    return checkpoint(nested, x, depth - 1, use_reentrant=True) if depth else x.sin()
+
+
+def differentiates_deeply():
+    assert launcher.can_fork("cpu")
+    nested(torch.ones(2, requires_grad=True)).sum().backward()
+    assert not launcher.can_fork("cpu")
+
+
+def test_where_forked_ranks_could_not_differentiate_they_are_spawned():
     """Backwards deep inside of each other begin a thread of autograd, as each does where there is a GPU."""
-    program = """
-        import torch
-        from strategies.processes.launcher import can_fork
-        from torch.utils.checkpoint import checkpoint
-
-        def nested(x, depth=80):
-            return checkpoint(nested, x, depth - 1, use_reentrant=True) if depth else x.sin()
-
-        assert can_fork("cpu")
-        nested(torch.ones(2, requires_grad=True)).sum().backward()
-        assert not can_fork("cpu")
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    process = context().Process(target=differentiates_deeply)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_what_cannot_be_pickled_is_named(monkeypatch):
@@ -372,8 +372,18 @@ def test_what_cannot_be_pickled_is_named(monkeypatch):
         fit(Plain())
 
 
-def test_spawned_ranks_train_the_same(hard_alone):
-    game, strategy = Plain(), PhaseStrategy("dp", start_method="spawn", check=False)
+class Pickled(Plain):
+    """Takes the seed along, which a server that is older does not have in its environment."""
+
+    def __setstate__(self, state):
+        os.environ["PL_GLOBAL_SEED"] = "11"
+        super().__setstate__(state)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ranks_that_get_what_can_be_pickled_train_the_same(start_method, hard_alone):
+    """A spawned rank imports everything again. What a server forks gets the same pickles."""
+    game, strategy = Pickled(), PhaseStrategy("dp", start_method=start_method, check=False)
     with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"):
         trainer(strategy, 2, 10).fit(game, parts(10))
     assert distance(snapshot(game, strategy), hard_alone("Plain")) < EXACT

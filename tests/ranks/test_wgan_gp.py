@@ -18,18 +18,6 @@ def test_the_critic_learns_in_every_step_and_the_generator_in_one_of_three():
     assert updates == {"critic": {7}, "generator": {3}}  # the generator in steps 0, 3 and 6
 
 
-def test_adam_is_the_papers():
-    game = wgan_gp()
-    game.assemble()
-    for name, player in game.players.items():
-        (group,) = player.optimizer(player.module.parameters()).param_groups
-        assert (group["lr"], group["betas"]) == (1e-3, (0.0, 0.9)), name
-    assert [(phase.name, phase.every, phase.second_order) for phase in game.phases] == [
-        ("critic", 1, True),
-        ("generator", 3, False),
-    ]
-
-
 def test_the_losses_are_the_papers():
     game = wgan_gp().double()
     batch, place = pictures(0), ("test",)

@@ -36,7 +36,7 @@ from strategies.processes.lost_ranks import Survivor
 from tests.support.parity import snapshot
 from tests.support.trained_on import ON_GPUS
 from tests.support.watch import Trace
-from tests.support.worlds import PRELOAD
+from tests.support.worlds import context
 
 ALONE = 240  # seconds after which a run that nobody disturbs is said to hang
 LIMIT = 30  # seconds in which the others must have ended
@@ -83,17 +83,16 @@ def train(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = mp.get_context(method)
-    context.set_forkserver_preload(PRELOAD)
+    made = context() if method == "forkserver" else mp.get_context(method)
     ranks: list[BaseProcess] = []
     pipes: list[Connection] = []
     for rank in range(size):
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = made.Pipe(duplex=False)
         command = [*ARGUMENTS.split(), *arguments]
         deeds = [itself] if itself and rank == victim else []
         deeds += [] if tied else ["untied"]
         deeds += [] if patient else ["impatient"]
-        ranks.append(context.Process(target=_rank, args=(folder, rank, size, port, command, theirs, deeds)))
+        ranks.append(made.Process(target=_rank, args=(folder, rank, size, port, command, theirs, deeds)))
         ranks[-1].start()
         theirs.close()
         pipes.append(ours)

@@ -1,18 +1,29 @@
-"""What ranks import. A process imports it once, and every rank is a fork of that process: see worlds.py."""
+"""What ranks and commands import. A process imports it once, and each of them is a fork of that: see worlds.py."""
 
+from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import walk_packages
 
 import torch
-
-import tests.support.crashes  # noqa: F401
-from strategies.sharding.deepspeed_engine import package
-
-if find_spec("deepspeed") is not None:
-    package(torch.device("cpu"))
-    import deepspeed.runtime.zero.utils  # noqa: F401
 import torch._dynamo
 import torch._inductor.compile_fx  # what DeepSpeed's first engine imports
 
+import datasets
+import gan
+import nets
+import samples.gallery  # noqa: F401
+import strategies
+import tests.support.commands
+import tests.support.crashes  # noqa: F401
+from strategies.sharding.deepspeed_engine import package
 from tests.support.counted import forget
+
+for ours in (gan, nets, datasets, strategies):
+    for module in walk_packages(ours.__path__, f"{ours.__name__}."):
+        import_module(module.name)
+if find_spec("deepspeed") is not None:
+    package(torch.device("cpu"))
+    import deepspeed.module_inject
+    import deepspeed.runtime.zero.utils  # noqa: F401
 
 forget()  # a rank that looks for garbage need not look through what all ranks have imported

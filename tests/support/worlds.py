@@ -8,7 +8,9 @@ import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +27,16 @@ NUMBERS = (torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool)
 PRELOAD = ["tests.support.preload"]  # what the fork server imports before it forks ranks
 
 
+def context() -> BaseContext:
+    """Its processes are forked from a server that has imported PRELOAD. The first caller starts it for all."""
+    made = mp.get_context("forkserver")
+    made.set_forkserver_preload(PRELOAD)
+    # The server imports PRELOAD before it gets our sys.path, and a test may be in another folder.
+    with mock.patch.dict(os.environ, PYTHONPATH=ROOT):
+        forkserver.ensure_running()
+    return made
+
+
 class Ranks:
     """A world of ranks on this machine; `run` calls a module-level function on every one."""
 
@@ -34,16 +46,12 @@ class Ranks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port, limit, backend), daemon=True)
-            # The fork server imports PRELOAD before it gets our sys.path, and a test may be in another folder.
-            with mock.patch.dict(os.environ, PYTHONPATH=ROOT):
-                process.start()
+            ours, theirs = mp.Pipe()
+            process = context().Process(target=_serve, args=(theirs, rank, size, port, limit, backend), daemon=True)
+            process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 

@@ -60,8 +60,8 @@ from gan.runs.faces import sean_faces
 from nets.sean.ace import ACE
 
 def fast(max_steps: int = 1, seed: int = 0) -> Run:
-    small = {"faces": 12, "held_out": 4, "batch_size": 4, "workers": 0, "size": 32, "width": 4, "hidden": 8}
-    run = sean_faces(8, max_steps=max_steps, seed=seed, **small)
+    small = {"faces": 8, "held_out": 2, "batch_size": 4, "workers": 0, "size": 16, "width": 2, "hidden": 4}
+    run = sean_faces(4, max_steps=max_steps, seed=seed, **small)
     for layer in run.game.generator.modules():
         if isinstance(layer, ACE):
             layer.recompute = False

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gan.app.run.folder import RunFolder
+from tests.support import commands
 from tests.support.parity import BROKEN, EXACT, distance
 from tests.support.saved import tensors
 
@@ -78,14 +79,11 @@ def start(folder, *arguments, launcher=FIT):
     folder.mkdir(exist_ok=True)
     (folder / "own.py").write_text(GAME)
     typed = "--run own.py:line --accelerator cpu --precision 64-true --save-every 2 --strategy zero1 --check false"
-    return subprocess.Popen(
-        [sys.executable, *launcher, *typed.split(), *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words, pipes = [*typed.split(), *arguments], dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if launcher == FIT:
+        return commands.Typed(["gan.fit", *words], cwd=folder, **pipes)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, *launcher, *words], cwd=folder, env=environment, text=True, **pipes)
 
 
 def train(folder, *arguments, launcher=FIT):

@@ -1,0 +1,161 @@
+"""Commands of ours as they are typed, in processes that a server forks: to import everything takes four seconds.
+
+Only tests of how a program starts, and of signals to a whole family of processes, start Python itself.
+"""
+
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Trainer
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from gan.app import outputs
+from gan.app.training.callbacks import Pictures
+from tests.support import worlds
+
+LIMIT = 120.0  # seconds
+Ended = subprocess.CompletedProcess
+
+
+class Typed:
+    """A command that runs: what tests, and torch's agent, use of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        words: Sequence[object],
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdout: Any = None,
+        stderr: Any = None,
+        start_new_session: bool = False,
+    ) -> None:
+        """`words` follow `python -m`. The streams are files, PIPE or STDOUT, or those of this process."""
+        self.args, self.returncode = list(map(str, words)), None
+        self._said = [tempfile.TemporaryFile("w+") if each == subprocess.PIPE else None for each in (stdout, stderr)]  # noqa: SIM115
+        out = _number(self._said[0] or stdout, 1)
+        err = out if stderr == subprocess.STDOUT else _number(self._said[1] or stderr, 2)
+        ready, tells = os.pipe()
+        given = (self.args, str(cwd or Path.cwd()), dict(env or os.environ), start_new_session)
+        self.process = worlds.context().Process(target=_run, args=(*given, _Files(out, err, tells)), daemon=True)
+        self.process.start()
+        self.pid = self.process.pid
+        os.close(tells)
+        os.read(ready, 1)  # it has a session of its own now, if it was to get one
+        os.close(ready)
+
+    def poll(self) -> int | None:
+        self.returncode = self.process.exitcode
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str | None, ...]:
+        self.wait(timeout)
+        return tuple(file and (file.seek(0), file.read())[1] for file in self._said)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def __enter__(self) -> "Typed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+
+def run(*words: object, limit: float = LIMIT, **settings: Any) -> Ended:
+    """Type a command, and wait until it has ended."""
+    command = Typed(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
+    try:
+        out, err = command.communicate(limit)
+    finally:
+        command.kill()
+    return Ended(command.args, command.returncode, out, err)
+
+
+def leave_out_curves() -> None:
+    """From now on in this process, runs leave an empty curves.png: to draw it takes most of the time of a tiny run."""
+
+    def touch(pictures: Pictures, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            with pictures._spare.trying(pictures.folder.curves):
+                pictures.folder.curves.touch()
+
+    Pictures._curves = touch
+
+
+def fork_ranks() -> None:
+    """From now on in this process, torch's agent forks the ranks of our commands."""
+    start = SubprocessHandler._popen
+
+    def popen(handler: SubprocessHandler, words: Sequence[str], env: dict[str, str]) -> Typed | subprocess.Popen:
+        if words[0] == sys.executable and words[1] == "-m" and words[2].startswith("gan."):
+            streams = dict(stdout=handler._stdout, stderr=handler._stderr)
+            return Typed(words[2:], env=env, start_new_session=True, **streams)
+        return start(handler, words, env)
+
+    SubprocessHandler._popen = popen
+
+
+def _run(words: list[str], cwd: str, env: dict[str, str], session: bool, files: list[int]) -> None:
+    """Be the command."""
+    out, err, tells = files
+    if session:
+        os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), line_buffering=True)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True)  # noqa: SIM115
+    os.write(tells, b".")
+    for number in files:
+        os.close(number)
+    multiprocessing.current_process()._config["daemon"] = False  # it may start processes of its own,
+    # They come from the same server. A process that a server has forked would start another one.
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
+    fork_ranks()
+    leave_out_curves()
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", os.cpu_count())))
+    module = import_module(words[0])
+    sys.argv = [module.__file__, *words[1:]]
+    sys.path.insert(0, cwd)
+    outputs.run(module.main)
+
+
+class _Files:
+    """Open files that go along to the other process."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open, tuple(map(DupFd, self.numbers))
+
+
+def _open(*passed: Any) -> list[int]:
+    return [each.detach() for each in passed]
+
+
+def _number(stream: Any, own: int) -> int:
+    return own if stream is None else stream if isinstance(stream, int) else stream.fileno()
