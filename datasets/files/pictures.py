@@ -105,7 +105,8 @@ class Pictures(Dataset):
 
         In small sets a few more are held out, or there would be nothing to look at.
         """
-        draws = np.array([seed_for("held out", self.name(row)) / 2**63 for row in range(len(self))])
+        names = self.source.names[self._entries].tolist()
+        draws = np.array([seed_for("held out", name.hex()) / 2**63 for name in names])
         few = np.partition(draws, min(FEWEST, len(self) // 4))[min(FEWEST, len(self) // 4)] if held_out else 0.0
         out = draws < max(held_out, float(few))
         return self._part(~out), self._part(out)

@@ -88,12 +88,12 @@ class Folder(Source):
             if suffix not in SUFFIXES:
                 others[suffix or "without a suffix"] += 1
                 continue
+            names.append(name)
             try:
                 state = os.stat(entry)
+                stamps.append((state.st_size, state.st_mtime_ns))
             except OSError:  # a link to nothing; to read it says so
-                state = os.stat_result([0] * 10)
-            names.append(name)
-            stamps.append((state.st_size, state.st_mtime_ns))
+                stamps.append((0, 0))
         note = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(4))
         labels, kind = class_folders(names, classes), "a folder"
         if (path / JSON).exists() and classes is not False:
