@@ -109,7 +109,8 @@ def opened_picture(content: bytes | BinaryIO | Image.Image, name: str) -> Iterat
 def header(picture: Image.Image) -> str:
     """Width, height and mode, of what is written before the pixels: "640 480 RGB". A plus is transparency."""
     width, height = picture.size
-    if picture.getexif().get(0x0112) in TURNED:
+    late = picture.format == "PNG" and "exif" not in picture.info  # for it Pillow would read all pixels first
+    if not late and picture.getexif().get(0x0112) in TURNED:
         width, height = height, width
     plus = "+" if picture.mode not in ("RGBA", "LA", "PA") and picture.has_transparency_data else ""
     return f"{width} {height} {picture.mode}{plus}"
