@@ -2,13 +2,16 @@
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from gan.files.errors import UserError
 from gan.noise import seed_for
 
 Item = dict[str, Any]
@@ -36,7 +39,7 @@ class Augment:
     def load(self, dataset: Any, epoch: int, index: int) -> Item:
         """A sample of a data set, augmented. Files are resized once: from the stored size to the enlarged one."""
         if not (self.crop and hasattr(dataset, "load_crop")):
-            return self(dataset[index], epoch, index)
+            return self(as_item(dataset[index]), epoch, index)
         mirror, down, right = self._draw(epoch, index)
         return self._mirror(dataset.load_crop(index, *_random_part(dataset.size, down, right)), mirror)
 
@@ -87,6 +90,33 @@ def _swap(label: tv_tensors.Mask, pairs: tuple[tuple[int, int], ...]) -> Tensor:
     return swapped
 
 
+def as_item(sample: Any) -> Item:
+    """What a data set gives, by name: torchvision's sets give a picture, or a pair of a picture and its class.
+
+    Pillow's pictures, and arrays and tensors of bytes, become pictures that can be mirrored and cropped.
+    """
+    if isinstance(sample, dict):
+        return {name: _as_picture(value) if isinstance(value, Image.Image) else value for name, value in sample.items()}
+    if isinstance(sample, tuple | list):
+        picture, label, *others = sample
+        if others:
+            raise UserError(f"a sample of {len(sample)} values has no names; give a picture and a class, or a dict")
+        return {"image": _as_picture(picture), "class": label}
+    return {"image": _as_picture(sample)}
+
+
+def _as_picture(value: Any) -> Any:
+    """Bytes [channels, height, width]. A palette becomes colours; an array is [height, width] or has channels last."""
+    if isinstance(value, Image.Image):
+        modes = {"1": "L", "P": "RGBA" if value.has_transparency_data else "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+        value = np.array(value.convert(modes.get(value.mode, value.mode)))
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
+        value = torch.from_numpy(value.reshape(*value.shape[:2], -1)).permute(2, 0, 1).contiguous()
+    if isinstance(value, Tensor) and value.dtype == torch.uint8 and not isinstance(value, tv_tensors.TVTensor):
+        return tv_tensors.Image(value)
+    return value
+
+
 def to_tensors(item: Item) -> Item:
     """Pictures as floats from -1 to 1, labels as int64, both as plain tensors. Other values stay as they are."""
 
@@ -118,4 +148,6 @@ class Prepared(Dataset):
 
     def __getitem__(self, which: tuple[int, int]) -> Item:
         epoch, index = which
-        return to_tensors(self.augment.load(self.dataset, epoch, index) if self.augment else self.dataset[index])
+        return to_tensors(
+            self.augment.load(self.dataset, epoch, index) if self.augment else as_item(self.dataset[index])
+        )

@@ -7,9 +7,10 @@ from itertools import count
 from typing import Any
 
 import torch.distributed as dist
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from datasets.augment import Samples
+from datasets.augment import Samples, as_item, to_tensors
 from datasets.batches import GlobalBatches, ResumableLoader, check_divides
 from datasets.workers import Loader
 from gan.files.errors import UserError
@@ -93,7 +94,11 @@ class Seeded(Dataset):
 
     def __getitem__(self, which: tuple[int, int]) -> Any:
         with drawing_from(seed_for("sample", self.seed, *which)):
-            return self.dataset[which[1]]
+            sample = self.dataset[which[1]]
+        parts = sample if isinstance(sample, tuple | list) else [sample]
+        if any(isinstance(part, Image.Image) for part in parts):  # which no batch can be made of
+            return to_tensors(as_item(sample))
+        return sample
 
 
 class Rows(IterableDataset):

@@ -45,7 +45,10 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
-FIRST = ("test_slurm.py", "test_restarts.py")  # they wait long: as the last ones they would keep one worker idle
+
+DRAW_CURVES = Pictures._curves
+# The longest files, and those that wait long: as the last ones they would keep one worker idle.
+FIRST = ("slurm", "restarts", "contract", "fit", "devices", "dp", "pipeline", "rehearsal", "fsdp", "games", "verify")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not run now are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    first = [f"test_{name}.py" for name in FIRST]
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
     if config.getoption("--promises"):
         print(promises(items))
         items.clear()
@@ -73,16 +77,6 @@ def promises(items: list[pytest.Item]) -> str:
             tests.setdefault(what, {})[f"`{name}`"] = None
     rows = [f"| {what} | {holds[what]} | {', '.join(names)} |" for what, names in sorted(tests.items())]
     return "\n".join(["| what happens | what holds | tests |", "|---|---|---|", *rows])
-
-
-DRAW_CURVES = Pictures._curves
-# The longest files, and those that wait long: as the last ones they would keep one worker idle.
-FIRST = ("slurm", "restarts", "contract", "fit", "devices", "dp", "pipeline", "rehearsal", "fsdp", "games", "verify")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    first = [f"test_{name}.py" for name in FIRST]
-    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,11 +1,13 @@
 """Data sets of pictures with label maps that need no preparation: published ones, and any folder."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 from torchvision.datasets import Cityscapes as Published
 
-from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, unpacked_folder
+from datasets.files.cache import cache_folder, raise_problems, remember
+from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, read_map, unpacked_folder
 from gan.files.errors import UserError
 
 ADE20K_NAMES = """
@@ -165,10 +167,31 @@ class FolderPairs(Pairs):
         super().__init__(root, (pictures, Column("label map", tuple(f"{part}labels" for part in folders))), size)
         if split == "all" or prepared:
             return
+        self._hold_out(held_out, split)
+
+    @classmethod
+    def count_labels(cls, root: str | Path) -> int:
+        """How many labels the maps of a folder have: the largest number in them, and one more for 0."""
+        root = Path(root).expanduser()
+        folders = tuple(name for name in ("labels", "train/labels", "test/labels") if (root / name).is_dir())
+        files, problems = Column("label map", folders or ("labels",)).find(root)
+        raise_problems(problems, root)
+        paths = [root / file.path for file in files.values()]
+        stamps = np.array([file[1:] for file in files.values()], np.int64)
+        texts, problems = remember(
+            cache_folder(root) / "labels.npz",
+            np.array([os.fsencode(file.path) for file in files.values()]),
+            stamps,
+            lambda todo: lambda row: str(read_map(paths[row], stamps[row]).max()),
+            "finding labels",
+        )
+        raise_problems(problems, root)
+        return 1 + max(int(text) for text in texts if text is not None)
+
+    def _hold_out(self, held_out: int, split: str) -> None:
+        if len(self) == 1:
+            raise UserError(f"one picture in '{self.root}' is none to hold out; add a second")
         if not 0 < held_out < len(self):
-            raise UserError(
-                f"{len(self)} pictures in '{root}', {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}"
-                if len(self) > 1
-                else f"one picture in '{root}' is none to hold out; add a second"
-            )
+            found = f"{len(self)} pictures in '{self.root}'"
+            raise UserError(f"{found}, {held_out} to hold out; type a --held-out of 1 to {len(self) - 1}")
         self.keep_only(slice(-held_out) if split == "train" else slice(-held_out, None))

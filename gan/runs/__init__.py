@@ -6,21 +6,15 @@ typed as `path/to/my_game.py:my_run` or `package.module:my_run`.
 """
 
 import re
+import sys
 from collections.abc import Callable
+from functools import cache
 
-from gan.files.errors import UserError
+from gan.files.errors import UserError, this_rank
 from gan.runs import own
 from gan.runs.faces import byol_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
-from gan.runs.pairs import (
-    sean_ade20k,
-    sean_celebamask,
-    sean_cityscapes,
-    sean_coco,
-    sean_facades,
-    sean_folder,
-    spade_folder,
-)
+from gan.runs.pairs import sean, spade
 from gan.runs.run import HELD_OUT, Run
 from gan.runs.tones import hifigan_tones
 
@@ -28,14 +22,9 @@ __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"
 
 RUNS: dict[str, Callable[..., Run]] = {
     "sean-faces": sean_faces,
-    "sean-celebamask": sean_celebamask,
-    "sean-ade20k": sean_ade20k,
-    "sean-cityscapes": sean_cityscapes,
-    "sean-coco": sean_coco,
-    "sean-facades": sean_facades,
-    "sean-folder": sean_folder,
+    "sean": sean,
+    "spade": spade,
     "spade-faces": spade_faces,
-    "spade-folder": spade_folder,
     "pix2pix-faces": pix2pix_faces,
     "cyclegan-faces": cyclegan_faces,
     "r3gan-faces": r3gan_faces,
@@ -48,6 +37,10 @@ RUNS: dict[str, Callable[..., Run]] = {
     "hifigan-tones": hifigan_tones,
 }
 
+# Names of before `sean --data PATH` found out which set lies there.
+OLD_NAMES = {f"sean-{name}": "sean" for name in ("celebamask", "ade20k", "cityscapes", "coco", "facades", "folder")}
+OLD_NAMES["spade-folder"] = "spade"
+
 
 # What torch says of sizes beyond all memory. It has no error of its own for them.
 _TOO_LARGE = re.compile(r"can't allocate memory|Overflow when unpacking|overflowed|integer multiplication overflow")
@@ -57,9 +50,17 @@ def find(name: str) -> Callable[..., Run]:
     """The function that makes the run of that name. For a person's own run it imports their module."""
     if ":" in name:
         return own.read(name).load()
+    name = OLD_NAMES.get(name, name)
     if name not in RUNS:
         raise UserError(f"unknown run '{name}'; known: {', '.join(RUNS)}; or your own: {own.FORM}")
     return RUNS[name]
+
+
+@cache
+def _say_new_name(old: str) -> None:
+    if this_rank() == 0:
+        text = f"{old} is {OLD_NAMES[old]} now, which finds out by itself what lies in --data"
+        print(text, file=sys.stderr, flush=True)
 
 
 def full_name(name: str) -> str:
@@ -75,6 +76,8 @@ def short_name(name: str) -> str:
 def build(name: str, **settings: object) -> Run:
     """Make the run of that name. `settings` are the keywords of its function."""
     function = find(name)
+    if name in OLD_NAMES:
+        _say_new_name(name)
     try:
         with own.looking_for_its_own():
             run = function(**settings)

@@ -1,138 +1,98 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Upsamplings, check_size
+from gan.files.errors import UserError, printable, this_rank
+from gan.runs.run import Run, Seed, Upsamplings, check_size, is_planned
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
 
 if TYPE_CHECKING:
-    from datasets import Pairs
     from datasets.files.made_up import Labelled
     from gan.games.spade import Spade
 
-_PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 
-
-def sean_celebamask(data: str = "data/CelebAMask-HQ", **settings: Any) -> Run:
-    """SEAN on CelebAMask-HQ: photographs of faces, 19 regions.
+def sean(data: str = "data", **settings: Any) -> Run:
+    """SEAN on pictures with label maps: CelebAMask-HQ, ADE20K, Cityscapes, COCO-Stuff, facades, or a folder of yours.
 
     Args:
-        data: The folder that holds CelebA-HQ-img/ and CelebAMask-HQ-mask-anno/.
+        data: The folder of the set, or one with images/ and labels/ of the same names; which one it is is found out.
     """
-    from datasets import CelebAMask
-
-    return Published(**settings).run(CelebAMask, data)
+    return Published(**settings).run(data)
 
 
-def sean_ade20k(data: str = "data/ADEChallengeData2016", **settings: Any) -> Run:
-    """SEAN on ADE20K: scenes of all kinds, 151 labels.
+def spade(data: str = "data", **settings: Any) -> Run:
+    """SPADE on the same sets: from masks alone, without styles.
 
     Args:
-        data: The folder that holds images/ and annotations/.
+        data: The folder of the set, or one with images/ and labels/ of the same names; which one it is is found out.
     """
-    from datasets import ADE20K
-
-    return Published(**settings).run(ADE20K, data)
+    return Published(style=None, **settings).run(data)
 
 
-def sean_cityscapes(data: str = "data/cityscapes", size: PositiveInt = 256, edges: bool = True, **settings: Any) -> Run:
-    """SEAN on Cityscapes: street scenes twice as wide as high, 35 labels, edges of instances.
+@dataclass(frozen=True)
+class Layout:
+    """How a set of pictures with label maps is known, and what its published training has of its own."""
 
-    Args:
-        data: The folder that holds leftImg8bit/ and gtFine/.
-        size: Height that pictures and label maps are resized to; the width is twice that.
-        edges: Show the networks where one car or person ends and the next one begins.
-    """
-    from datasets import Cityscapes
+    kind: str  # the name of its class in `datasets`
+    title: str
+    marks: tuple[str, ...]  # folders that only this set has
+    wide: int = 1  # how many times as wide as high
+    crop: bool = True
+    flip: bool = True
+    edges: bool = False
+    held_out: int = 64
 
-    published = Published(size=size, crop=False, **settings)  # the published training does not crop here
-    return published.run(Cityscapes, data, size=(size, 2 * size), edges=edges)
-
-
-def sean_coco(data: str = "data/cocostuff", size: PositiveInt = 256, edges: bool = False, **settings: Any) -> Run:
-    """SEAN on COCO-Stuff: photographs of all kinds, 183 labels, edges of instances where there are maps of them.
-
-    Args:
-        data: The folder that holds images/ and stuffthingmaps/, and for edges instances/.
-        size: Height and width that pictures and label maps are resized to.
-        edges: Show the networks where one thing ends and the next one begins.
-    """
-    from datasets import CocoStuff
-
-    return Published(size=size, **settings).run(CocoStuff, data, edges=edges)
+    def lies_in(self, root: Path) -> bool:
+        return any((root / mark).is_dir() for mark in self.marks)
 
 
-def sean_facades(data: str = "data/facades", **settings: Any) -> Run:
-    """SEAN on CMP facades: 606 fronts of houses, 13 labels.
-
-    Args:
-        data: The folder that holds base/ and extended/.
-    """
-    from datasets import Facades
-
-    return Published(**settings).run(Facades, data)
-
-
-def sean_folder(
-    data: str = "data",
-    labels: PositiveInt = 19,
-    size: PositiveInt = 256,
-    held_out: PositiveInt = 16,
-    flip: bool = False,
-    **settings: Any,
-) -> Run:
-    """SEAN on a folder of yours, with images/ and labels/ of the same names.
-
-    Args:
-        data: The folder: pictures in images/, one-channel or palette PNGs of the same names in labels/.
-        labels: How many labels there are; the label maps hold 0 to labels - 1.
-        size: Height and width that pictures and label maps are resized to.
-        held_out: How many pictures, the last by name, to score on and to draw.
-        flip: Mirror half of the pictures; not for labels that differ between left and right.
-    """
-    from datasets import FolderPairs
-
-    published = Published(size=size, flip=flip, held_out=held_out, **settings)
-    return published.run(FolderPairs, data, num_labels=labels, held_out=held_out)
+LAYOUTS = (
+    Layout("CelebAMask", "CelebAMask-HQ", ("CelebAMask-HQ-mask-anno", "CelebAMask-HQ/CelebAMask-HQ-mask-anno")),
+    Layout("ADE20K", "ADE20K", ("annotations/training", "ADEChallengeData2016/annotations/training")),
+    Layout("Cityscapes", "Cityscapes", ("gtFine", "leftImg8bit"), wide=2, crop=False, edges=True),
+    Layout("CocoStuff", "COCO-Stuff", ("stuffthingmaps",)),
+    Layout("Facades", "CMP facades", ("base", "extended")),
+    Layout("FolderPairs", "images with label maps", ("labels", "images", "train/labels"), flip=False, held_out=16),
+)
+FOLDER = LAYOUTS[-1]
 
 
-def spade_folder(**settings: Any) -> Run:
-    """SPADE on a folder of yours, with images/ and labels/ of the same names: from masks alone, without styles."""
-    return sean_folder(style=None, **settings)
+def layout_of(data: str) -> Layout:
+    """Which set with label maps lies in a folder. A plan without pictures is one of a folder's."""
+    root = Path(data).expanduser()
+    found = next((layout for layout in LAYOUTS if layout.lies_in(root)), None)
+    if found is not None or (is_planned() and not root.is_dir()):
+        return found or FOLDER
+    if not root.is_dir():
+        raise UserError(f"there is no folder {data}; give the folder in which the data set lies")
+    known = ", ".join(f"{layout.marks[0]}/ ({layout.title})" for layout in LAYOUTS)
+    raise UserError(f"there are no label maps in {data}; a set is known by its folder: {known}")
 
 
-def open_splits(kind: "type[Pairs]", data: str, **how: Any) -> "tuple[Labelled, Labelled]":
+def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Labelled, Labelled]":
     """A data set's training and held-out split."""
+    import datasets
     from datasets.files.made_up import MadeUp
 
-    made: Callable[..., Pairs] = kind  # with a split, which each data set takes
+    kind: Any = getattr(datasets, layout.kind)
     try:
-        return made(data, split="train", **how), made(data, split="val", **how)
+        if how.get("num_labels", 1) is None:
+            how["num_labels"] = datasets.FolderPairs.count_labels(data)
+        return kind(data, split="train", **how), kind(data, split="val", **how)
     except UserError:
-        if not _PLANNED.get():
+        if not is_planned():
             raise
-        made_up = MadeUp(how.get("num_labels") or kind.num_labels, how["size"], how.get("edges", False))
+        labels = how["num_labels"] or 19 if layout is FOLDER else kind.num_labels
+        made_up = MadeUp(labels, how["size"], how.get("edges", False))
         return made_up, made_up
-
-
-@contextmanager
-def planned() -> Iterator[None]:
-    """Inside the `with`, a run is made to be planned: without VGG's weights, and without pictures if there are none."""
-    token = _PLANNED.set(True)
-    try:
-        yield
-    finally:
-        _PLANNED.reset(token)
 
 
 @dataclass
@@ -140,10 +100,12 @@ class Published:
     """The published training of SEAN on pictures with label maps, or without styles that of SPADE.
 
     Args:
-        size: Height and width that pictures and label maps are resized to.
-        crop: Enlarge pictures by 286/256 and crop a random part, as published.
-        flip: Mirror half of the pictures; labels of left and right are exchanged.
-        held_out: How many pictures of the held-out split to score on while training.
+        size: Height that pictures and label maps are resized to, and their width; on Cityscapes it is twice that.
+        labels: How many labels a folder's maps have, 0 to labels - 1; default: what is found in the maps.
+        edges: Show the networks where one thing ends and the next begins; default: on Cityscapes, as published.
+        crop: Enlarge pictures by 286/256 and crop a random part; default: as published, on all but Cityscapes.
+        flip: Mirror half of the pictures and exchange labels of left and right; default: on published sets.
+        held_out: How many pictures to score on while training; default: 64, of a folder 16, which are the last by name.
         batch_size: Pictures a step, of all ranks together.
         epochs: Passes over the data; the learning rates fall to zero over the second half.
         max_steps: Steps of the whole training, in place of epochs.
@@ -165,9 +127,11 @@ class Published:
     """
 
     size: PositiveInt = 256
-    crop: bool = True
-    flip: bool = True
-    held_out: PositiveInt = 64
+    labels: PositiveInt | None = None
+    edges: bool | None = None
+    crop: bool | None = None
+    flip: bool | None = None
+    held_out: PositiveInt | None = None
     batch_size: PositiveInt = 32
     epochs: PositiveInt = 100
     max_steps: PositiveInt | None = None
@@ -187,31 +151,42 @@ class Published:
     fake_once: bool = False
     recompute: bool = True
 
-    def run(self, kind: "type[Pairs]", data: str, **how: Any) -> Run:
-        """Make a run on a data set in the folder `data`. `how` are its other keywords, also a size that is not square.
+    def run(self, data: str) -> Run:
+        """Make a run on the data set in the folder `data`.
 
         Mistakes are looked for in the order of their cost: the size, then the data, and last the networks. The
         published generator takes seconds to make.
         """
         from datasets import GanData
 
-        how = {"size": (self.size, self.size), **how}
+        layout = layout_of(data)
+        held_out = self.held_out or layout.held_out
+        edges = layout.edges if self.edges is None else self.edges
+        how: dict[str, Any] = {"size": (self.size, layout.wide * self.size)}
+        if layout is FOLDER:
+            how |= {"num_labels": self.labels, "held_out": held_out}
+        elif layout.kind in ("Cityscapes", "CocoStuff"):
+            how |= {"edges": edges}
+        if (edges and "edges" not in how) or (self.labels and layout is not FOLDER):
+            option = "labels" if self.labels else "edges"
+            raise UserError(f"{layout.title} has its own labels, and no choice of {option}; leave --{option} out")
         upsamplings = self.upsamplings or (6 if min(how["size"]) >= 512 else 5)
         check_size(how["size"], upsamplings)
-        train, val = open_splits(kind, data, **how)
+        train, val = open_splits(layout, data, **how)
+        _say(layout, data, train)
         pairs = GanData(
             train,
             val,
             batch_size=self.batch_size,
-            val_count=self.held_out,
+            val_count=held_out,
             workers=self.workers,
             seed=self.seed,
-            flip=self.flip,
-            crop=self.crop,
+            flip=layout.flip if self.flip is None else self.flip,
+            crop=layout.crop if self.crop is None else self.crop,
         )
         pairs.setup()
         steps = self.max_steps or self.epochs * (len(train) // self.batch_size)
-        game = self._game(train.num_labels, how.get("edges", False), upsamplings, steps)
+        game = self._game(train.num_labels, edges, upsamplings, steps)
         if self.style is None:
             return Run(game, pairs, steps, {"val/paint_error": "error of held-out pictures painted"})
         return Run(game, pairs, steps, {"val/transfer_error": "error of held-out pictures made anew"})
@@ -225,7 +200,7 @@ class Published:
         from nets.vgg import Vgg19
 
         vgg = None
-        if self.perceptual != "off" and _PLANNED.get():
+        if self.perceptual != "off" and is_planned():
             vgg = Vgg19(vgg19().state_dict(), self.perceptual_normalise)
         elif self.perceptual != "off":
             vgg = load_vgg19(self.perceptual, self.perceptual_normalise)
@@ -249,3 +224,9 @@ class Published:
         if self.style is None:
             return Spade(*networks, vgg, **rules)
         return Sean(StyleEncoder(self.style), *networks, vgg, **rules)
+
+
+def _say(layout: Layout, data: str, train: "Labelled") -> None:
+    if this_rank() == 0 and not is_planned():
+        text = f"data {data}: {layout.title}, {len(train):,} pictures to train on, {train.num_labels} labels"
+        print(printable(text), file=sys.stderr, flush=True)

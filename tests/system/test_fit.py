@@ -293,7 +293,7 @@ def test_help_is_short_and_has_examples_and_the_settings_of_the_run(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, sean-celebamask, sean-ade20k"),
+        (["--run", "stylegan9"], "unknown run 'stylegan9'; known: sean-faces, sean, spade"),
         (["--strategy", "zero9"], "unknown strategy 'zero9'; known: single, ddp"),
         (["--strategy", "painter=ddp,*=ddp"], "names no player of this game: painter; known: encoder, generator"),
         pytest.param(

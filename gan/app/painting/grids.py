@@ -23,6 +23,7 @@ WIDE = 2  # pictures more than so many times as wide as high stand below each ot
 BANDS, ZOOM = 40, 2  # a spectrogram's bands of pitches, and pixels for each
 FRAME = 0.032  # seconds that a column of its pixels looks at
 QUIET, LOUD = -9.0, 0.5  # the logs that are dark and bright
+GROUND = 0.4  # what transparent parts are shown on, of -1 to 1
 EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
@@ -65,6 +66,19 @@ def grid(columns: Mapping[str, Batch], rows: int = 8, titles: Sequence[str] = ()
     return sheet
 
 
+def page(pictures: Tensor, across: int = 8) -> Image.Image:
+    """Many pictures on one page, without titles."""
+    cells = [picture(sample) for sample in pictures]
+    zoom = max(1, CELL // max(cells[0].size))
+    width, height = (zoom * side + MARGIN for side in cells[0].size)
+    rows = -(-len(cells) // across)
+    sheet = Image.new("RGB", (min(across, len(cells)) * width + MARGIN, rows * height + MARGIN), "white")
+    for number, cell in enumerate(cells):
+        large = cell.resize((zoom * cell.width, zoom * cell.height), Image.Resampling.NEAREST)
+        sheet.paste(large, (MARGIN + number % across * width, MARGIN + number // across * height))
+    return sheet
+
+
 def is_wide(size: tuple[int, int]) -> bool:
     """Whether pictures of this width and height stand below each other in a grid."""
     return size[0] > WIDE * size[1]
@@ -89,13 +103,16 @@ def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: i
 
 
 def picture(sample: Tensor | Sound) -> Image.Image:
-    """One sample as a picture: grey or RGB in [-1, 1], a label map in the colours of `palette`, or a spectrogram."""
+    """One sample as a picture: grey, RGB or RGBA in [-1, 1], a label map in `palette`'s colours, or a spectrogram."""
     if isinstance(sample, Sound):
         return spectrogram(sample)
     sample = sample.detach().cpu()
     if sample.dtype == torch.int64:
         table = palette(int(sample.max()) + 1)
         return Image.fromarray(table[sample].numpy())
+    if len(sample) == 4:  # opacity: on gray, where neither white nor black gets lost
+        opacity = (sample[3:].float().clamp(-1, 1) + 1) / 2
+        sample = sample[:3].float().clamp(-1, 1) * opacity + GROUND * (1 - opacity)
     pixels = ((sample.float().clamp(-1, 1) + 1) * 127.5).round().byte()
     return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 

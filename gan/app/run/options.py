@@ -29,7 +29,7 @@ PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "s
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
   python -m gan.fit cyclegan-faces --devices 1
-  python -m gan.fit sean-celebamask --data PATH       the published training on your pictures
+  python -m gan.fit sean --data PATH                  the published training on your pictures
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
   python -m gan.fit r3gan-faces --help                the settings of that run
   python -m gan.fit my_game.py:my_run                 a run of your own: a function in a file or a module

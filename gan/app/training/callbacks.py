@@ -22,6 +22,7 @@ from strategies import random_state
 from strategies.strategy import phase_strategy
 
 SHOWN = 8
+PAGE = 64  # pictures
 
 
 class Bar(ProgressBar):
@@ -95,13 +96,15 @@ class Pictures(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the samples. A new run also draws the reals, and a grid of its untrained networks."""
         with random_state.untouched():
+            source = trainer.datamodule or pl_module  # pyrefly: ignore[missing-attribute] - Lightning sets it
             if hasattr(pl_module, "show"):
-                source = trainer.datamodule or pl_module  # pyrefly: ignore[missing-attribute] - Lightning sets it
                 self.batch = first_samples(batches_of(source), SHOWN)
         if self.batch is not None and trainer.global_step == 0:
             named = self.batch.items() if isinstance(self.batch, dict) else ()
             reals = {name.replace("_", " "): x for name, x in named if isinstance(x, Tensor) and x.ndim >= 3}
-            if reals:
+            if list(reals) == ["image"] and trainer.is_global_zero:
+                self._draw_page(source)
+            elif reals:
                 self._save(trainer, reals, "reals.png")
             self._draw(trainer, pl_module)
 
@@ -127,6 +130,16 @@ class Pictures(Callback):
         for module, mode in modes:
             module.training = mode
         self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
+
+    def _draw_page(self, source: Any) -> None:
+        """One page of pictures as they enter training."""
+        with random_state.untouched():
+            batch = first_samples(batches_of(source, "train"), PAGE)
+        pictures = (batch if isinstance(batch, dict) and "image" in batch else self.batch)["image"]
+        path = self.folder.samples / "reals.png"
+        with self._spare.trying(path, "pictures"):
+            path.parent.mkdir(exist_ok=True)
+            grids.save(grids.page(pictures), path)
 
     def _save(self, trainer: Trainer, columns: Mapping[str, grids.Batch], name: str) -> None:
         if trainer.is_global_zero:

@@ -3,10 +3,12 @@
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from datasets import Faces, GanData
+from datasets import Faces, GanData, GlobalLoader
 from datasets.augment import to_tensors
 from gan.files.errors import UserError
 from tests.support.numbers import Numbers
@@ -106,3 +108,42 @@ def test_loading_leaves_the_global_random_state_alone(workers):
     before = torch.get_rng_state()
     list(data.train_dataloader())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+KINDS = {
+    "picture": lambda pixels: Image.fromarray(pixels),
+    "palette": lambda pixels: Image.fromarray(pixels).convert("P"),
+    "gray": lambda pixels: Image.fromarray(pixels[:, :, 0]),
+    "array": lambda pixels: pixels,
+    "plane": lambda pixels: pixels[:, :, 0],
+    "bytes": lambda pixels: torch.from_numpy(pixels).permute(2, 0, 1),
+}
+
+
+class Given(Numbers):
+    """What torchvision's sets give: a picture in some form, alone or with its class."""
+
+    def __init__(self, kind, labelled):
+        super().__init__(6)
+        self.kind, self.labelled = kind, labelled
+
+    def __getitem__(self, index):
+        sample = KINDS[self.kind](np.full((4, 6, 3), 40 * index, np.uint8))
+        return (sample, index) if self.labelled else sample
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torchvisions_sets_give_becomes_pictures_and_classes(kind, labelled):
+    data = GanData(Given(kind, labelled), Given(kind, labelled), batch_size=3, flip=True)
+    for batch in (*data.train_dataloader(), *data.val_dataloader()):
+        assert batch["image"].shape == (3, 1 if kind in ("gray", "plane") else 3, 4, 6)
+        assert ("class" in batch) == labelled
+        assert batch["image"].dtype == torch.float32
+        if labelled and kind != "palette":
+            assert torch.equal(batch["image"].amax((1, 2, 3)), batch["class"] * 40 / 127.5 - 1)
+
+
+def test_pictures_of_pillow_need_no_transform_in_a_global_loader():
+    batch = next(iter(GlobalLoader(Given("picture", True), 3, shuffle=False)))
+    assert batch["image"].shape == (3, 3, 4, 6) and batch["class"].tolist() == [0, 1, 2]

@@ -12,10 +12,11 @@ from jsonargparse import ArgumentParser
 from lightning import Trainer
 
 from datasets import Faces
+from gan import runs
 from gan.files.errors import UserError
 from gan.games.spade import Spade
-from gan.runs import RUNS, Run, build, faces, pairs
-from gan.runs.pairs import planned
+from gan.runs import OLD_NAMES, RUNS, Run, build, faces, pairs
+from gan.runs.run import planned
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg
@@ -35,24 +36,23 @@ SMALL = {
     "dmd2-lora-faces": {"width": 4, **FACES},
     "vqgan-faces": {"width": 4, **FACES},
     "byol-faces": {"width": 4, "hidden": 4, "projection": 4, **FACES},
-    "sean-celebamask": {"style": 4, **PAIRS},
-    "sean-ade20k": {"style": 4, **PAIRS},
-    "sean-cityscapes": {"style": 4, **PAIRS},
+    **{name: {"style": 4, **PAIRS} for name in ("sean", *OLD_NAMES)},
     "sean-coco": {"style": 4, "edges": True, **PAIRS},
-    "sean-facades": {"style": 4, **PAIRS},
-    "sean-folder": {"style": 4, "labels": 4, **PAIRS},
+    "spade": PAIRS,
     "spade-folder": {"labels": 4, **PAIRS},
     "hifigan-tones": {"width": 8, "bands": 8, "segment": 1024, "seconds": 0.2, "clips": 4, "held_out": 4},
 }
 LABELS = {"celebamask": 19, "ade20k": 151, "cityscapes": 35, "coco": 183, "facades": 13, "folder": 4}
-ON_FILES = [name for name in RUNS if name.partition("-")[2] in LABELS]
+ON_FILES = list(OLD_NAMES)
 
 
 FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "dmd2-lora-faces")
 
 
 def small(name: str, **settings) -> Run:
-    on_files = {"data": str(written(name.partition("-")[2])), "perceptual": vgg()} if name in ON_FILES else {}
+    on_files = {}
+    if name in (*ON_FILES, "sean", "spade"):
+        on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
     size = {} if name.endswith("tones") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
 
@@ -105,7 +105,7 @@ def test_the_seed_decides_on_the_networks(name):
 def test_the_command_line_can_offer_every_setting(name):
     settings, said = offered(name)
     assert settings.keys() >= COMMON - ({"size"} if name.endswith("tones") else set())
-    for function in (RUNS[name], pairs.Published, pairs.sean_folder, faces.sean_or_spade, faces.DrawnFaces):
+    for function in (RUNS[name], pairs.Published, faces.sean_or_spade, faces.DrawnFaces):
         hints, described = typing.get_type_hints(function), inspect.getdoc(function).partition("Args:")[2]
         for parameter in inspect.signature(function).parameters.values():
             if parameter.name in settings:
@@ -156,19 +156,21 @@ PUBLISHED = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ON_FILES)
+@pytest.mark.parametrize("name", ["sean", "spade"])
 def test_the_defaults_are_the_published_settings(name):
     settings, _ = offered(name)
     assert {key: settings[key] for key in PUBLISHED} == PUBLISHED
-    assert settings.get("style") == (512 if name.startswith("sean") else None)
-    assert settings["flip"] == (not name.endswith("folder"))
-    assert settings.get("crop", False) == (name != "sean-cityscapes")
-    assert settings.get("edges", False) == (name == "sean-cityscapes")
+    assert settings.get("style") == (512 if name == "sean" else None)
 
 
 @pytest.mark.parametrize("name", ON_FILES)
-def test_a_data_set_has_its_labels_its_shape_and_its_edges(name):
+def test_an_old_name_finds_the_data_set_with_its_labels_shape_and_edges(name, capsys):
+    runs._say_new_name.cache_clear()
     run = small(name)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{name} is {name.partition('-')[0]} now") and f"{run.game.labels} labels" in said
+    assert run.data.flip == (not name.endswith("folder"))
+    assert run.data.crop == (name != "sean-cityscapes")
     labels, (item, *_) = LABELS[name.partition("-")[2]], run.data.train_dataloader()
     assert run.game.labels == labels
     assert item["image"].shape == (2, 3, 16, 32 if "cityscapes" in name else 16)
@@ -221,7 +223,22 @@ def test_settings_decide_on_the_perceptual_loss_memory_and_styles():
     assert data.flip and data.crop
 
 
+def test_the_labels_of_a_folder_are_those_in_its_maps():
+    assert small("sean", labels=None).game.labels == 4
+
+
 # ---- mistakes ----
+
+
+@pytest.mark.parametrize(("name", "more"), [("sean-facades", {"labels": 3}), ("sean-ade20k", {"edges": True})])
+def test_what_a_published_set_decides_is_no_choice(name, more):
+    with pytest.raises(UserError, match=f"its own labels, and no choice of {next(iter(more))}"):
+        small(name, **more)
+
+
+def test_a_folder_without_label_maps_is_told_what_a_set_is_known_by(tmp_path):
+    with pytest.raises(UserError, match=r"no label maps in .*; a set is known by its folder: CelebAMask-HQ-mask-anno/"):
+        build("sean", data=str(tmp_path))
 
 
 @pytest.mark.parametrize("name", FROM_NOISE)
@@ -289,10 +306,9 @@ def test_networks_that_no_memory_holds_are_refused_in_one_line(width, monkeypatc
 @pytest.mark.parametrize(
     ("name", "more", "size", "labels"),
     [
-        ("sean-celebamask", {}, (32, 32), 19),
-        ("sean-cityscapes", {}, (32, 64), 35),
-        ("sean-folder", {"labels": 7}, (32, 32), 7),
-        ("spade-folder", {"labels": 7, "flip": True}, (32, 32), 7),
+        ("sean", {"edges": False}, (32, 32), 19),
+        ("sean", {"labels": 7}, (32, 32), 7),
+        ("spade", {"labels": 7, "flip": True}, (32, 32), 7),
     ],
 )
 def test_a_plan_needs_no_pictures(name, more, size, labels, tmp_path):
@@ -302,6 +318,5 @@ def test_a_plan_needs_no_pictures(name, more, size, labels, tmp_path):
     batch = next(iter(run.data.train_dataloader()))
     assert batch["image"].shape == (4, 3, *size) and batch["label"].shape == (4, *size)
     assert 4 < batch["label"].max() < labels == run.game.labels
-    assert ("edges" in batch) == (name == "sean-cityscapes")
     with pytest.raises(UserError, match=r"nowhere"):
         build(name, perceptual="off", **small)

@@ -23,6 +23,21 @@ def test_a_picture_is_what_the_tensor_says():
     assert grids.picture(torch.zeros(1, 2, 2)).getpixel((0, 0)) == (128, 128, 128)
 
 
+def test_what_is_transparent_is_shown_on_gray():
+    sample = torch.tensor([[[1.0, 1.0]], [[-1.0, -1.0]], [[-1.0, -1.0]], [[1.0, -1.0]]])
+    picture = grids.picture(sample)
+    assert picture.getpixel((0, 0)) == (255, 0, 0)
+    assert picture.getpixel((1, 0)) == (178, 178, 178)
+
+
+def test_a_page_has_its_pictures_row_by_row():
+    pictures = torch.linspace(-1, 1, 10).view(10, 1, 1, 1).expand(10, 1, 16, 32)
+    page = grids.page(pictures, across=4)
+    assert page.size == (grids.MARGIN + 4 * (128 + grids.MARGIN), grids.MARGIN + 3 * (64 + grids.MARGIN))
+    reds = [page.getpixel((50 + k % 4 * 134, 40 + k // 4 * 70))[0] for k in range(12)]
+    assert reds[:10] == sorted(reds[:10]) and reds[0] == 0 and reds[9:] == [255, 255, 255]
+
+
 def test_labels_keep_their_colour_whatever_else_is_in_the_map():
     table = grids.palette(19)
     one = grids.picture(torch.tensor([[3, 5]])).getpixel((0, 0))

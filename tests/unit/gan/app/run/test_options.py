@@ -74,9 +74,16 @@ def test_what_a_run_hands_on_to_another_function_is_a_setting_of_it_too(here):
     own = options.run_settings(options.parse(typed)[0])
     wanted = {"size": 512, "style": None, "generator_rate": 3e-4, "epochs": 7, "max_steps": None, "upsamplings": None}
     assert {name: own[name] for name in wanted} == wanted
-    assert not own.keys() & {"run", "strategy", "shape", "open_splits", "edges", "settings"}
+    assert not own.keys() & {"run", "strategy", "shape", "open_splits", "layout", "settings"}
     run = saved(here, *typed)
     assert options.run_settings(options.parse(["--config", str(run.settings)])[0]) == own
+
+
+@pytest.mark.parametrize(("run", "typed"), [("spade", "--style"), ("wgan-gp-faces", "--ada")])
+def test_what_a_run_decides_itself_is_no_setting(run, typed, capsys):
+    with pytest.raises(SystemExit):
+        options.parse(["--run", run, typed, "3"])
+    assert typed.strip("-") in capsys.readouterr().err
 
 
 def test_what_is_typed_overrides_what_was_saved(here):

@@ -1,0 +1,229 @@
+"""Files that are not what they claim to be: each is named, none is run, and the good pictures beside them are kept."""
+
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets.files.decoding import Frame
+from datasets.files.find import find_source
+from datasets.files.pictures import Headers, Pictures
+from gan.files.errors import UserError
+from gan.runs.pictures import OnPictures
+
+KINDS = {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF", "webp": "WEBP", "ppm": "PPM"}
+
+
+def picture(kind="PNG", size=(24, 24)):
+    values = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, format=kind)
+    return stream.getvalue()
+
+
+class Runs:
+    """Unpickled, it would leave a file behind."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("has-run"),)
+
+
+def huge_png(width, height):
+    """A PNG of a few bytes that says it is very large."""
+
+    def chunk(kind, content):
+        body = kind + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10**6))) + chunk(b"IEND", b"")
+
+
+DAMAGES = {
+    "nothing": lambda whole: b"",
+    "text": lambda whole: b"this is no picture\n" * 20,
+    "page": lambda whole: b"<!DOCTYPE html><html><body>404</body></html>",
+    "pickle": lambda whole: pickle.dumps(Runs()),
+    "script": lambda whole: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(has-run) (w) file closefile\n",
+    "byte": lambda whole: whole[:1],
+    "head": lambda whole: whole[:16],
+    "half": lambda whole: whole[: len(whole) // 2],
+    "zeros": lambda whole: bytes(len(whole)),
+    "end": lambda whole: whole[len(whole) // 2 :],
+}
+BROKEN = {
+    f"{damage}-{suffix}.{suffix}": spoil(picture(kind))
+    for damage, spoil in DAMAGES.items()
+    for suffix, kind in KINDS.items()
+}
+BROKEN |= {
+    "huge.png": huge_png(100_000, 100_000),
+    "wide.png": huge_png(2**31 - 1, 1),
+    "tiny.gif": picture("GIF", (1, 1)),
+}
+GOOD = {f"good/{number}.{suffix}": picture(kind) for number, (suffix, kind) in enumerate(KINDS.items())}
+
+
+def in_a_folder(root, files):
+    for name, content in files.items():
+        (root / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "set" / name).write_bytes(content)
+    return root / "set"
+
+
+def in_a_zip(root, files):
+    with zipfile.ZipFile(root / "set.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return root / "set.zip"
+
+
+def in_a_tar(root, files):
+    with tarfile.open(root / "set.tar", "w") as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return root / "set.tar"
+
+
+def in_parquet(root, files):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"bytes": content, "path": name} for name, content in files.items()]
+    parquet.write_table(pyarrow.table({"image": rows, "label": list(range(len(rows)))}), root / "set.parquet")
+    return root / "set.parquet"
+
+
+@pytest.mark.parametrize("packed", [in_a_folder, in_a_zip, in_a_tar, in_parquet])
+def test_every_broken_picture_is_named_and_the_good_ones_are_kept(packed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = packed(tmp_path, {**BROKEN, **GOOD})
+    source = find_source(str(path))
+    headers = Headers(source)
+    assert headers.sizes.keys() <= {(24, 24), (1, 1), (2**31 - 1, 1)}
+    with pytest.raises(UserError, match=rf"{len(BROKEN)} of {len(source)} pictures .* --skip-broken true") as error:
+        Pictures(source, Frame(24, 24))
+    assert "... and" in str(error.value)
+    pictures = Pictures(source, Frame(24, 24), skip_broken=True)
+    assert len(pictures.problems) == len(BROKEN) and len(pictures) == len(GOOD)
+    for problem in pictures.problems:
+        assert problem.startswith(str(path)) and len(problem.splitlines()) == 1 and ": " in problem
+    if packed is not in_parquet:
+        assert {pictures.name(row) for row in range(len(GOOD))} == set(GOOD)
+        assert {problem.partition(f"{path}{os.sep}")[2].partition(": ")[0] for problem in pictures.problems} == set(
+            BROKEN
+        )
+    assert not Path("has-run").exists()
+
+
+CASES = {
+    "text.zip": (b"this is no zip", "cannot be read as a zip"),
+    "half.zip": (None, "cannot be read as a zip"),
+    "empty.zip": (b"", "cannot be read as a zip"),
+    "text.tar": (b"this is no tar" * 100, "cannot be read as a tar"),
+    "empty.tar": (b"", "cannot be read as a tar"),
+    "a.tgz": (b"", "is compressed as a whole; unpack it"),
+    "one.png": (b"", "is one picture; give a folder"),
+    "a.txt": (b"", "is no kind of data set that is known"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_that_is_no_data_set_is_named(name, tmp_path):
+    content, message = CASES[name]
+    content = in_a_zip(tmp_path, GOOD).read_bytes()[:500] if content is None else content
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        find_source(str(tmp_path / name))
+
+
+def test_parquet_that_is_none_is_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 this is none PAR1")
+    with pytest.raises(UserError, match="cannot be read as Parquet"):
+        find_source(str(tmp_path / "a.parquet"))
+    parquet.write_table(pyarrow.table({"label": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="no column of pictures"):
+        find_source(str(tmp_path / "b.parquet"))
+
+
+LABELS = {
+    "text": ("{", "is not {"),
+    "nested": ("[" * 100_000, "is not {"),
+    "number": ("3", "is not {"),
+    "no pairs": ('{"labels": [1, 2]}', "is not {"),
+    "other files": ('{"labels": [["gone.png", 0], ["a.png", 0]]}', r"names files that are not there: gone.png \(1 in"),
+    "outside": ('{"labels": [["../a.png", 0], ["a.png", 0]]}', "names files that are not there: ../a.png"),
+    "none": ('{"labels": []}', "misses: a.png"),
+    "negative": ('{"labels": [["a.png", -1]]}', "neither whole numbers"),
+    "huge": ('{"labels": [["a.png", 99999999999]]}', "neither whole numbers"),
+    "text label": ('{"labels": [["a.png", "cat"]]}', "neither whole numbers"),
+    "truth": ('{"labels": [["a.png", true]]}', "neither whole numbers"),
+    "no number": ('{"labels": [["a.png", [NaN, 1]]]}', "neither whole numbers"),
+    "empty vector": ('{"labels": [["a.png", []]]}', "neither whole numbers"),
+    "list of names": ('{"labels": [[["a"], 0]]}', "is not {"),
+}
+
+
+@pytest.mark.parametrize("packed", [in_a_folder, in_a_zip])
+@pytest.mark.parametrize("case", LABELS)
+def test_a_dataset_json_that_is_wrong_is_named(packed, case, tmp_path):
+    text, message = LABELS[case]
+    path = packed(tmp_path, {"a.png": picture(), "dataset.json": text.encode()})
+    with pytest.raises(UserError, match=message):
+        find_source(str(path))
+    assert find_source(str(path), classes=False).labels is None
+
+
+def test_a_dataset_json_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.files.sources.MOST_JSON", 10)
+    for packed in (in_a_folder, in_a_zip):
+        path = packed(tmp_path, {"a.png": picture(), "dataset.json": json.dumps({"labels": None}).encode()})
+        with pytest.raises(UserError, match="larger than 10 bytes"):
+            find_source(str(path))
+
+
+@pytest.mark.parametrize("packed", [in_a_folder, in_a_zip, in_a_tar])
+def test_a_picture_of_too_many_bytes_is_named_before_it_is_read(packed, tmp_path, monkeypatch):
+    path = packed(tmp_path, {"a.png": picture(), "bomb.png": bytes(10**6)})
+    monkeypatch.setattr("datasets.files.sources.MOST_BYTES", 10**5)
+    with pytest.raises(UserError, match=r"bomb\.png: it has more than"):
+        OnPictures(data=str(path)).find()
+
+
+def test_names_that_lead_out_of_an_archive_write_nothing(tmp_path):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for packed in (in_a_zip, in_a_tar):
+        path = packed(inner, {f"../{number}.png": picture() for number in range(4)})
+        assert len(OnPictures(data=str(path), workers=0).find()) == 3
+    assert {each.name for each in tmp_path.iterdir()} == {"inner"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_what_is_no_file_and_names_of_no_text(tmp_path):
+    path = in_a_folder(tmp_path, GOOD)
+    os.mkfifo(path / "pipe.png")
+    (path / "lost.png").symlink_to(path / "gone.png")
+    (path / "loop.png").symlink_to(path / "loop.png")
+    (path / "zero.png").symlink_to("/dev/zero")
+    (path / os.fsdecode(b"\xff\xfe.png")).write_bytes(picture())
+    with pytest.raises(UserError, match=r"4 of 12 pictures(?s:.*)pipe\.png: (?s:.*)zero\.png: it is a device"):
+        OnPictures(data=str(path)).find()
+    assert len(OnPictures(data=str(path), skip_broken=True, held_out=0.0).find()) == len(GOOD) + 1
+    (path / "circle").symlink_to(path)
+    with pytest.raises(UserError, match="links to a folder that it is in"):
+        OnPictures(data=str(path)).find()

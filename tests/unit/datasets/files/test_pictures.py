@@ -1,0 +1,208 @@
+"""Pictures of every mode, shape and packing: how they are fitted, and that they are decoded once."""
+
+import io
+import json
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets.files import pictures as module
+from datasets.files.decoding import Frame
+from datasets.files.find import find_source
+from datasets.files.pictures import Headers, Pictures
+from gan.files.errors import UserError
+from gan.runs.pictures import OnPictures
+
+
+def plain(mode, colour, size=(8, 8)):
+    return Image.new(mode, size, colour)
+
+
+def palette(transparent):
+    picture = Image.new("P", (8, 8), 1)
+    picture.putpalette([0, 0, 0, 200, 100, 50])
+    picture.info |= {"transparency": 1} if transparent else {}
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("picture", "channels", "background", "wanted"),
+    [
+        (plain("RGB", (200, 100, 50)), 3, "white", (200, 100, 50)),
+        (plain("RGB", (200, 100, 50)), 4, "white", (200, 100, 50, 255)),
+        (plain("RGB", (100, 100, 100)), 1, "white", (100,)),
+        (plain("RGBA", (200, 100, 50, 0)), 3, "white", (255, 255, 255)),
+        (plain("RGBA", (200, 100, 50, 0)), 3, "#102030", (16, 32, 48)),
+        (plain("RGBA", (200, 100, 0, 51)), 3, "black", (40, 20, 0)),
+        (plain("RGBA", (200, 100, 0, 51)), 4, "black", (200, 100, 0, 51)),
+        (plain("LA", (100, 0)), 1, "white", (255,)),
+        (plain("LA", (100, 255)), 3, "white", (100, 100, 100)),
+        (plain("1", 1), 3, "white", (255, 255, 255)),
+        (plain("CMYK", (0, 255, 255, 0)), 3, "white", (255, 0, 0)),
+        (plain("I;16", 65535), 1, "white", (255,)),
+        (plain("I;16", 257 * 100), 3, "white", (100, 100, 100)),
+        (plain("F", 1.0), 1, "white", (255,)),
+        (palette(False), 3, "white", (200, 100, 50)),
+        (palette(True), 3, "black", (0, 0, 0)),
+    ],
+    ids=lambda value: getattr(value, "mode", None),
+)
+@pytest.mark.parametrize("side", [8, 4])
+def test_every_mode_becomes_the_wanted_channels(picture, channels, background, wanted, side):
+    pixels = Frame(side, side, channels, "crop", background).pixels(picture)
+    assert pixels.shape == (channels, side, side)
+    assert (pixels.permute(1, 2, 0).reshape(-1, channels).numpy() == wanted).all()
+
+
+def halves():
+    """Red left of green, twice as wide as high."""
+    picture = Image.new("RGB", (32, 16), (255, 0, 0))
+    picture.paste((0, 255, 0), (16, 0, 32, 16))
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("fit", "corners"),
+    [("crop", ("red", "lime")), ("stretch", ("red", "lime")), ("pad", ("blue", "blue"))],
+)
+def test_a_picture_of_another_shape_is_fitted(fit, corners):
+    pixels = Frame(8, 8, 3, fit, "blue").pixels(halves()).permute(1, 2, 0).numpy()
+    colours = {"red": (255, 0, 0), "lime": (0, 255, 0), "blue": (0, 0, 255)}
+    for corner, name in zip((pixels[0, 0], pixels[0, -1]), corners, strict=True):
+        assert np.abs(corner.astype(int) - colours[name]).max() <= 16  # bicubic rings at the edge
+    assert pixels[4, 1, 0] > 200 and pixels[4, 6, 1] > 200
+
+
+def test_transparent_colours_do_not_stain_the_edges():
+    picture = Image.new("RGBA", (16, 16), (0, 0, 0, 0))
+    picture.paste((255, 255, 255, 255), (0, 0, 7, 16))
+    pixels = Frame(4, 4, 4, "crop", "white").pixels(picture)
+    assert (pixels[:3][:, pixels[3] > 0] >= 250).all()
+
+
+def test_values_beyond_16_bits_are_refused():
+    with pytest.raises(UserError, match="its values are not 0 to 65535"):
+        Frame(8, 8).pixels(plain("I", 70_000))
+
+
+def test_a_photograph_stands_as_the_camera_was_held(tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    halves().save(tmp_path / "a.png", exif=turned)
+    headers = Headers(find_source(str(tmp_path)))
+    assert headers.size() == ((32, 16), "all are")
+    pixels = Pictures(headers.source, Frame(32, 16))[0]["image"]
+    assert pixels[0, :16].min() == 255 and pixels[1, 16:].min() == 255
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([(40, 30)] * 3 + [(9, 9)], (30, 40)),
+        ([(70, 90), (100, 140), (300, 200), (30, 20)], (64, 64)),
+        ([(1400, 1300)] * 3, (256, 256)),
+    ],
+)
+def test_the_size_is_what_fits_most(tmp_path, sizes, wanted):
+    for number, size in enumerate(sizes):
+        plain("L", 9, size).save(tmp_path / f"{number}.png")
+    headers = Headers(find_source(str(tmp_path)))
+    assert headers.size()[0] == wanted and headers.channels == 1
+
+
+def written(root, numbers):
+    root.mkdir(exist_ok=True)
+    for number in numbers:
+        plain("RGB", (number, 0, 0)).save(root / f"{number:03}.png")
+    return root
+
+
+def reds(pictures):
+    return [int(pictures[row]["image"][0, 0, 0]) for row in range(len(pictures))]
+
+
+def test_pictures_are_decoded_once_and_new_ones_alone_later(tmp_path, monkeypatch):
+    path, decoded = written(tmp_path / "set", range(10, 16)), []
+    real = Frame.pixels
+    monkeypatch.setattr(Frame, "pixels", lambda frame, picture: decoded.append(picture) or real(frame, picture))
+
+    def opened():
+        decoded.clear()
+        return Pictures(find_source(str(path)), Frame(8, 8))
+
+    first = opened()
+    assert (reds(first), len(decoded)) == ([*range(10, 16)], 6)
+    assert (reds(opened()), len(decoded)) == ([*range(10, 16)], 0)
+    written(path, [3, 20])
+    plain("RGB", (99, 0, 0)).save(path / "012.png")
+    os.utime(path / "012.png", (1, 1))
+    assert (reds(opened()), len(decoded)) == ([3, 10, 11, 99, 13, 14, 15, 20], 3)
+    assert reds(first) == [*range(10, 16)], "who had opened the set before sees what it saw"
+    first.file.unlink()
+    assert (reds(opened()), len(decoded)) == ([3, 10, 11, 99, 13, 14, 15, 20], 8)
+
+
+def test_work_that_is_killed_leaves_nothing_half(tmp_path, monkeypatch):
+    path = written(tmp_path / "set", range(6))
+    real = Frame.pixels
+
+    def killed(frame, picture):
+        if picture.getpixel((0, 0))[0] == 4:
+            raise KeyboardInterrupt
+        return real(frame, picture)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Frame, "pixels", killed)
+        Pictures(find_source(str(path)), Frame(8, 8))
+    assert reds(Pictures(find_source(str(path)), Frame(8, 8))) == [*range(6)]
+
+
+def test_without_room_on_the_disk_pictures_are_decoded_as_needed(tmp_path, monkeypatch):
+    path = written(tmp_path / "set", range(6))
+    monkeypatch.setattr(module, "MARGIN", 2**60)
+    pictures = Pictures(find_source(str(path)), Frame(8, 8))
+    assert not pictures.decoded and not pictures.file.exists()
+    assert reds(pictures) == [*range(6)]
+    os.utime(path / "001.png", (1, 1))
+    with pytest.raises(UserError, match=r"001\.png: it has changed since the data set was opened"):
+        pictures[1]
+
+
+def test_shards_of_webdataset_have_their_classes(tmp_path):
+    root = tmp_path / "shards"
+    root.mkdir()
+    for shard in range(2):
+        with tarfile.open(root / f"{shard}.tar", "w") as file:
+            for number in range(3):
+                stream = io.BytesIO()
+                plain("RGB", (10 * shard + number, 0, 0)).save(stream, "PNG")
+                label = str(number).encode() if shard else json.dumps({"label": number}).encode()
+                files = {"png": stream.getvalue(), "cls" if shard else "json": label, "txt": b"a caption"}
+                for suffix, content in files.items():
+                    member = tarfile.TarInfo(f"s{number}.{suffix}")
+                    member.size = len(content)
+                    file.addfile(member, io.BytesIO(content))
+    data = OnPictures(data=str(root), held_out=0.0).find()
+    assert data.classes == 3 and data.val.split and len(data.val) == 0
+    assert [(int(item["image"][0, 0, 0]), item["class"]) for item in map(data.train.__getitem__, range(6))] == [
+        (0, 0), (1, 1), (2, 2), (10, 0), (11, 1), (12, 2)
+    ]  # fmt: skip
+
+
+def test_a_set_of_torchvision_is_known_by_its_folder_or_its_name(tmp_path, monkeypatch):
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.arange(5 * 28 * 28, dtype=np.uint8).reshape(5, 28, 28)
+    shape = np.array(images.shape, ">i4").tobytes()
+    (raw / "train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + shape + images.tobytes())
+    (raw / "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + shape[:4] + bytes(range(5)))
+    for kind in ("images-idx3", "labels-idx1"):
+        (raw / f"t10k-{kind}-ubyte").write_bytes((raw / f"train-{kind}-ubyte").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for data in ("mnist", "data", str(tmp_path / "data")):
+        found = OnPictures(data=data, held_out=0.0).find()
+        assert (found.size, found.channels, found.classes, len(found)) == ((28, 28), 1, 10, 5)
+        assert np.array_equal(found.train[3]["image"][0], images[3]) and found.train[3]["class"] == 3
