@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 1)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 
 

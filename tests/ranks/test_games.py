@@ -106,16 +106,26 @@ def stylegan() -> StyleGan:
 
     (Demodulation would divide by that, and gradients of 1e5 have rounding to match.)
     """
+    return StyleGan(*style_networks(), r1_every=4, path_every=3, ema=0.9)
+
+
+def style_networks(**settings) -> tuple[StyleGenerator, StyleDiscriminator]:
+    """Noise counts, as it does not at first."""
     torch.manual_seed(0)
-    networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2))
-    return StyleGan(*networks, r1_every=4, path_every=3, ema=0.9)
+    networks = (
+        StyleGenerator(SIZE, latent=8, style=8, mapping=2, base=8 * SIZE, most=8, **settings),
+        StyleDiscriminator(SIZE, base=2 * SIZE, most=4, **settings),
+    )
+    for name, weight in networks[0].named_parameters():
+        if name.endswith("noise_strength"):
+            nn.init.constant_(weight, 0.1)
+    return networks
 
 
 def stylegan_ada() -> StyleGan:
-    """With augmentation whose probability moves quickly, and the published average."""
-    torch.manual_seed(0)
-    networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2))
-    return StyleGan(*networks, r1_every=4, path_every=3, ema=half_life(64, BATCH, 0.5), ada=Ada(-1.5, 64))
+    """With classes, the published average, and augmentation whose probability moves quickly."""
+    rules = dict(r1_every=4, path_every=3, ema=half_life(64, BATCH, 0.5))
+    return StyleGan(*style_networks(classes=3), ada=Ada(-1.5, 64), ada_every=2, **rules)
 
 
 def dmd2() -> Dmd2:
@@ -182,6 +192,7 @@ def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.T
     batch = {name: picture() for name in names} | {"label": label(), "style_label": label()}
     batch["edges"] = torch.randint(0, 2, (BATCH, SIZE, SIZE), generator=generator)
     batch["region"] = torch.randint(0, 3, (BATCH,), generator=generator)
+    batch["class"] = batch["region"]
     wave = torch.rand(BATCH, 256, generator=generator, dtype=torch.float64) * 2 - 1
     return batch | {"wave": wave.to(dtype)}
 
