@@ -8,8 +8,8 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.faces import DrawnFaces
-from gan.runs.run import Run, Share
-from nets.ada import Ada
+from gan.runs.run import Chance, Run
+from nets.ada import Ada, Augmentation
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
 from nets.stylegan import StyleDiscriminator, StyleGenerator
@@ -23,30 +23,44 @@ SCORES = {"val/distance": "distance of drawn from held-out faces"}
 
 def r3gan_faces(
     size: PositiveInt = 32,
-    max_steps: PositiveInt = 1000,
+    max_steps: PositiveInt = 2000,
     latent: PositiveInt = 32,
     blocks: PositiveInt = 1,
     rate: PositiveFloat = 1e-3,
     gamma: NonNegativeFloat = 2.0,
-    ema: float = 0.99,
+    ema: PositiveFloat = 1000.0,
+    augment: NonNegativeFloat = 0.0,
+    batch_size: PositiveInt = 16,
     **settings: Any,
 ) -> Run:
-    """R3GAN on drawn faces: new faces from noise.
+    """R3GAN on drawn faces: new faces from noise. In each step one network learns, in turns.
 
     Args:
         size: Height and width of the pictures: 4, doubled once or more.
         max_steps: Steps of the whole training.
         latent: Length of the noise vector.
         blocks: Residual blocks at each size.
-        rate: Learning rate of both networks.
-        gamma: Weight of both gradient penalties.
-        ema: Decay of the generator's averaged weights.
+        rate: Learning rate of both networks at the beginning; a quarter of it at the end.
+        gamma: Weight of both gradient penalties at the beginning; a tenth of it at the end.
+        ema: Half-life of the generator's averaged weights, in images.
+        augment: Probability of each augmentation at the end; it grows from 0.
+        batch_size: Pictures a step, of all ranks together.
     """
     from gan.games.r3gan import R3Gan
 
-    data, widths = new_faces(flip=True, size=size, **settings)
-    networks = R3Generator(latent, widths, blocks), R3Discriminator(widths, blocks)
-    return Run(R3Gan(*networks, rate=rate, gamma=gamma, ema=ema), data, max_steps, SCORES)
+    data, widths = new_faces(flip=True, size=size, batch_size=batch_size, **settings)
+    game = R3Gan(
+        R3Generator(latent, widths, blocks),
+        R3Discriminator(widths, blocks),
+        batch_size=batch_size,
+        rate=(rate, rate / 4),
+        gamma=(gamma, gamma / 10),
+        ema=(ema, ema),
+        p=(0.0, augment),
+        images=max_steps * batch_size / 2,
+        augment=Augmentation("r3gan") if augment else None,
+    )
+    return Run(game, data, max_steps, SCORES)
 
 
 def wgan_gp_faces(
@@ -83,7 +97,7 @@ def stylegan_faces(
     mapping: PositiveInt = 4,
     rate: PositiveFloat = 2e-3,
     gamma: NonNegativeFloat = 1.0,
-    mixing: Share = 0.9,
+    mixing: Chance = 0.9,
     ema_images: PositiveFloat = 1000.0,
     ada: bool = True,
     ada_images: PositiveInt = 20_000,

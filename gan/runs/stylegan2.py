@@ -10,7 +10,7 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 from gan.ema import half_life
 from gan.files.errors import UserError, this_rank
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Run, Share
+from gan.runs.run import Chance, Run
 from nets.ada import Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
@@ -67,7 +67,7 @@ def stylegan2(
     rate: PositiveFloat | None = None,
     width: PositiveFloat | None = None,
     mapping: PositiveInt | None = None,
-    mixing: Share | None = None,
+    mixing: Chance | None = None,
     path: NonNegativeFloat | None = None,
     ema_kimg: NonNegativeFloat | None = None,
     augment: Augment = "bgc",
@@ -81,8 +81,8 @@ def stylegan2(
     What is not typed is that of the configuration.
 
     Args:
-        config_: Typed --config: the published configuration: auto (by the size of the pictures), or stylegan2, paper256 (FFHQ and LSUN
-            at 256 pixels), paper512 (AFHQ), paper1024 (MetFaces), cifar.
+        config_: Typed --config: the published configuration: auto (by the size of the pictures), or stylegan2, paper256
+            (FFHQ and LSUN at 256 pixels), paper512 (AFHQ), paper1024 (MetFaces), cifar.
         kimg: Thousands of pictures shown in the whole training; published: 25,000, cifar 100,000.
         batch_size: Pictures a step, of all ranks together; published: 32 or 64, auto 4096 / size and 32 at most.
         gamma: Weight of R1 per step; published: 0.01 (cifar) to 10, auto 0.0002 * size^2 / batch_size.

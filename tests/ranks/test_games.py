@@ -25,7 +25,7 @@ from gan.games.spade import Spade, edges_of
 from gan.games.stylegan import StyleGan
 from gan.games.vqgan import VqGan
 from gan.games.wgan_gp import WganGp
-from nets.ada import Ada
+from nets.ada import Ada, Augmentation
 from nets.blocks import onehot
 from nets.byol import Online, ResnetEncoder, perceptron
 from nets.denoiser import Denoiser, ExactDenoiser, Head
@@ -92,8 +92,11 @@ def cyclegan() -> CycleGan:
 
 
 def r3gan() -> R3Gan:
+    """With class labels, augmentation, and schedules that all move."""
     torch.manual_seed(0)
-    return R3Gan(R3Generator(4, (4, 4, 2)), R3Discriminator((4, 4, 2)), rate=1e-3, ema=0.9)
+    networks = R3Generator(4, (4, 4, 2), classes=3, embedding=2), R3Discriminator((4, 4, 2), classes=3)
+    ranges = dict(rate=(1e-3, 5e-4), ema=(0, 200), p=(0.3, 0.6), images=4 * BATCH)
+    return R3Gan(*networks, batch_size=BATCH, augment=Augmentation("r3gan"), **ranges)
 
 
 def wgan_gp() -> WganGp:

@@ -73,7 +73,7 @@ def means_alone() -> dict:
 
 def test_path_lengths_are_those_of_one_in_two_samples_on_any_number_of_ranks():
     game = stylegan().double()
-    with pytest.raises(UserError, match="path lengths are of one in 2 samples, and a rank .* has 3"):
+    with pytest.raises(UserError, match="path lengths are of one in 2 samples, and a rank"):
         game.even({"image": pictures(0)["image"][:3]})
 
 

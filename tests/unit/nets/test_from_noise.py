@@ -32,7 +32,7 @@ def test_every_weight_learns_once_the_last_layers_are_off_zero(pair):
     for net, x in zip(pair, (torch.randn(3, 5), torch.randn(3, 3, 16, 16)), strict=True):
         for module in net.modules():
             if isinstance(module, R3Block):
-                torch.nn.init.normal_(module.narrow.weight)
+                torch.nn.init.normal_(module.LinearLayer3.Layer.weight)
         net(x).square().sum().backward()
         assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
 
