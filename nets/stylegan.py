@@ -223,10 +223,12 @@ class Synthesis(nn.Module):
         x = picture = None
         with torch.autocast(styles.device.type, enabled=False):
             for number, block in enumerate(self.children()):
+                assert isinstance(block, SynthesisBlock)
                 if x is not None and block.side >= self.half:
                     x = x.to(high)
                 # A resolution's picture shares the style of the next convolution.
                 x, picture = block(x, picture, styles[:, max(2 * number - 1, 0) : 2 * number + 2], grain)
+        assert picture is not None
         return picture
 
 

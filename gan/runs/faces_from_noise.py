@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
 from gan.files.errors import UserError
 from gan.runs.faces import DrawnFaces
-from gan.runs.run import Chance, Run
+from gan.runs.run import Run
 from nets.ada import Ada, Augmentation
 from nets.denoiser import Denoiser, ExactDenoiser, Head
 from nets.r3 import R3Discriminator, R3Generator
@@ -97,7 +97,7 @@ def stylegan_faces(
     mapping: PositiveInt = 4,
     rate: PositiveFloat = 2e-3,
     gamma: NonNegativeFloat = 1.0,
-    mixing: Chance = 0.9,
+    mixing: ClosedUnitInterval = 0.9,
     ema_images: PositiveFloat = 1000.0,
     ada: bool = True,
     ada_images: PositiveInt = 20_000,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
 _PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-Chance = restricted_number_type("Chance", float, [(">=", 0), ("<=", 1)])
 Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
 Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
 Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
 from gan.files.errors import UserError, this_rank
 from gan.runs.pictures import OnPictures
-from gan.runs.run import Chance, Run
+from gan.runs.run import Run
 from nets.ada import Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
@@ -62,12 +62,13 @@ def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
 def stylegan2(
     config_: Config = "auto",
     kimg: PositiveFloat | None = None,
+    max_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     gamma: NonNegativeFloat | None = None,
     rate: PositiveFloat | None = None,
     width: PositiveFloat | None = None,
     mapping: PositiveInt | None = None,
-    mixing: Chance | None = None,
+    mixing: ClosedUnitInterval | None = None,
     path: NonNegativeFloat | None = None,
     ema_kimg: NonNegativeFloat | None = None,
     augment: Augment = "bgc",
@@ -84,6 +85,7 @@ def stylegan2(
         config_: Typed --config: the published configuration: auto (by the size of the pictures), or stylegan2, paper256
             (FFHQ and LSUN at 256 pixels), paper512 (AFHQ), paper1024 (MetFaces), cifar.
         kimg: Thousands of pictures shown in the whole training; published: 25,000, cifar 100,000.
+        max_steps: Steps of the whole training, in place of kimg.
         batch_size: Pictures a step, of all ranks together; published: 32 or 64, auto 4096 / size and 32 at most.
         gamma: Weight of R1 per step; published: 0.01 (cifar) to 10, auto 0.0002 * size^2 / batch_size.
         rate: Learning rate of both networks; published: 0.002 or 0.0025.
@@ -104,9 +106,13 @@ def stylegan2(
     pictures = OnPictures(**settings)
     found = pictures.find()
     side = 1 << (max(found.size) - 1).bit_length()
-    chosen = dict(gamma=gamma, rate=rate, width=width, mapping=mapping, mixing=mixing, path=path, ema=ema_kimg)
-    chosen |= dict(kimg=kimg)
-    p = replace(preset(config_, side, batch_size), **{key: value for key, value in chosen.items() if value is not None})
+    typed = dict(
+        kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, mixing=mixing, path=path, ema=ema_kimg
+    )
+    p = replace(
+        preset(config_, side, batch_size), **{name: value for name, value in typed.items() if value is not None}
+    )
+    steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
 
     torch.manual_seed(pictures.seed)
     shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width), clamp=256.0)
@@ -129,9 +135,9 @@ def stylegan2(
     if this_rank() == 0:
         sizes = [sum(weight.numel() for weight in net.parameters()) / 1e6 for net in (generator, discriminator)]
         print(
-            f"stylegan2, config {config_}: {sizes[0]:.1f} + {sizes[1]:.1f} million weights, {p.kimg:,g} kimg in batches "
-            f"of {p.batch}, gamma {p.gamma:.4g}",
+            f"stylegan2, config {config_}: {sizes[0]:.1f} + {sizes[1]:.1f} million weights, {steps:,} steps of "
+            f"{p.batch} pictures, gamma {p.gamma:.4g}",
             file=sys.stderr,
             flush=True,
         )
-    return Run(game, found.data(p.batch), max(1, round(1000 * p.kimg / p.batch)), SCORES)
+    return Run(game, found.data(p.batch), steps, SCORES if len(found.val) else {})
