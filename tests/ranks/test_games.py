@@ -228,8 +228,9 @@ def test_without_synchronisation_training_differs(name, ranks, alone):
     assert min(distance(alone(name), one) for one in apart) > 1e-6
 
 
-# The discriminator's minibatch deviation gathers its features once in forward, and their gradients in backward.
-FEATURES = [16, 8192, 8192]
+# The discriminator's minibatch deviation gathers its features once in forward, and their gradients in backward. The
+# average of styles asks for a mean of 8 numbers.
+FEATURES, STYLES = [16, 8192, 8192], [64]
 
 
 @pytest.mark.parametrize(
@@ -237,8 +238,6 @@ FEATURES = [16, 8192, 8192]
     [
         ("dmd2", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
         ("dmd2_lora", {"guidance": ("fake_score", "head"), "student": ("student",)}, {}),
-        # Slopes depend on no bias behind the last activation, of which pictures have three. A discriminator is linear
-        # in pieces but for its deviation, behind which it has three biases. So each weight of the player costs a byte.
         (
             "stylegan",
             {
@@ -247,7 +246,12 @@ FEATURES = [16, 8192, 8192]
                 "discriminator": ["discriminator"],
                 "r1": ["discriminator"],
             },
-            {"generator": FEATURES, "path": [37], "discriminator": 2 * FEATURES, "r1": [18, *FEATURES, 8192, 8192]},
+            {
+                "generator": [*STYLES, *FEATURES],
+                "path": [*STYLES, 8, 8],  # the mean length, and its gradient
+                "discriminator": [*STYLES, *FEATURES, *FEATURES],
+                "r1": [*FEATURES, 8192, 8192],
+            },
         ),
     ],
 )
