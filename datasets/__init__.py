@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from datasets.files.celebamask import CelebAMask
     from datasets.files.layouts import ADE20K, Cityscapes, CocoStuff, Facades, FolderPairs
     from datasets.files.pairs import Pairs
+    from datasets.files.pictures import Pictures
     from datasets.loaders import GlobalLoader, GlobalStream
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "GlobalLoader",
     "GlobalStream",
     "Pairs",
+    "Pictures",
     "ResumableLoader",
     "Tones",
 ]
@@ -51,6 +53,7 @@ __getattr__ = by_name(
         "datasets.files.celebamask": "CelebAMask",
         "datasets.files.layouts": "ADE20K Cityscapes CocoStuff Facades FolderPairs",
         "datasets.files.pairs": "Pairs",
+        "datasets.files.pictures": "Pictures",
         "datasets.loaders": "GlobalLoader GlobalStream",
     },
 )

@@ -106,7 +106,7 @@ def process_changed(
         problems: list[str] = []
         saved = time.monotonic()
         try:
-            for entry, problem in _results(work, todo, title):
+            for entry, problem, _ in _results(work, todo, title):
                 if problem is None:
                     good[entry] = True
                 else:
@@ -119,6 +119,42 @@ def process_changed(
         finally:
             _save(file, keys, stamps, good)
     return problems
+
+
+def remember(
+    file: Path,
+    keys: np.ndarray,
+    stamps: np.ndarray,
+    begin: Callable[[Sequence[int]], Callable[[int], str]],
+    title: str,
+    good: Callable[[str], bool] = lambda text: True,
+    saved: Callable[[], None] = lambda: None,
+) -> tuple[list[str | None], list[str]]:
+    """A short text for each entry, made once and kept in `file` while the entry's stamps stay; and the problems.
+
+    `begin(todo)` gets the entries that are new, and returns what makes the text of one of them; where that raises a
+    UserError the entry has no text, and is tried again at the next start. A text that is not `good` is made again.
+    `saved` is called before each saving. Keys are bytes.
+    """
+    texts = _texts(file, keys, stamps, good)
+    if None not in texts:
+        return texts, []
+    with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
+        texts = _texts(file, keys, stamps, good)
+        todo = np.array([entry for entry, text in enumerate(texts) if text is None], int)
+        work, problems, when = begin(todo.tolist()), [], time.monotonic()
+        try:
+            for entry, problem, text in _results(work, todo, title):
+                if problem is None:
+                    texts[entry] = text
+                else:
+                    problems.append(problem)
+                if time.monotonic() - when > SAVE_EVERY:
+                    _save_texts(file, keys, stamps, texts, saved)
+                    when = time.monotonic()
+        finally:
+            _save_texts(file, keys, stamps, texts, saved)
+    return texts, problems
 
 
 def raise_problems(problems: Sequence[str], root: Path) -> None:
@@ -151,6 +187,31 @@ def _to_do(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[
     if lost is not None:
         done &= ~lost()
     return np.flatnonzero(~done)
+
+
+def _texts(file: Path, keys: np.ndarray, stamps: np.ndarray, good: Callable[[str], bool]) -> list[str | None]:
+    """What is known of each entry."""
+    try:
+        regular(file)
+        with np.load(file, allow_pickle=False) as known:
+            rows = zip(known["keys"].tolist(), known["stamps"].tolist(), known["texts"].tolist(), strict=True)
+            old = {(key, *stamp): text.decode() for key, stamp, text in rows}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return [None] * len(keys)
+    found = [old.get((key, *stamp)) for key, stamp in zip(keys.tolist(), stamps.tolist(), strict=True)]
+    return [text if text is not None and good(text) else None for text in found]
+
+
+def _save_texts(
+    file: Path, keys: np.ndarray, stamps: np.ndarray, texts: Sequence[str | None], saved: Callable[[], None]
+) -> None:
+    saved()
+    have = np.array([text is not None for text in texts])
+    part = file.with_suffix(f".{os.getpid()}.part")
+    with part.open("wb") as stream:
+        kept = np.array([text.encode() for text in texts if text is not None], dtype="S")
+        np.savez(stream, keys=keys[have], stamps=stamps[have], texts=kept)
+    part.replace(file)
 
 
 def _save(file: Path, keys: Sequence[str], stamps: np.ndarray, good: np.ndarray) -> None:
@@ -194,23 +255,30 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
 class _Work(Dataset):
     """The work, as a data set for a DataLoader, whose worker processes do it."""
 
-    def __init__(self, work: Callable[[int], None], todo: np.ndarray) -> None:
+    def __init__(self, work: Callable[[int], str | None], todo: np.ndarray) -> None:
         self.work, self.todo = work, todo
 
     def __len__(self) -> int:
         return len(self.todo)
 
-    def __getitem__(self, index: int) -> tuple[int, str | None]:
+    def __getitem__(self, index: int) -> "Result":
         entry = int(self.todo[index])
         try:
-            self.work(entry)
+            return Result(entry, None, self.work(entry))
         except (UserError, OSError) as error:
-            return entry, str(error)
-        return entry, None
+            return Result(entry, str(error), None)
 
 
-def _results(work: Callable[[int], None], todo: np.ndarray, title: str) -> Iterator[tuple[int, str | None]]:
-    """Each entry with its problem or None, in order, with a progress bar after a second."""
+class Result(NamedTuple):
+    """What became of an entry: a problem, or what the work has returned."""
+
+    entry: int
+    problem: str | None
+    text: str | None
+
+
+def _results(work: Callable[[int], str | None], todo: np.ndarray, title: str) -> Iterator[Result]:
+    """The result of each entry, in order, with a progress bar after a second."""
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     loader = DataLoader(
         _Work(work, todo),

@@ -1,8 +1,6 @@
 """SEAN on data sets of pictures with label maps, as published: networks, losses, rates and 50 + 50 epochs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +8,7 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError
-from gan.runs.run import Run, Seed, Upsamplings, check_size
+from gan.runs.run import Run, Seed, Upsamplings, check_size, is_planned
 from nets.discriminator import MultiScaleDiscriminator
 from nets.sean.encoder import StyleEncoder
 from nets.sean.generator import SeanGenerator
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from datasets import Pairs
     from datasets.files.made_up import Labelled
     from gan.games.spade import Spade
-
-_PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 
 
 def sean_celebamask(data: str = "data/CelebAMask-HQ", **settings: Any) -> Run:
@@ -119,20 +115,10 @@ def open_splits(kind: "type[Pairs]", data: str, **how: Any) -> "tuple[Labelled, 
     try:
         return made(data, split="train", **how), made(data, split="val", **how)
     except UserError:
-        if not _PLANNED.get():
+        if not is_planned():
             raise
         made_up = MadeUp(how.get("num_labels") or kind.num_labels, how["size"], how.get("edges", False))
         return made_up, made_up
-
-
-@contextmanager
-def planned() -> Iterator[None]:
-    """Inside the `with`, a run is made to be planned: without VGG's weights, and without pictures if there are none."""
-    token = _PLANNED.set(True)
-    try:
-        yield
-    finally:
-        _PLANNED.reset(token)
 
 
 @dataclass
@@ -225,7 +211,7 @@ class Published:
         from nets.vgg import Vgg19
 
         vgg = None
-        if self.perceptual != "off" and _PLANNED.get():
+        if self.perceptual != "off" and is_planned():
             vgg = Vgg19(vgg19().state_dict(), self.perceptual_normalise)
         elif self.perceptual != "off":
             vgg = load_vgg19(self.perceptual, self.perceptual_normalise)

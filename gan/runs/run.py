@@ -1,9 +1,12 @@
 """What a run is, and what all functions that make a run need."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jsonargparse.typing import restricted_number_type
+from jsonargparse.typing import restricted_number_type, restricted_string_type
 
 from gan.files.errors import UserError
 
@@ -13,7 +16,11 @@ if TYPE_CHECKING:
     from gan import GanModule
 
 HELD_OUT = 1_000_000  # the number of the first face that no run trains on
+_PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+Fit = restricted_string_type("Fit", "^(crop|pad|stretch)$", docstring="crop, pad or stretch")
+Pixels = restricted_string_type("Pixels", r"^[1-9]\d{0,4}(x[1-9]\d{0,4})?$", docstring="128, or WIDTHxHEIGHT: 256x192")
+Share = restricted_number_type("Share", float, [(">=", 0), ("<=", 0.5)])
 Upsamplings = restricted_number_type("Upsamplings", int, [(">=", 2), ("<=", 6)])
 
 
@@ -45,3 +52,18 @@ def check_size(size: tuple[int, int], upsamplings: int) -> None:
             f"a size of {height} x {width} cannot be halved {upsamplings} times; "
             f"type --size {fits}, or fewer --upsamplings"
         )
+
+
+@contextmanager
+def planned() -> Iterator[None]:
+    """Inside the `with`, a run is made to be planned: without VGG's weights, and without pictures if there are none."""
+    token = _PLANNED.set(True)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
+def is_planned() -> bool:
+    """Whether the run that is being made is only to be planned."""
+    return _PLANNED.get()

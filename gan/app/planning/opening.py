@@ -13,7 +13,7 @@ from gan.app.painting.reopen import batches_of, ready
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.runs import Run
-from gan.runs.pairs import planned
+from gan.runs.run import planned
 from strategies import auto
 from strategies.amounts import readable, size
 from strategies.cost.trace import Trace

@@ -1,15 +1,14 @@
 """What is refused before the first process is started: all that is known without one, and without the game."""
 
 import os
-from pathlib import Path
 
 from jsonargparse import Namespace
 
 from datasets.batches import check_divides
+from datasets.files.find import check_there
 from gan.app.run.options import nodes
 from gan.files.errors import UserError
 from gan.files.system import resource
-from gan.runs import RUNS
 from strategies import PhaseStrategy
 from strategies.assignment import check_groups, check_ranks
 from strategies.placing.placement import placement_of
@@ -60,8 +59,8 @@ def check(settings: Namespace, strategy: PhaseStrategy, devices: int, on_cpu: bo
         check_ranks(strategy.choice, ranks, placement)
         if placement is None:
             check_groups(strategy.choice, ranks)
-        if settings.run in RUNS and isinstance(batch, int):  # an own run may mean something else by it
+        if ":" not in settings.run and isinstance(batch, int):  # an own run may mean something else by it
             check_divides(batch, ranks if placement is None else len(placement.training), "batch", "--batch-size ")
     data = settings.get("data")
-    if settings.run in RUNS and isinstance(data, str) and not Path(data).expanduser().is_dir():
-        raise UserError(f"there is no folder {data}; give the folder in which the data set lies")
+    if ":" not in settings.run and isinstance(data, str):
+        check_there(data)

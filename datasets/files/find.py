@@ -1,0 +1,223 @@
+"""Finds out what a typed PATH is, and reads what needs another package: Parquet, and torchvision's sets by name."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from datasets.files.cache import FOLDER, all_files, cache_folder
+from datasets.files.decoding import MOST_BYTES, SUFFIXES
+from datasets.files.sources import FORMS, Folder, Source, Tar, Zip
+from gan.files.errors import UserError, reason
+
+NAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "cifar10": ("CIFAR10", {}),
+    "cifar100": ("CIFAR100", {}),
+    "mnist": ("MNIST", {}),
+    "fashionmnist": ("FashionMNIST", {}),
+    "kmnist": ("KMNIST", {}),
+    "svhn": ("SVHN", {"split": "train"}),
+    "stl10": ("STL10", {"split": "train"}),
+    "celeba": ("CelebA", {"split": "train", "target_type": "identity"}),
+    "lsun": ("LSUN", {"classes": "train"}),
+    "flowers102": ("Flowers102", {"split": "train"}),
+    "food101": ("Food101", {"split": "train"}),
+    "pets": ("OxfordIIITPet", {"split": "trainval"}),
+    "caltech101": ("Caltech101", {}),
+    "dtd": ("DTD", {"split": "train"}),
+    "eurosat": ("EuroSAT", {}),
+    "places365": ("Places365", {"small": True}),
+}
+MARKS = {  # the folders by which torchvision's sets are known
+    "cifar-10-batches-py": "cifar10",
+    "cifar-100-python": "cifar100",
+    "MNIST/raw": "mnist",
+    "FashionMNIST/raw": "fashionmnist",
+    "KMNIST/raw": "kmnist",
+}
+HOME = "data"  # where sets by name lie, or are downloaded to
+UNLABELLED = ("celeba", "lsun")  # their numbers are no classes to train by
+
+
+def check_there(data: str) -> None:
+    """Refuse what is neither there nor a name, without looking into it."""
+    if not Path(data).expanduser().exists() and _name(data) not in NAMED:
+        raise UserError(f"there is no folder {data}; give the folder in which the data set lies, or {FORMS}")
+
+
+def find_source(data: str, classes: bool | None = None) -> Source:
+    """The pictures at a path, or of a name. `classes` decides whether they have labels; None finds out."""
+    check_there(data)
+    path = Path(data).expanduser()
+    if not path.exists():
+        return Named(_name(data), Path(HOME), classes)
+    try:
+        return _at(path, classes)
+    except OSError as error:
+        raise UserError(f"cannot read {data} ({reason(error)}); give {FORMS}") from error
+
+
+def _at(path: Path, classes: bool | None) -> Source:
+    if path.is_dir():
+        for mark, name in MARKS.items():
+            if (path / mark).is_dir():
+                return Named(name, path, classes)
+        found: dict[str, list[Path]] = {}
+        for entry in all_files(path):
+            suffix = Path(entry.name).suffix.lower()
+            if f"/{FOLDER}/" in entry.path:
+                continue
+            if suffix in SUFFIXES:
+                return Folder(path, classes)
+            found.setdefault(suffix, []).append(Path(entry.path))
+        if ".tar" in found:
+            return Tar(path, sorted(found[".tar"]), classes)
+        if ".parquet" in found:
+            files = sorted(found[".parquet"])
+            return Parquet(path, [file for file in files if file.name.startswith("train")] or files, classes)
+        if len(found.get(".zip", ())) == 1:
+            return Zip(found[".zip"][0], classes)
+        return Folder(path, classes)
+    if not path.is_file():
+        raise UserError(f"{path} is no file and no folder; give {FORMS}")
+    match path.suffix.lower():
+        case ".zip":
+            return Zip(path, classes)
+        case ".tar":
+            return Tar(path, [path], classes)
+        case ".parquet":
+            return Parquet(path, [path], classes)
+        case ".tgz" | ".gz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
+            raise UserError(f"{path} is compressed as a whole; unpack it, and give the folder")
+        case suffix:
+            what = "one picture" if suffix in SUFFIXES else "no kind of data set that is known"
+            raise UserError(f"{path} is {what}; give {FORMS}")
+
+
+def _name(data: str) -> str:
+    return data.lower().replace("-", "").replace("_", "")
+
+
+class Parquet(Source):
+    """Tables with a column of pictures, as hubs store them: structs of bytes and path, or bytes alone."""
+
+    def __init__(self, path: Path, files: list[Path], classes: bool | None) -> None:
+        try:
+            from pyarrow import parquet
+        except ModuleNotFoundError as error:
+            raise UserError(f"to read {path}, Parquet's reader is needed; type pip install pyarrow") from error
+        names, stamps, places, labels = [], [], [], []
+        class_names: tuple[str, ...] = ()
+        for number, file in enumerate(files):
+            try:
+                table, state = parquet.ParquetFile(file), file.stat()
+                self.column, label = _columns(table.schema_arrow, file)
+                class_names = _names_of_classes(table.schema_arrow.metadata or {}, label)
+                for group in range(table.num_row_groups):
+                    rows = table.metadata.row_group(group).num_rows
+                    places += [(number, group, row) for row in range(rows)]
+                    names += [f"{file.name}/{group:04}-{row:07}" for row in range(rows)]
+                    stamps += [(state.st_size, state.st_mtime_ns)] * rows
+                    labels += table.read_row_group(group, [label])[label].to_pylist() if label else []
+            except UserError:
+                raise
+            except Exception as error:  # pyarrow raises many kinds for damaged files
+                raise UserError(f"{file} cannot be read as Parquet ({reason(error)}); get the file again") from error
+        whole = classes is not False and len(labels) == len(names) > 0 and all(type(each) is int for each in labels)
+        known = None
+        if whole and min(labels) >= 0:
+            known = np.array(labels), class_names or tuple(map(str, range(max(labels) + 1)))
+        self.files = files
+        super().__init__("Parquet", path, names, stamps, known)
+        self.places = np.array(places, np.int64)[self.order]
+        self._group: tuple[tuple[int, int, int], Any] | None = None
+
+    def read(self, index: int) -> bytes:
+        """One row. Its whole group is read, and kept until another one is asked for."""
+        from pyarrow import parquet
+
+        number, group, row = self.places[index].tolist()
+        key = (os.getpid(), number, group)
+        if self._group is None or self._group[0] != key:
+            table = parquet.ParquetFile(self.files[number]).read_row_group(group, [self.column])
+            self._group = key, table[self.column]
+        value = self._group[1][row].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes) or len(content) > MOST_BYTES:
+            raise UserError("the row holds no picture's bytes")
+        return content
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_group": None}
+
+
+def _columns(schema: Any, file: Path) -> tuple[str, str | None]:
+    """The columns of pictures and of classes."""
+    from pyarrow import types as kinds
+
+    def holds_bytes(kind: Any) -> bool:
+        if kinds.is_struct(kind):
+            return any(kind.field(k).name == "bytes" for k in range(kind.num_fields))
+        return kinds.is_binary(kind) or kinds.is_large_binary(kind)
+
+    pictures = [field.name for field in schema if holds_bytes(field.type)]
+    if not pictures:
+        raise UserError(f"{file} has no column of pictures (bytes); its columns: {', '.join(schema.names)[:200]}")
+    labels = [name for name in ("label", "labels", "class", "cls", "fine_label") if name in schema.names]
+    picture = next((name for name in ("image", "img", "picture") if name in pictures), pictures[0])
+    return picture, next((name for name in labels if kinds.is_integer(schema.field(name).type)), None)
+
+
+def _names_of_classes(metadata: dict[bytes, bytes], label: str | None) -> tuple[str, ...]:
+    """As hubs write them beside the columns."""
+    try:
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
+        return tuple(map(str, names))
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return ()
+
+
+class Named(Source):
+    """A set of torchvision by its name: where it lies in a folder, else downloaded there."""
+
+    def __init__(self, name: str, root: Path, classes: bool | None) -> None:
+        from torchvision import datasets as published
+
+        kind, how = NAMED[name]
+        make = getattr(published, kind)
+        try:
+            self.set = self._opened(make, root, how)
+        except Exception as error:  # torchvision and the network raise many kinds
+            raise UserError(
+                f"{name} is not in the folder {root} and cannot be downloaded ({reason(error)}); put it there as "
+                f"torchvision.datasets.{kind} wants it"
+            ) from error
+        labels = None
+        numbers = getattr(self.set, "targets", None)
+        numbers = getattr(self.set, "labels", None) if numbers is None else numbers
+        numbers = getattr(self.set, "_labels", None) if numbers is None else numbers
+        if numbers is not None and classes is not False and name not in UNLABELLED:
+            numbers = np.asarray(numbers, np.int64)
+            labels = numbers, tuple(getattr(self.set, "classes", map(str, range(int(numbers.max()) + 1))))
+        count = len(self.set)
+        names = [f"{name}/{row:08}" for row in range(count)]
+        super().__init__(f"torchvision's {kind}", root, names, [(0, 0)] * count, labels)
+
+    @staticmethod
+    def _opened(make: Any, root: Path, how: dict[str, Any]) -> Any:
+        try:
+            return make(root, download=False, **how)
+        except TypeError:  # a set without downloads
+            return make(root, **how)
+        except RuntimeError:  # it is not there
+            root.mkdir(parents=True, exist_ok=True)
+            return make(root, download=True, **how)
+
+    def read(self, index: int) -> Image.Image:
+        return self.set[index][0]
+
+    def cache(self) -> Path:
+        return cache_folder(self.path)

@@ -1,0 +1,206 @@
+"""Pictures alone, or with classes, from whatever a path holds: looked at once, decoded once, all of one size."""
+
+import os
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+
+from datasets.files.cache import SHOWN_PROBLEMS, remember
+from datasets.files.decoding import Frame, header, opened_picture
+from datasets.files.sources import Source
+from gan.files.errors import UserError
+from gan.noise import seed_for
+
+LARGEST = 1024  # pixels of a side that is taken as it is, where no size is typed
+USUAL = 256  # and the largest size that is chosen where pictures differ
+MARGIN = 2**30  # bytes of the disk that we leave free
+FEWEST = 8  # held-out pictures, where there are four times as many
+
+
+class Headers:
+    """What is known of pictures before they are decoded: width, height and mode of each; None where it is broken."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        file = source.cache() / f"headers-{_sum(source.path)}.npz"
+        texts, self.problems = remember(
+            file, source.names, source.stamps, lambda todo: self._read, f"looking at {source.path.name}"
+        )
+        self.good = np.array([text is not None for text in texts])
+        rows = [text.split() for text in texts if text is not None]
+        if not rows:
+            raise_broken(source, self.problems)
+        self.sizes = Counter((int(width), int(height)) for width, height, _ in rows)
+        self.modes = Counter(mode for *_, mode in rows)
+
+    def _read(self, index: int) -> str:
+        name = self.source.name(index)
+        with opened_picture(_content(self.source, index), name) as picture:
+            return header(picture)
+
+    @property
+    def channels(self) -> int:
+        """1 if all pictures are gray, else 3."""
+        return 1 if all(mode.rstrip("+") in ("1", "L", "LA", "I", "F") or "I;16" in mode for mode in self.modes) else 3
+
+    def size(self) -> tuple[tuple[int, int], str]:
+        """Height and width that fit these pictures, and why."""
+        ((width, height), most), *_ = self.sizes.most_common(1)
+        if most >= 0.5 * self.sizes.total() and max(width, height) <= LARGEST:
+            return (height, width), "all are" if most == self.sizes.total() else "most are"
+        shorter = np.repeat([min(size) for size in self.sizes], list(self.sizes.values()))
+        power = 2 ** int(np.log2(max(4, np.median(shorter))))
+        return (min(power, USUAL),) * 2, "most reach it"
+
+
+class Pictures(Dataset):
+    """Items {"image": uint8 [channels, height, width]}, and where there are classes {"class": number or vector} too.
+
+    All pictures are decoded when the set is opened, and stay in the cache as one array of bytes, which processes
+    share. Where the disk has no room for that they are only tried, and decoded again each time.
+
+    A broken picture is an error that names it, unless `skip_broken` leaves it out.
+    """
+
+    def __init__(self, source: Source, frame: Frame, skip_broken: bool = False) -> None:
+        frame.colour()  # a mistyped one is an error before the work
+        self.source, self.frame = source, frame
+        self.size, self.channels = (frame.height, frame.width), frame.channels
+        self._shape = (frame.channels, frame.height, frame.width)
+        self.bytes = int(np.prod(self._shape))
+        self._array: np.ndarray | None = None
+        stem = f"pixels-{_sum(source.path, frame)}"
+        self.file = source.cache() / f"{stem}.bytes"
+        texts, self.problems = remember(
+            self.file.with_suffix(".npz"), source.names, source.stamps, self._begin, "decoding pictures",
+            good=self._is_there, saved=self._on_disk,
+        )  # fmt: skip
+        if self.problems and (not skip_broken or len(self.problems) == len(source)):
+            raise_broken(source, self.problems)
+        kept = [index for index, text in enumerate(texts) if text is not None]
+        self._entries = np.array(kept)
+        self._rows = np.array([int(texts[index] or -1) for index in kept])
+        self.decoded = bool((self._rows >= 0).all())
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are, or how long their vectors are; 0 for none."""
+        return len(self.source.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.source.class_names
+
+    def split(self, held_out: float) -> "tuple[Pictures, Pictures]":
+        """Two sets: for training, and that share to hold out, which the names decide. A picture keeps its side.
+
+        In small sets a few more are held out, or there would be nothing to look at.
+        """
+        draws = np.array([seed_for("held out", self.name(row)) / 2**63 for row in range(len(self))])
+        few = np.partition(draws, min(FEWEST, len(self) // 4))[min(FEWEST, len(self) // 4)] if held_out else 0.0
+        out = draws < max(held_out, float(few))
+        return self._part(~out), self._part(out)
+
+    def _part(self, rows: np.ndarray) -> "Pictures":
+        part = object.__new__(Pictures)
+        part.__dict__ |= self.__getstate__() | {"_entries": self._entries[rows], "_rows": self._rows[rows]}
+        return part
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def name(self, index: int) -> str:
+        """The picture's name in its set."""
+        return os.fsdecode(self.source.names[self._entries[index]])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        entry, row = int(self._entries[index]), int(self._rows[index])
+        pixels = self._decode(entry) if row < 0 else torch.from_numpy(self._open()[row].copy())
+        item: dict[str, Any] = {"image": tv_tensors.Image(pixels)}
+        if self.source.labels is not None:
+            label = self.source.labels[entry]
+            item["class"] = torch.from_numpy(label) if label.ndim else int(label)
+        return item
+
+    def _open(self) -> np.ndarray:
+        if self._array is None:
+            rows = self.file.stat().st_size // self.bytes
+            self._array = np.memmap(self.file, np.uint8, "r", shape=(rows, *self._shape))
+        return self._array
+
+    def _decode(self, entry: int) -> Tensor:
+        name = self.source.name(entry)
+        with opened_picture(_content(self.source, entry), name) as picture:
+            return self.frame.pixels(picture)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_array": None}  # or all pictures would be sent to a worker
+
+    # The array grows: a new picture gets a new row, and no row is written twice. So who reads it is not disturbed.
+
+    def _begin(self, todo: Sequence[int]) -> Callable[[int], str]:
+        """Make room for these pictures. What it returns decodes one of them into its row, and returns the row."""
+        first = self.file.stat().st_size // self.bytes if self.file.exists() else 0
+        room = shutil.disk_usage(self.file.parent).free - len(todo) * self.bytes > MARGIN
+        if room:
+            with self.file.open("ab") as file:
+                _grow(file.fileno(), first * self.bytes, len(todo) * self.bytes)
+        rows = {entry: first + place if room else -1 for place, entry in enumerate(todo)}
+
+        def decode(entry: int) -> str:
+            pixels, row = self._decode(entry), rows[entry]
+            if row >= 0:
+                with self.file.open("r+b", buffering=0) as file:
+                    file.seek(row * self.bytes)
+                    file.write(pixels.contiguous().numpy().data)
+            return str(row)
+
+        return decode
+
+    def _is_there(self, row: str) -> bool:
+        return int(row) < 0 or (self.file.exists() and self.file.stat().st_size >= (int(row) + 1) * self.bytes)
+
+    def _on_disk(self) -> None:
+        """A row is known only when the disk has it."""
+        if self.file.exists():
+            with self.file.open("r+b") as file:
+                os.fsync(file.fileno())
+
+
+def raise_broken(source: Source, problems: Sequence[str]) -> None:
+    """Name the pictures that cannot be used, the first few of them."""
+    shown = [*problems[:SHOWN_PROBLEMS]]
+    if len(problems) > SHOWN_PROBLEMS:
+        shown.append(f"... and {len(problems) - SHOWN_PROBLEMS} more")
+    advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
+    count = f"{len(problems)} of {len(source)} pictures in {source.path} cannot be used; {advice}:"
+    raise UserError("\n  ".join([count, *shown]))
+
+
+def _content(source: Source, index: int) -> Any:
+    try:
+        return source.read(index)
+    except Exception as error:  # archives raise many kinds for damaged members
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise UserError(f"{source.name(index)}: {text.splitlines()[0]}") from error
+
+
+def _grow(file: int, start: int, more: int) -> None:
+    """Make a file larger. Where the disk is full that is an error now, and none when the bytes are written."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, start, more)
+    else:
+        os.truncate(file, start + more)
+
+
+def _sum(path: Path, *rule: object) -> str:
+    return f"{zlib.crc32(repr((2, os.fspath(path.resolve()), *rule)).encode(errors='surrogateescape')):08x}"

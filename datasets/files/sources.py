@@ -1,0 +1,271 @@
+"""What a typed PATH is: where each picture lies, how its file is read, and which class it has."""
+
+import json
+import math
+import os
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from datasets.files.cache import FOLDER, all_files, cache_folder
+from datasets.files.decoding import MOST_BYTES, SUFFIXES
+from gan.files.disk import regular
+from gan.files.errors import UserError, reason
+
+Labels = np.ndarray  # int64 [pictures], or float32 [pictures, length]
+JSON = "dataset.json"
+MOST_JSON = 2**28
+SPLITS = {"train", "training", "val", "valid", "validation", "test"}
+FORMS = "a folder of pictures, a .zip, .tar or .parquet file or a folder of those, or a name such as cifar10"
+
+
+class Source:
+    """Pictures by number. `names` are bytes in one array, so that worker processes share its memory.
+
+    `stamps` show whether a picture has changed: sizes and times. `note` says what was left out.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        path: Path,
+        names: Sequence[str],
+        stamps: Sequence[tuple[int, int]],
+        labels: "tuple[Labels, tuple[str, ...]] | None" = None,
+        note: str = "",
+    ) -> None:
+        self.kind, self.path, self.note = kind, path, note
+        if not names:
+            raise UserError(f"there are no pictures in {path}{f' ({note})' if note else ''}; give {FORMS}")
+        order = sorted(range(len(names)), key=names.__getitem__)
+        self.names = np.array([os.fsencode(names[row]) for row in order])
+        self.stamps = np.array(stamps, np.int64).reshape(len(names), 2)[order]
+        self.order = np.array(order)
+        self.labels, self.class_names = (None, ()) if labels is None else (labels[0][order], labels[1])
+        self._open: tuple[int, Any] = (0, None)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return str(self.path / os.fsdecode(self.names[index]))
+
+    def read(self, index: int) -> bytes | BinaryIO | Image.Image:
+        """The picture's file, its content, or the picture."""
+        raise NotImplementedError
+
+    def cache(self) -> Path:
+        """The folder of what is known of these pictures."""
+        return cache_folder(self.path if self.path.is_dir() else self.path.parent)
+
+    def in_this_process(self, make: Callable[[], Any]) -> Any:
+        """What `make` opens. A forked process opens its own: two would share one position in the file."""
+        if self._open[0] != os.getpid():
+            self._open = os.getpid(), make()
+        return self._open[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": (0, None)}
+
+
+class Folder(Source):
+    """Files in a folder, however deep; with StyleGAN's dataset.json, their labels."""
+
+    def __init__(self, path: Path, classes: bool | None) -> None:
+        names, stamps, others = [], [], Counter()
+        start = len(str(path)) + len(os.sep)
+        for entry in all_files(path):
+            name = entry.path[start:].replace(os.sep, "/")
+            suffix = os.path.splitext(name)[1].lower()
+            if name.startswith(f"{FOLDER}/") or name == JSON:
+                continue
+            if suffix not in SUFFIXES:
+                others[suffix or "without a suffix"] += 1
+                continue
+            try:
+                state = os.stat(entry)
+            except OSError:  # a link to nothing; to read it says so
+                state = os.stat_result([0] * 10)
+            names.append(name)
+            stamps.append((state.st_size, state.st_mtime_ns))
+        note = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(4))
+        labels, kind = class_folders(names, classes), "a folder"
+        if (path / JSON).exists() and classes is not False:
+            labels, kind = _labels_in(_text(path / JSON), names, path / JSON), f"a folder with {JSON}"
+        super().__init__(kind, path, names, stamps, labels, note)
+
+    def read(self, index: int) -> BinaryIO:
+        path, stamp = self.name(index), tuple(self.stamps[index])
+        state = regular(path)
+        if (state.st_size, state.st_mtime_ns) != stamp:
+            raise UserError("it has changed since the data set was opened")
+        if state.st_size > MOST_BYTES:
+            raise UserError(f"it has more than {MOST_BYTES:,} bytes")
+        if not state.st_size:
+            raise UserError("it is empty")
+        return Path(path).open("rb")
+
+
+class Zip(Source):
+    """A zip of pictures, as StyleGAN's dataset_tool makes them, or any other."""
+
+    def __init__(self, path: Path, classes: bool | None) -> None:
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as file:
+                members = [each for each in file.infolist() if _is_picture(each.filename)]
+                known = file.NameToInfo.get(JSON)
+                if known and known.file_size > MOST_JSON:
+                    raise UserError(f"{JSON} in {path} is larger than {MOST_JSON:,} bytes")
+                text = file.read(known) if known and classes is not False else None
+        except UserError:
+            raise
+        except Exception as error:  # zipfile and zlib raise many kinds for damaged files
+            raise UserError(f"{path} cannot be read as a zip ({reason(error)}); get the file again") from error
+        names = [each.filename for each in members]
+        stamps = [(each.file_size, each.CRC) for each in members]
+        labels = _labels_in(text, names, path / JSON) if text is not None else class_folders(names, classes)
+        super().__init__("a zip" + (f" with {JSON}" if text is not None else ""), path, names, stamps, labels)
+
+    def read(self, index: int) -> bytes:
+        file = self.in_this_process(lambda: zipfile.ZipFile(self.path))
+        member = file.getinfo(os.fsdecode(self.names[index]))
+        if member.file_size > MOST_BYTES:
+            raise UserError(f"it has more than {MOST_BYTES:,} bytes")
+        with file.open(member) as stream:
+            return stream.read(MOST_BYTES)
+
+
+class Tar(Source):
+    """Tar shards of WebDataset: the files of a sample follow each other and have one name before the first dot."""
+
+    def __init__(self, path: Path, shards: list[Path], classes: bool | None) -> None:
+        self.shards, names, stamps, places = shards, [], [], []
+        values: dict[int, int] = {}
+        for number, shard in enumerate(shards):
+            samples: dict[str, int | None] = {}
+            rows: list[tuple[str, int]] = []
+            try:
+                with tarfile.open(shard, "r:") as file:
+                    for member in file:
+                        stem, suffix = _stem(member.name)
+                        if not member.isreg():
+                            continue
+                        if suffix in SUFFIXES:
+                            rows.append((stem, len(names)))
+                            names.append(f"{shard.name}/{member.name}" if len(shards) > 1 else member.name)
+                            stamps.append((member.size, shard.stat().st_mtime_ns))
+                            places.append((number, member.offset_data, member.size))
+                        elif suffix in (".cls", ".json") and member.size < 2**20:
+                            stream = file.extractfile(member)
+                            assert stream is not None, "a regular member has content"
+                            samples[stem] = _class_in(stream.read(), samples.get(stem))
+            except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+                raise UserError(f"{shard} cannot be read as a tar ({reason(error)}); get the file again") from error
+            values |= {row: label for stem, row in rows if (label := samples.get(stem)) is not None}
+        labels = class_folders([name.partition("/")[2] for name in names] if len(shards) > 1 else names, classes)
+        if names and len(values) == len(names) and classes is not False:
+            labels = _numbered([values[row] for row in range(len(names))])
+        super().__init__("tar shards" if len(shards) > 1 else "a tar", path, names, stamps, labels)
+        self.places = np.array(places, np.int64)[self.order]
+
+    def read(self, index: int) -> bytes:
+        shard, offset, size = self.places[index].tolist()
+        if size > MOST_BYTES:
+            raise UserError(f"it has more than {MOST_BYTES:,} bytes")
+        with self.shards[shard].open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+
+def class_folders(names: Sequence[str], classes: bool | None) -> "tuple[Labels, tuple[str, ...]] | None":
+    """The class of each picture, if the sub-folders of the first level hold all pictures and are two or more.
+
+    `classes` decides it otherwise. Folders train/ and val/ are splits, and no classes: theirs are inside. StyleGAN
+    puts pictures into folders 00000, 00001 ... of a thousand each, which are no classes either.
+    """
+    if classes is False:
+        return None
+    parts = [PurePosixPath(name).parts for name in names]
+    if parts and all(len(each) > 1 and each[0].lower() in SPLITS for each in parts):
+        parts = [each[1:] for each in parts]
+    found = sorted({each[0] for each in parts if len(each) > 1})
+    thousands = all(name.isdecimal() and len(name) == 5 for name in found)
+    if classes is None and (len(found) < 2 or thousands or any(len(each) == 1 for each in parts)):
+        return None
+    if not found or any(len(each) == 1 for each in parts):
+        raise UserError("classes are the sub-folders of the first level, and pictures lie beside those; move them")
+    numbers = {name: number for number, name in enumerate(found)}
+    return np.array([numbers[each[0]] for each in parts]), tuple(found)
+
+
+def _labels_in(text: bytes, names: Sequence[str], file: Path) -> "tuple[Labels, tuple[str, ...]] | None":
+    """The labels of a dataset.json: a number or a vector for each picture, or null for none."""
+    try:
+        content = json.loads(text)
+        given = content.get("labels") if isinstance(content, dict) else content
+        if given is None:
+            return None
+        known = {name.replace("\\", "/"): label for name, label in given}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f'{file} is not {{"labels": [["name.png", 3], ...]}} or {{"labels": null}}; correct it, or type '
+            f"--classes false to train without labels"
+        ) from error
+    here = set(names)
+    for what, missing in (("names files that are not there", known.keys() - here), ("misses", here - known.keys())):
+        if missing:
+            shown = ", ".join(sorted(missing)[:3]) + (" ..." if len(missing) > 3 else "")
+            raise UserError(f"{file} {what}: {shown} ({len(missing)} in all); correct it, or type --classes false")
+    labels = [known[name] for name in names]
+    if all(type(label) is int and 0 <= label < 2**20 for label in labels):
+        return _numbered(labels)
+    lengths = {len(label) if isinstance(label, list) else 0 for label in labels}
+    if len(lengths) == 1 and lengths != {0} and all(map(_is_vector, labels)):
+        return np.array(labels, np.float32), tuple(str(number) for number in range(*lengths))
+    raise UserError(f"{file} has labels that are neither whole numbers from 0 on nor vectors of one length")
+
+
+def _is_vector(label: list[Any]) -> bool:
+    return all(type(value) in (int, float) and math.isfinite(value) for value in label)
+
+
+def _numbered(labels: list[int]) -> "tuple[Labels, tuple[str, ...]] | None":
+    return np.array(labels), tuple(str(number) for number in range(max(labels, default=0) + 1))
+
+
+def _class_in(content: bytes, before: int | None) -> int | None:
+    """The class in a sample's .cls or .json; what has none leaves what was known before."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return before
+    if isinstance(value, dict):
+        value = next((value[key] for key in ("cls", "label", "class") if key in value), None)
+    return value if type(value) is int and 0 <= value < 2**20 else before
+
+
+def _text(path: Path) -> bytes:
+    try:
+        if regular(path).st_size > MOST_JSON:
+            raise UserError(f"{path} is larger than {MOST_JSON:,} bytes; it should hold labels alone")
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({reason(error)})") from error
+
+
+def _is_picture(name: str) -> bool:
+    base = PurePosixPath(name).name
+    return os.path.splitext(base)[1].lower() in SUFFIXES and not base.startswith(".") and "__MACOSX" not in name
+
+
+def _stem(name: str) -> tuple[str, str]:
+    folder, _, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return f"{folder}/{stem}", (dot + suffix).lower()
