@@ -254,7 +254,7 @@ class StyleGenerator(nn.Module):
         half: int = 4,
     ) -> None:
         super().__init__()
-        self.size, self.latent, self.classes = _pair(size), latent, classes
+        self.size, self.channels, self.latent, self.classes = _pair(size), channels, latent, classes
         self.synthesis = Synthesis(_widths(self.size, base, most), style, channels, clamp, half)
         self.mapping = Mapping(latent, classes, style, mapping)
 

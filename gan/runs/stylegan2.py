@@ -3,20 +3,29 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    restricted_string_type,
+)
 
 from gan.ema import half_life
 from gan.files.errors import UserError, this_rank
 from gan.runs.pictures import FoundPictures, OnPictures
 from gan.runs.run import Run
-from nets.ada import Ada
+from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
-Config = Literal["auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"]
-Augment = Literal["blit", "geom", "color", "bg", "bgc", "bgcfnc", "off"]
+CONFIGS = "auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"
+AUGMENT = "off", *PIPES
+Config = restricted_string_type("Config", f"^({'|'.join(CONFIGS)})$", docstring=f"one of {', '.join(CONFIGS)}")
+Augment = restricted_string_type("Augment", f"^({'|'.join(AUGMENT)})$", docstring=f"one of {', '.join(AUGMENT)}")
 SCORES = {"val/distance": "distance of drawn from held-out pictures"}
 
 
@@ -57,6 +66,8 @@ def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
         width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
         gamma, ema = 0.0002 * side**2 / batch, batch * 10 / 32
         return Preset(batch, rate, gamma, ema, min(batch, 4), width, mapping=2, ramp_up=0.05)
+    if config not in PRESETS:
+        raise UserError(f"config '{config}' is not known; type --config {', '.join(CONFIGS[:-1])} or {CONFIGS[-1]}")
     return replace(PRESETS[config], batch=batch_size or PRESETS[config].batch)
 
 
@@ -166,7 +177,7 @@ def networks_of(path: Path, found: FoundPictures) -> tuple[StyleGenerator, Style
     generator, discriminator = ours(saved["G"]).train(), ours(saved["D"]).train()
     if not (isinstance(generator, StyleGenerator) and isinstance(discriminator, StyleDiscriminator)):
         raise UserError(f"{path} has no StyleGAN2 networks, but {type(generator).__name__}; type another run")
-    side, channels = generator.size[0], generator.synthesis.b4.torgb.weight.shape[0]
+    side, channels = generator.size[0], generator.channels
     if 1 << (max(found.size) - 1).bit_length() != side:
         raise UserError(f"{path} draws {side} x {side}, and pictures have {found.size}; type --size {side}")
     if channels != found.channels:
