@@ -12,7 +12,6 @@ from jsonargparse.typing import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    restricted_string_type,
 )
 
 from gan.ema import half_life
@@ -23,9 +22,6 @@ from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 CONFIGS = "auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"
-AUGMENT = "off", *PIPES
-Config = restricted_string_type("Config", f"^({'|'.join(CONFIGS)})$", docstring=f"one of {', '.join(CONFIGS)}")
-Augment = restricted_string_type("Augment", f"^({'|'.join(AUGMENT)})$", docstring=f"one of {', '.join(AUGMENT)}")
 SCORES = {"val/distance": "distance of drawn from held-out pictures"}
 
 
@@ -72,7 +68,7 @@ def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
 
 
 def stylegan2(
-    config_: Config = "auto",
+    config_: str = "auto",
     kimg: PositiveFloat | None = None,
     max_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
@@ -83,7 +79,7 @@ def stylegan2(
     mixing: ClosedUnitInterval | None = None,
     path: NonNegativeFloat | None = None,
     ema_kimg: NonNegativeFloat | None = None,
-    augment: Augment = "bgc",
+    augment: str = "bgc",
     augment_target: float = 0.6,
     augment_kimg: PositiveFloat | None = None,
     freeze_d: NonNegativeInt = 0,
@@ -117,6 +113,8 @@ def stylegan2(
     """
     from gan.games.stylegan import StyleGan
 
+    if augment not in ("off", *PIPES):
+        raise UserError(f"augment '{augment}' is not known; type --augment {', '.join(PIPES)} or off")
     pictures = OnPictures(**settings)
     found = pictures.find()
     side = 1 << (max(found.size) - 1).bit_length()

@@ -93,6 +93,18 @@ def test_a_published_file_is_trained_on(classes, tmp_path):
             build("stylegan2", **rules | wrong)
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ({"config_": "paper64"}, "config 'paper64' is not known; type --config auto, stylegan2, .* or cifar"),
+        ({"augment": "gbc"}, "augment 'gbc' is not known; type --augment blit, geom, .* or off"),
+    ],
+)
+def test_what_is_unknown_is_answered_with_what_is_known(typed, words, classes):
+    with pytest.raises(UserError, match=words):
+        build("stylegan2", data=classes, size=16, **TINY, **typed)
+
+
 def test_words_that_are_also_others_can_be_typed():
     typed = ["--config", "paper256", "--config=auto", "--config", "settings.yaml", "--from", "a.pkl", "--from=b.pkl"]
     named = [
