@@ -143,8 +143,8 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Ten
         return (torch.linalg.vector_norm(slope.flatten(1), dim=1) - 1).square().mean()
 
 
-def path_lengths(styled: Callable[[Tensor], tuple[Tensor, Tensor]], latents: Tensor) -> Tensor:
-    """How far each picture moves in a random direction when its styles change: lengths [B].
+def path_lengths(styled: Callable[[Tensor], tuple[Tensor, Tensor]], latents: Tensor) -> tuple[Tensor, Tensor]:
+    """The pictures, and how far each moves in a random direction when its styles change: lengths [B].
 
     `styled` makes pictures [B, 3, H, W] from latents, and also returns their styles [B, L, D], one for each of L
     layers. The penalty is the squared difference of the lengths from their running mean. See
@@ -156,7 +156,7 @@ def path_lengths(styled: Callable[[Tensor], tuple[Tensor, Tensor]], latents: Ten
         pictures, styles = styled(latents)
         direction = noise.randn(pictures.shape, like=pictures) / (pictures.shape[-2] * pictures.shape[-1]) ** 0.5
         (slope,) = torch.autograd.grad((pictures * direction).sum(), styles, create_graph=True)
-        return torch.linalg.vector_norm(slope.flatten(1), dim=1) / styles.shape[1] ** 0.5
+        return pictures, torch.linalg.vector_norm(slope.flatten(1), dim=1) / styles.shape[1] ** 0.5
 
 
 def denoising(denoised: Tensor, clean: Tensor, sigma: Tensor, spread: float) -> Tensor:

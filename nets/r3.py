@@ -1,4 +1,7 @@
-"""R3GAN's networks: residual blocks without any normalisation."""
+"""R3GAN's networks (Huang et al. 2024): residual blocks without any normalisation.
+
+The names of modules and parameters are the published ones, so a published state dict fits, without its "Model.".
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,37 +12,138 @@ from torch.nn import functional as F
 
 from nets.blocks import SLOPE
 
+GAIN = (2 / (1 + SLOPE**2)) ** 0.5  # keeps the variance through a leaky ReLU: He et al. 2015
+
+
+class Convolution(nn.Module):
+    """A convolution that keeps the size, without a bias of its own."""
+
+    def __init__(self, before: int, after: int, kernel: int = 1, groups: int = 1, gain: float = 1.0) -> None:
+        super().__init__()
+        self.Layer = nn.Conv2d(before, after, kernel, padding=kernel // 2, groups=groups, bias=False)
+        normal_(self.Layer, gain)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(x, self.Layer.weight, bias, padding=self.Layer.padding, groups=self.Layer.groups)
+
+
+class Bias(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.Bias = nn.Parameter(torch.zeros(channels))
+
 
 class R3Block(nn.Module):
-    """The residual block of Huang et al. 2024 (R3GAN): 1x1, grouped 3x3, 1x1, an inverted bottleneck.
+    """1x1, grouped 3x3, 1x1: an inverted bottleneck beside a shortcut.
 
     Nothing is normalised. As in Fix-up (Zhang et al. 2019), the last layer starts at zero, so each block starts as
-    its shortcut. The other layers start the smaller, the more blocks the network has (`depth`). Only layers before
-    an activation have a bias.
+    its shortcut. The other layers start the smaller, the more blocks the network has (`depth`).
     """
 
-    def __init__(self, channels: int, expansion: int, group: int, depth: int) -> None:
+    def __init__(self, channels: int, expansion: int, groups: int, depth: int) -> None:
         super().__init__()
         wide = channels * expansion
-        self.widen = nn.Conv2d(channels, wide, 1)
-        self.mix = nn.Conv2d(wide, wide, 3, padding=1, groups=wide // min(group, wide))
-        self.narrow = nn.Conv2d(wide, channels, 1, bias=False)
         # Fix-up's factor is depth ** (-1 / (2m - 2)), with m = 3 layers in a branch.
-        for layer in (self.widen, self.mix):
-            kaiming_(layer, depth**-0.25)
-        nn.init.zeros_(self.narrow.weight)
+        gain = GAIN * depth**-0.25
+        self.LinearLayer1 = Convolution(channels, wide, gain=gain)
+        self.LinearLayer2 = Convolution(wide, wide, 3, groups, gain)
+        self.LinearLayer3 = Convolution(wide, channels, gain=0)
+        self.NonLinearity1, self.NonLinearity2 = Bias(wide), Bias(wide)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.leaky_relu(self.widen(x), SLOPE)
-        y = F.leaky_relu(self.mix(y), SLOPE)
-        return x + self.narrow(y)
+        y = F.leaky_relu(self.LinearLayer1(x, self.NonLinearity1.Bias), SLOPE)
+        y = F.leaky_relu(self.LinearLayer2(y, self.NonLinearity2.Bias), SLOPE)
+        return x + self.LinearLayer3(y)
+
+
+class Resampler(nn.Module):
+    """Doubles or halves pictures with a smooth filter. Beyond the border they are zero."""
+
+    Kernel: Tensor
+
+    def __init__(self, up: bool) -> None:
+        super().__init__()
+        self.up = up
+        taps = torch.tensor([1.0, 3.0, 3.0, 1.0])
+        self.register_buffer("Kernel", taps[:, None] * taps / 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = x.shape[1]
+        kernel = self.Kernel.to(x).expand(channels, 1, 4, 4)  # a group for each channel: ten times as fast on a CPU
+        if self.up:
+            return F.conv_transpose2d(x, 4 * kernel, stride=2, padding=1, groups=channels)
+        return F.conv2d(x, kernel, stride=2, padding=1, groups=channels)
+
+
+class Resample(nn.Module):
+    """Between two stages: resampled, and to another width where they differ, on the smaller side."""
+
+    def __init__(self, before: int, after: int, up: bool) -> None:
+        super().__init__()
+        self.Resampler = Resampler(up)
+        if before != after:
+            self.LinearLayer = Convolution(before, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [self.Resampler, *([self.LinearLayer] if hasattr(self, "LinearLayer") else [])]
+        for layer in reversed(layers) if self.Resampler.up else layers:
+            x = layer(x)
+        return x
+
+
+class FromVector(nn.Module):
+    """A learned 4x4 start, each channel scaled by the vector."""
+
+    def __init__(self, length: int, channels: int) -> None:
+        super().__init__()
+        self.Basis = nn.Parameter(torch.randn(channels, 4, 4))
+        self.LinearLayer = nn.Linear(length, channels, bias=False)
+        normal_(self.LinearLayer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Basis * self.LinearLayer(x)[:, :, None, None]
+
+
+class ToVector(nn.Module):
+    """A 4x4 convolution of each channel by itself, then a linear layer."""
+
+    def __init__(self, channels: int, length: int) -> None:
+        super().__init__()
+        self.Basis = nn.Conv2d(channels, channels, 4, groups=channels, bias=False)
+        self.LinearLayer = nn.Linear(channels, length, bias=False)
+        normal_(self.Basis)
+        normal_(self.LinearLayer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.LinearLayer(self.Basis(x).flatten(1))
+
+
+class Stage(nn.Module):
+    """The blocks of one size, and the layer that comes before or after them. In bfloat16 if `low` says so."""
+
+    def __init__(self, layers: Sequence[nn.Module], low: bool) -> None:
+        super().__init__()
+        self.Layers = nn.ModuleList(layers)
+        self.low = low
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.low:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self._all(x.bfloat16())
+        return self._all(x.float() if x.dtype is torch.bfloat16 else x)
+
+    def _all(self, x: Tensor) -> Tensor:
+        for layer in self.Layers:
+            x = layer(x)
+        return x
 
 
 class R3Generator(nn.Module):
-    """A picture from a latent vector: a learned 4x4 start, scaled by the latent, is doubled several times.
+    """A picture from a latent vector, and where there are `classes` from a vector of labels [B, classes].
 
     `widths` are the channels at each size from 4x4 up: four of them make 32 pixels. Each size has `blocks` residual
-    blocks.
+    blocks with `groups` (by default of 16 channels). A `size` (height, width) that no doubling reaches is the middle of
+    the square drawn. `low`: so many of the largest sizes compute in bfloat16.
     """
 
     def __init__(
@@ -48,78 +152,100 @@ class R3Generator(nn.Module):
         widths: Sequence[int] = (768, 768, 768, 768),
         blocks: int = 2,
         expansion: int = 2,
-        group: int = 16,
+        groups: Sequence[int] | None = None,
+        classes: int = 0,
+        embedding: int = 64,
+        channels: int = 3,
+        size: tuple[int, int] | None = None,
+        low: int = 0,
     ) -> None:
         super().__init__()
-        self.latent = latent
-        self.basis = nn.Parameter(torch.randn(widths[0], 4, 4))
-        self.modulate = nn.Linear(latent, widths[0], bias=False)
-        kaiming_(self.modulate, SQUARE_ROOT_OF_HALF)
-        self.stages = _stages(widths, blocks, expansion, group)
-        self.paint = nn.Conv2d(widths[-1], 3, 1, bias=False)
-        kaiming_(self.paint, SQUARE_ROOT_OF_HALF)
+        self.latent, self.classes, self.size = latent, classes, size
+        groups = groups or groups_of(widths, expansion)
+        depth = blocks * len(widths)
+        start = FromVector(latent + (embedding if classes else 0), widths[0])
+        layers = [start, *(Resample(before, after, up=True) for before, after in pairwise(widths))]
+        self.MainLayers = nn.ModuleList(
+            Stage(
+                [layer, *(R3Block(width, expansion, group, depth) for _ in range(blocks))], number >= len(widths) - low
+            )
+            for number, (layer, width, group) in enumerate(zip(layers, widths, groups, strict=True))
+        )
+        self.AggregationLayer = Convolution(widths[-1], channels)
+        if classes:
+            self.EmbeddingLayer = nn.Linear(classes, embedding, bias=False)
+            normal_(self.EmbeddingLayer)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, label: Tensor | None = None) -> Tensor:
         """A picture. Its values have no bounds; the network learns to keep them between -1 and 1."""
-        x = self.basis * self.modulate(z)[:, :, None, None]
-        for number, stage in enumerate(self.stages):
-            if number:
-                x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+        if self.classes:
+            z = torch.cat([z, self.EmbeddingLayer(label)], 1)
+        x = z
+        for stage in self.MainLayers:
             x = stage(x)
-        return self.paint(x)
+        x = self.AggregationLayer(x.to(z.dtype))
+        return x if self.size is None else x[..., *middle(self.size, x.shape[-1])]
 
 
 class R3Discriminator(nn.Module):
     """A score for each picture: halved down to 4x4, then a depthwise convolution and a linear layer.
 
-    The score has no bias, because a loss of differences would cancel it.
+    The score has no bias, because a loss of differences would cancel it. With `classes`, the score is the product of a
+    vector of the picture and one of its label. The settings are those of the generator.
     """
 
     def __init__(
-        self, widths: Sequence[int] = (768, 768, 768, 768), blocks: int = 2, expansion: int = 2, group: int = 16
+        self,
+        widths: Sequence[int] = (768, 768, 768, 768),
+        blocks: int = 2,
+        expansion: int = 2,
+        groups: Sequence[int] | None = None,
+        classes: int = 0,
+        embedding: int | None = None,
+        channels: int = 3,
+        low: int = 0,
     ) -> None:
         super().__init__()
-        down = list(reversed(widths))
-        self.see = nn.Conv2d(3, down[0], 1, bias=False)
-        kaiming_(self.see, 1.0)
-        self.stages = _stages(down, blocks, expansion, group)
-        self.look = nn.Conv2d(down[-1], down[-1], 4, groups=down[-1], bias=False)
-        self.score = nn.Linear(down[-1], 1, bias=False)
-        for layer in (self.look, self.score):
-            kaiming_(layer, SQUARE_ROOT_OF_HALF)
+        self.classes, self.side = classes, 4 * 2 ** (len(widths) - 1)
+        groups = groups or groups_of(widths, expansion)
+        embedding = embedding or widths[0]
+        depth, down = blocks * len(widths), widths[::-1]
+        layers: list[nn.Module] = [Resample(before, after, up=False) for before, after in pairwise(down)]
+        layers.append(ToVector(down[-1], embedding if classes else 1))
+        self.ExtractionLayer = Convolution(channels, down[0])
+        self.MainLayers = nn.ModuleList(
+            Stage([*(R3Block(width, expansion, group, depth) for _ in range(blocks)), layer], number < low)
+            for number, (layer, width, group) in enumerate(zip(layers, down, groups[::-1], strict=True))
+        )
+        if classes:
+            self.EmbeddingLayer = nn.Linear(classes, embedding, bias=False)
+            normal_(self.EmbeddingLayer, embedding**-0.5)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor, label: Tensor | None = None) -> Tensor:
         """Scores [B]."""
-        x = self.see(image)
-        for number, stage in enumerate(self.stages):
-            if number:
-                # Halving bilinearly is the same as the mean of each 2x2 square.
-                x = F.avg_pool2d(x, 2)
+        height, width = image.shape[2:]
+        rows, columns = middle((height, width), self.side)
+        outside = (columns.start, self.side - columns.stop, rows.start, self.side - rows.stop)
+        x = self.ExtractionLayer(F.pad(image, outside) if any(outside) else image)
+        for stage in self.MainLayers:
             x = stage(x)
-        return self.score(self.look(x).flatten(1)).squeeze(1)
+        x = x.to(image.dtype)
+        if self.classes:
+            x = x * self.EmbeddingLayer(label)
+        return x.sum(1)
 
 
-SQUARE_ROOT_OF_HALF = 0.5**0.5
+def groups_of(widths: Sequence[int], expansion: int) -> list[int]:
+    """Groups of 16 channels in each 3x3."""
+    return [max(1, width * expansion // 16) for width in widths]
 
 
-def _stages(widths: Sequence[int], blocks: int, expansion: int, group: int) -> nn.ModuleList:
-    """For each width its residual blocks, after a 1x1 where the width changes."""
-    stages = nn.ModuleList()
-    for before, after in pairwise((widths[0], *widths)):
-        layers: list[nn.Module] = []
-        if before != after:
-            layer = nn.Conv2d(before, after, 1, bias=False)
-            kaiming_(layer, SQUARE_ROOT_OF_HALF)
-            layers.append(layer)
-        layers += [R3Block(after, expansion, group, depth=blocks * len(widths)) for _ in range(blocks)]
-        stages.append(nn.Sequential(*layers))
-    return stages
+def middle(size: tuple[int, int], side: int) -> tuple[slice, slice]:
+    """Where a picture of this size is in a square."""
+    top, left = ((side - each) // 2 for each in size)
+    return slice(top, top + size[0]), slice(left, left + size[1])
 
 
-def kaiming_(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
-    """Normal weights that keep the variance through a leaky ReLU (He et al. 2015), times `gain`. Biases are 0."""
-    nn.init.kaiming_normal_(layer.weight, SLOPE)
-    with torch.no_grad():
-        layer.weight.mul_(gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+def normal_(layer: nn.Conv2d | nn.Linear, gain: float = 1.0) -> None:
+    """Normal weights that keep the variance, times `gain`."""
+    nn.init.normal_(layer.weight, std=gain / layer.weight[0].numel() ** 0.5)

@@ -1,199 +1,233 @@
-"""StyleGAN2's networks, small: a mapping network, modulated convolutions and a residual discriminator.
+"""StyleGAN2's networks as published (Karras et al. 2020), with the names of the published weights, in plain torch.
 
-They follow Karras et al. 2019 and 2020, and leave out: noise inputs and style mixing (StyleGAN3 dropped both), and the
-truncation trick. Pictures are resized bilinearly; the published networks filter with [1, 3, 3, 1].
+Sizes that are no power of two, or not square, are the middle of the next power of two.
 """
-
-from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gan import ranks
-from nets.blocks import SLOPE
+from nets.stylegan_layers import Conv, Dense, Filtered, Grain, Mapping, MinibatchDeviation, ModulatedConv, ToRgb
 
-GAIN = 2**0.5  # after an activation, to keep the variance
+MANY = 256  # channels
 
 
-class EqualLinear(nn.Module):
-    """A linear layer with equalised learning rate (Karras et al. 2018): unit weights, scaled when they are used.
+class SynthesisBlock(Filtered):
+    """A resolution of the generator. The first one begins with a learned 4x4 picture."""
 
-    `rate` multiplies the optimizer's learning rate for this layer.
-    """
-
-    def __init__(self, inside: int, outside: int, rate: float = 1.0, bias: float = 0.0) -> None:
+    def __init__(self, inside: int, outside: int, style: int, side: int, channels: int, clamp: float | None) -> None:
         super().__init__()
-        self.rate, self.scale = rate, rate / inside**0.5
-        self.weight = nn.Parameter(torch.randn(outside, inside) / rate)
-        self.bias = nn.Parameter(torch.full((outside,), bias / rate))
+        self.side = side
+        if not inside:
+            self.const = nn.Parameter(torch.randn(outside, side, side))
+        self._add_filter()
+        if inside:
+            self.conv0 = ModulatedConv(inside, outside, style, side, up=True, clamp=clamp)
+        self.conv1 = ModulatedConv(outside, outside, style, side, up=False, clamp=clamp)
+        self.torgb = ToRgb(outside, channels, style, clamp)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.scale, self.bias * self.rate)
-
-
-class EqualConv(nn.Module):
-    """A convolution with equalised learning rate that keeps the size."""
-
-    def __init__(self, inside: int, outside: int, kernel: int, bias: bool = True) -> None:
-        super().__init__()
-        self.scale = 1 / (inside * kernel**2) ** 0.5
-        self.weight = nn.Parameter(torch.randn(outside, inside, kernel, kernel))
-        self.bias = nn.Parameter(torch.zeros(outside)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight * self.scale, self.bias, padding=self.weight.shape[-1] // 2)
-
-
-class ModulatedConv(nn.Module):
-    """A convolution whose weights are scaled by each sample's style: Karras et al. 2020, equations 1 to 3.
-
-    It scales inputs and outputs instead, which is the same, and so needs one convolution for the whole batch.
-    """
-
-    def __init__(self, style: int, inside: int, outside: int, kernel: int, demodulate: bool = True) -> None:
-        super().__init__()
-        self.demodulate, self.scale = demodulate, 1 / (inside * kernel**2) ** 0.5
-        self.affine = EqualLinear(style, inside, bias=1.0)
-        self.weight = nn.Parameter(torch.randn(outside, inside, kernel, kernel))
-        self.bias = nn.Parameter(torch.zeros(outside))
-
-    def forward(self, x: Tensor, style: Tensor) -> Tensor:
-        """Modulate, convolve, demodulate: outputs have unit variance for any style."""
-        scales, weight = self.affine(style), self.weight * self.scale
-        y = F.conv2d(x * scales[:, :, None, None], weight, padding=weight.shape[-1] // 2)
-        if self.demodulate:
-            power = weight.square().sum((2, 3))
-            y = y * torch.rsqrt(scales.square() @ power.T + 1e-8)[:, :, None, None]
-        return y + self.bias[:, None, None]
-
-
-class Mapping(nn.Module):
-    """From latents to styles: the latent is normalised, then come linear layers that learn slowly."""
-
-    def __init__(self, latent: int, style: int, layers: int) -> None:
-        super().__init__()
-        sizes = (latent, *[style] * layers)
-        self.layers = nn.ModuleList(EqualLinear(*pair, rate=0.01) for pair in pairwise(sizes))
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Styles [B, D] of latents [B, latent]."""
-        w = z * torch.rsqrt(z.square().mean(1, keepdim=True) + 1e-8)
-        for layer in self.layers:
-            w = _active(layer(w))
-        return w
+    def forward(self, x: Tensor | None, picture: Tensor | None, styles: Tensor, grain: Grain) -> tuple[Tensor, Tensor]:
+        """`styles` [B, 2 or 3, D] are those of the convolutions and of the picture, which is added."""
+        rows = styles.unbind(1)
+        if x is None:
+            x = self.const.expand(len(styles), -1, -1, -1)
+        else:
+            x = self.conv0(_laid_out(x, self.conv0), rows[0], grain)
+        x = self.conv1(x, rows[-2], grain)
+        own = self.torgb(x, rows[-1]).to(styles.dtype)
+        return x, own if picture is None else self.doubled(picture) + own
 
 
 class Synthesis(nn.Module):
-    """From styles to a picture: a learned 4x4 start, two modulated convolutions for each size, the sum of all RGB."""
+    """From styles [B, rows, D] to pictures: two convolutions for each resolution, and the sum of all their pictures."""
 
-    def __init__(self, style: int, widths: Sequence[int]) -> None:
+    def __init__(self, widths: dict[int, int], style: int, channels: int, clamp: float | None, half: int) -> None:
         super().__init__()
-        self.start = nn.Parameter(torch.randn(widths[0], 4, 4))
-        self.enlarge = nn.ModuleList(ModulatedConv(style, *pair, 3) for pair in pairwise((widths[0], *widths)))
-        self.refine = nn.ModuleList(ModulatedConv(style, width, width, 3) for width in widths[1:])
-        self.paint = nn.ModuleList(ModulatedConv(style, width, 3, 1, demodulate=False) for width in widths)
-        self.layers = 2 * len(widths)  # with a style of their own; RGB shares the style of the next layer
+        self.rows, self.half = 2 * len(widths), max(8, max(widths) >> (half - 1))
+        for inside, (side, outside) in zip((0, *widths.values()), widths.items(), strict=False):
+            self.add_module(f"b{side}", SynthesisBlock(inside, outside, style, side, channels, clamp))
 
-    def forward(self, styles: Tensor) -> Tensor:
-        """Pictures of styles [B, layers, D]. Values have no bounds; the network learns to keep them in -1 to 1."""
-        x = self.start.expand(len(styles), -1, -1, -1)
-        x = _active(self.enlarge[0](x, styles[:, 0]))
-        picture = self.paint[0](x, styles[:, 1])
-        larger = zip(self.enlarge[1:], self.refine, self.paint[1:], strict=True)
-        for number, (enlarge, refine, paint) in enumerate(larger, start=1):
-            x = enlarge(_double(x), styles[:, 2 * number - 1])
-            x = refine(_active(x), styles[:, 2 * number])
-            x = _active(x)
-            picture = _double(picture) + paint(x, styles[:, 2 * number + 1])
+    def forward(self, styles: Tensor, grain: Grain = "random") -> Tensor:
+        """Pictures of styles. Values have no bounds; the network learns to keep them in -1 to 1."""
+        high, styles = _own_precision(styles)
+        x = picture = None
+        with torch.autocast(styles.device.type, enabled=False):
+            for number, block in enumerate(self.children()):
+                assert isinstance(block, SynthesisBlock)
+                if x is not None and block.side >= self.half:
+                    x = x.to(high)
+                # A resolution's picture shares the style of the next convolution.
+                x, picture = block(x, picture, styles[:, max(2 * number - 1, 0) : 2 * number + 2], grain)
+        assert picture is not None
         return picture
 
 
 class StyleGenerator(nn.Module):
-    """A picture from a latent vector, by way of styles.
+    """A picture from a latent vector (and a label), by way of styles.
 
-    `widths` are the channels at each size from 4x4 up: four of them make 32 pixels.
+    The channels at a resolution are `base` divided by it, and `most` at most. With `clamp` no activation is above it.
+    Under autocast the `half` highest resolutions compute in its precision, the others in full precision.
     """
 
     def __init__(
-        self, latent: int = 64, style: int = 64, widths: Sequence[int] = (64, 64, 64, 32), mapping: int = 4
+        self,
+        size: int | tuple[int, int],
+        *,
+        channels: int = 3,
+        classes: int = 0,
+        latent: int = 512,
+        style: int = 512,
+        mapping: int = 8,
+        base: int = 32768,
+        most: int = 512,
+        clamp: float | None = None,
+        half: int = 4,
     ) -> None:
         super().__init__()
-        self.latent = latent
-        self.mapping = Mapping(latent, style, mapping)
-        self.synthesis = Synthesis(style, widths)
+        self.size, self.channels, self.latent, self.classes = _pair(size), channels, latent, classes
+        self.synthesis = Synthesis(_widths(self.size, base, most), style, channels, clamp, half)
+        self.mapping = Mapping(latent, classes, style, mapping)
 
-    def forward(self, z: Tensor) -> Tensor:
-        return self.styled(z)[0]
+    def forward(
+        self,
+        z: Tensor,
+        label: Tensor | None = None,
+        *,
+        psi: float = 1.0,
+        cutoff: int | None = None,
+        grain: Grain | None = None,
+    ) -> Tensor:
+        return self.drawn(self.styles(z, label, psi=psi, cutoff=cutoff), grain)
 
-    def styled(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures, and the styles [B, layers, D] that they were made of: for a gradient with respect to the styles."""
-        styles = self.mapping(z).unsqueeze(1).repeat(1, self.synthesis.layers, 1)
-        return self.synthesis(styles), styles
+    def styles(
+        self,
+        z: Tensor,
+        label: Tensor | None = None,
+        *,
+        psi: float = 1.0,
+        cutoff: int | None = None,
+        follow: bool = True,
+    ) -> Tensor:
+        """A style for each layer [B, rows, D]; with `psi` below 1 the first `cutoff` rows are nearer to their mean."""
+        with torch.autocast(z.device.type, enabled=False):
+            z = _own_precision(z)[1]
+            styles = self.mapping(z, label, follow).unsqueeze(1).repeat(1, self.synthesis.rows, 1)
+            if psi == 1:
+                return styles
+            near = self.mapping.w_avg.lerp(styles, psi)
+            return near if cutoff is None else torch.cat([near[:, :cutoff], styles[:, cutoff:]], 1)
+
+    def drawn(self, styles: Tensor, grain: Grain | None = None) -> Tensor:
+        """Pictures of styles. Without a word on the noise it is drawn in training, and always the same otherwise."""
+        whole = self.synthesis(styles, grain or ("random" if self.training else "const"))
+        (height, width), side = self.size, whole.shape[-1]
+        top, left = (side - height) // 2, (side - width) // 2
+        return whole[:, :, top : top + height, left : left + width]
 
 
-class MinibatchDeviation(nn.Module):
-    """One more channel: how much the samples of a group differ (Karras et al. 2018, section 3).
+class DiscriminatorBlock(Filtered):
+    """Two convolutions that halve the size. With `skip`, a halved 1x1 is added."""
 
-    Sample i of the global batch B is in group i mod (B / group), as in the published code. If `group` does not divide
-    B, the next smaller number that does is taken.
-    """
-
-    def __init__(self, group: int = 4) -> None:
+    def __init__(
+        self, channels: int | None, inside: int, outside: int, side: int, skip: bool, clamp: float | None
+    ) -> None:
         super().__init__()
-        self.group = group
+        self.side = side
+        self._add_filter()
+        self.fromrgb = None if channels is None else Conv(channels, inside, 1, clamp=clamp)
+        self.conv0 = Conv(inside, inside, 3, clamp=clamp)
+        self.conv1 = Conv(inside, outside, 3, halve=True, clamp=clamp)
+        self.skip = Conv(inside, outside, 1, halve=True, bias=False, clamp=None) if skip else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B,C,...] with the channel, which is the last."""
-        every, own = ranks.gather(x, own=True)
-        size = next(size for size in range(self.group, 0, -1) if len(every) % size == 0)
-        variance = every.unflatten(0, (size, -1)).var(0, correction=0)
-        spread = (variance + 1e-8).sqrt().flatten(1).mean(1).repeat(size)[own]
-        return torch.cat([x, spread.view(-1, *[1] * (x.dim() - 1)).expand_as(x[:, :1])], 1)
+        x = x if self.fromrgb is None else self.fromrgb(x)
+        if self.skip is None:
+            return self.conv1(self.conv0(x))
+        return self.skip(x, gain=0.5**0.5) + self.conv1(self.conv0(x), gain=0.5**0.5)
+
+
+class Verdict(nn.Module):
+    """The end of a discriminator: `MinibatchDeviation`, a convolution and two linear layers, at 4x4."""
+
+    def __init__(self, width: int, group: int, outputs: int, clamp: float | None) -> None:
+        super().__init__()
+        self.deviation = MinibatchDeviation(group)
+        self.conv = Conv(width + 1, width, 3, clamp=clamp)
+        self.fc = Dense(16 * width, width, active=True)
+        self.out = Dense(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.fc(self.conv(self.deviation(x)).flatten(1)))
 
 
 class StyleDiscriminator(nn.Module):
-    """A score for each picture: residual halvings to 4x4, `MinibatchDeviation`, a convolution and two linear layers."""
+    """A score for each picture. With classes it is a product with a vector of the label.
 
-    def __init__(self, widths: Sequence[int] = (64, 64, 64, 32), group: int = 4) -> None:
+    `skip` is the published residual network, without it the one called "orig". See `StyleGenerator` for the rest.
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        *,
+        channels: int = 3,
+        classes: int = 0,
+        skip: bool = True,
+        group: int = 4,
+        base: int = 32768,
+        most: int = 512,
+        clamp: float | None = None,
+        half: int = 4,
+    ) -> None:
         super().__init__()
-        down = list(reversed(widths))
-        self.see = EqualConv(3, down[0], 1)
-        self.blocks = nn.ModuleList(_DownBlock(*pair) for pair in pairwise(down))
-        self.deviation = MinibatchDeviation(group)
-        self.look = EqualConv(down[-1] + 1, down[-1], 3)
-        self.sum = EqualLinear(16 * down[-1], down[-1])
-        self.score = EqualLinear(down[-1], 1)
+        widths = _widths(_pair(size), base, most)
+        self.side, self.half = max(widths), max(8, max(widths) >> (half - 1))
+        for side, inside in reversed([*widths.items()][1:]):
+            seen = channels if side == self.side else None
+            block = DiscriminatorBlock(seen, inside, widths[side // 2], side, skip, clamp)
+            self.add_module(f"b{side}", block)
+        self.mapping = Mapping(0, classes, widths[4], 8) if classes else None
+        self.b4 = Verdict(widths[4], group, widths[4] if classes else 1, clamp)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def layers(self) -> list[str]:
+        """The names of the layers before the last resolution, in order, as FreezeD counts them."""
+        return [name for name, layer in self.named_modules() if isinstance(layer, Conv) and not name.startswith("b4.")]
+
+    def forward(self, image: Tensor, label: Tensor | None = None) -> Tensor:
         """Scores [B]. They depend on the whole batch."""
-        x = _active(self.see(image))
-        for block in self.blocks:
-            x = block(x)
-        x = _active(self.look(self.deviation(x)))
-        x = _active(self.sum(x.flatten(1)))
-        return self.score(x).squeeze(1)
+        high, x = _own_precision(image)
+        low = x.dtype
+        with torch.autocast(image.device.type, enabled=False):
+            down, right = (self.side - side for side in x.shape[2:])
+            x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
+            for block in self.children():
+                if isinstance(block, DiscriminatorBlock):
+                    x = block(_laid_out(x.to(high if block.side >= self.half else low), block.conv1))
+            scores = self.b4(x.to(low))
+            if self.mapping is None:
+                return scores.squeeze(1)
+            return (scores * self.mapping(None, label)).sum(1) / scores.shape[1] ** 0.5
 
 
-class _DownBlock(nn.Module):
-    """Two convolutions and a halving, plus a halved 1x1; the sum is scaled to the variance of its parts."""
-
-    def __init__(self, inside: int, outside: int) -> None:
-        super().__init__()
-        self.first = EqualConv(inside, inside, 3)
-        self.second = EqualConv(inside, outside, 3)
-        self.shortcut = EqualConv(inside, outside, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = _active(self.first(x))
-        y = F.avg_pool2d(_active(self.second(y)), 2)
-        return (y + self.shortcut(F.avg_pool2d(x, 2))) * 0.5**0.5
+def _laid_out(x: Tensor, layer: "Conv | ModulatedConv") -> Tensor:
+    """In the memory format in which the layer is fast: on CPUs channels last for few channels only (1.4 times)."""
+    many = x.is_cpu and min(layer.weight.shape[:2]) >= MANY
+    return x.contiguous(memory_format=torch.contiguous_format if many else torch.channels_last)
 
 
-def _active(x: Tensor) -> Tensor:
-    return F.leaky_relu(x, SLOPE) * GAIN
+def _own_precision(x: Tensor) -> tuple[torch.dtype, Tensor]:
+    """The type of the high resolutions, which is autocast's where that is on, and x in full precision."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x.dtype, x
+    return torch.get_autocast_dtype(kind), x.float()
 
 
-def _double(x: Tensor) -> Tensor:
-    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _widths(size: tuple[int, int], base: int, most: int) -> dict[int, int]:
+    """The channels of each resolution, from 4 to the next power of two."""
+    doublings = max(1, (max(size) - 1).bit_length() - 2)
+    return {4 << k: max(1, min(base // (4 << k), most)) for k in range(doublings + 1)}

@@ -7,12 +7,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gan import GanModule, noise
+from gan.files.errors import UserError
 
 DIRECTIONS = 128
 
 
 class FromNoise(GanModule):
     """A game whose `drawer` makes pictures like {"image"} from vectors of noise, of length `drawer.latent`.
+
+    If the drawer knows classes, so many as `drawer.classes`, batches have {"class"}: a number for each picture, or a
+    vector. Then the drawer takes labels after the noise.
 
     The score is the distance of its fakes from held-out pictures. The grid shows fakes from always the same noise.
     """
@@ -34,23 +38,44 @@ class FromNoise(GanModule):
         """A vector of noise for each picture of a batch; the same sample gets the same noise on any rank."""
         return noise.randn((len(like), self.drawer.latent), like=like)
 
-    def draw(self, like: Tensor) -> Tensor:
-        return self.drawer(self.latents(like))
+    def labels(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """The labels of a batch's pictures as vectors, with the dtype of the pictures."""
+        if not (classes := getattr(self.drawer, "classes", 0)):
+            return None
+        if "class" not in batch:
+            raise UserError(f"the networks know {classes} classes, and the pictures have none; take networks without")
+        found = batch["class"]
+        return (found if found.is_floating_point() else F.one_hot(found, classes)).to(batch["image"])
 
-    def numbered(self, numbers: Tensor, like: Tensor) -> Tensor:
-        """The fakes with some numbers, the same ones each time, for validation and for grids."""
+    def labels_of_fakes(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """The labels that fakes are drawn for: those of random samples, which the batch is."""
+        return self.labels(batch)
+
+    def draw(self, like: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self._drawn_from(self.latents(like), labels)
+
+    def _drawn_from(self, latents: Tensor, labels: Tensor | None) -> Tensor:
+        return self.drawer(latents) if labels is None else self.drawer(latents, labels)
+
+    def numbered(self, numbers: Tensor, like: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The fakes with some numbers, the same ones each time, for validation and for grids.
+
+        Without labels, the classes take turns.
+        """
         latents = [
             torch.randn(self.drawer.latent, generator=torch.Generator().manual_seed(noise.seed_for("fake", number)))
             for number in numbers.tolist()
         ]
-        return self.drawer(torch.stack(latents).to(like))
+        if labels is None and (classes := getattr(self.drawer, "classes", 0)):
+            labels = F.one_hot(numbers.to(like.device) % classes, classes).to(like)
+        return self._drawn_from(torch.stack(latents).to(like), labels)
 
     def validation_step(self, batch: dict[str, Tensor]) -> None:
         """Keep the projections of the pictures and of as many fakes. See [Note: a distance over all ranks]."""
         image = batch["image"]
         rank, world = self.trainer.global_rank, self.trainer.world_size
         numbers = (sum(map(len, self._drawn)) + torch.arange(len(image))) * world + rank
-        self._drawn.append(projections(self.numbered(numbers, like=image)))
+        self._drawn.append(projections(self.numbered(numbers, image, self.labels(batch))))
         self._real.append(projections(image))
 
     def on_validation_epoch_end(self) -> None:
@@ -67,9 +92,9 @@ class FromNoise(GanModule):
 
     @torch.no_grad()
     def show(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Fakes from always the same noise, beside pictures."""
-        image = batch["image"]
-        fakes = [self.numbered(torch.arange(len(image)) + k * len(image), like=image) for k in range(3)]
+        """Fakes from always the same noise, beside pictures, whose labels they have."""
+        image, labels = batch["image"], self.labels(batch)
+        fakes = [self.numbered(torch.arange(len(image)) + k * len(image), image, labels) for k in range(3)]
         return {"output": fakes[0], "more": fakes[1], "and more": fakes[2], "pictures": image}
 
 

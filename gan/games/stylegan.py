@@ -1,6 +1,8 @@
-"""A small StyleGAN2-ADA, Karras et al. 2020, with gradient penalties that only some of the steps compute."""
+"""StyleGAN2-ADA, Karras et al. 2020, with the published loop: penalties in turns of their own, in some of the steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from gan import Phase, Player, ranks
+from gan import Phase, Player, noise, ranks
+from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 from gan.losses import non_saturating_discriminator, non_saturating_generator, path_lengths, r1
 from nets.ada import Ada
@@ -19,111 +22,151 @@ DECAY = 0.01  # the share of new path lengths in their running mean
 
 
 class StyleGan(FromNoise):
-    """Learns to draw pictures like {"image"}, with two losses in every step and two penalties in some steps.
+    """Learns to draw pictures like {"image"}, of classes {"class"} if the networks know any.
 
-    The discriminator's R1 is penalised every `r1_every` steps, the generator's path lengths every `path_every` steps.
-    Their weights `gamma` and `path` are per step: a penalty of every 16th step is multiplied by 16. `path_mean` is the
-    running mean that path lengths are pulled to. It is the same on all ranks, and saved in the checkpoint.
+    The discriminator's R1 is penalised every `r1_every` steps, the generator's path lengths every `path_every` steps,
+    of one in `path_shrink` samples. Their weights `gamma` and `path` are per step: a penalty of every 16th step is
+    multiplied by 16. `path_mean` is the running mean that path lengths are pulled to.
 
-    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones. `ema`
-    is a decay, or a function of the number of steps.
+    With probability `mixing`, the last layers of a whole batch, from a random one on, get the styles of other latents.
+    With `ada`, the discriminator sees all pictures augmented, more and more while it is too sure about real ones; every
+    `ada_every` steps that is adjusted. `ema`
+    is a decay, or a function of the number of steps. The discriminator's first `freeze` layers do not learn (FreezeD).
     """
 
     path_mean: Tensor
+    scored: Tensor
 
     def __init__(
         self,
         generator: StyleGenerator,
         discriminator: StyleDiscriminator,
         *,
-        rate: float = 2e-3,
+        rate: float = 2.5e-3,
         gamma: float = 1.0,
         r1_every: int = 16,
         path: float = 2.0,
         path_every: int = 4,
+        path_shrink: int = 2,
+        mixing: float = 0.9,
         ema: float | Callable[[int], float] = 0.999,
         ada: Ada | None = None,
+        ada_every: int = 4,
+        freeze: int = 0,
     ) -> None:
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
         self.rate, self.gamma, self.r1_every = rate, gamma, r1_every
-        self.path, self.path_every, self.ema = path, path_every, ema
-        self.ada = ada
+        self.path, self.path_every, self.path_shrink = path, path_every, path_shrink
+        self.mixing, self.ema, self.ada, self.ada_every = mixing, ema, ada, ada_every
+        self.frozen = discriminator.layers()[:freeze]
         self.register_buffer("path_mean", torch.zeros(()))
-        self._lengths: list[Tensor] = []
-        self._positive: list[Tensor] = []  # how many scores of real pictures are positive, and how many there are
+        # Since the augmentation was adjusted: positive scores of real pictures, all of them, and pictures.
+        self.register_buffer("scored", torch.zeros(3))
+        self._means: list[Tensor] = []
+        self._scored: list[Tensor] = []
 
     def configure_players(self) -> Iterator[Player]:
         """Samples come from the generator's averaged weights, which move once a step."""
         yield Player("generator", self.generator, lazy_adam(self.rate, self.path_every), ema=self.ema, ema_per="step")
-        yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every))
+        freeze = partial(_always, self.frozen) if self.frozen else None
+        yield Player("discriminator", self.discriminator, lazy_adam(self.rate, self.r1_every), freeze=freeze)
 
     def configure_phases(self) -> Iterator[Phase]:
         """In the published order. A penalty has its own turn, with its own update."""
         yield Phase("generator", self.fool, "generator")
-        yield Phase("path", self.even, "generator", every=self.path_every, second_order=True)
+        if self.path:
+            yield Phase("path", self.even, "generator", every=self.path_every, second_order=True)
         yield Phase("discriminator", self.judge, "discriminator")
-        yield Phase("r1", self.flatten, "discriminator", every=self.r1_every, second_order=True)
+        if self.gamma:
+            yield Phase("r1", self.flatten, "discriminator", every=self.r1_every, second_order=True)
 
-    def score(self, image: Tensor) -> Tensor:
+    def styled(self, latents: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Pictures, and the styles of their layers [B, L, D], perhaps mixed: Karras et al. 2019, section 3.1."""
+        styles = self.generator.styles(latents, labels)
+        if self.mixing:
+            rows = styles.shape[1]
+            cutoff = noise.randint(1, rows, (), like=styles, common=True)
+            mixed = noise.rand((), like=styles, common=True) < self.mixing
+            others = self.generator.styles(self.latents(latents), labels, follow=False)
+            late = torch.arange(rows, device=styles.device) >= cutoff
+            styles = torch.where((late & mixed)[:, None], others, styles)
+        return self.generator.drawn(styles), styles
+
+    def score(self, image: Tensor, labels: Tensor | None) -> Tensor:
         """The discriminator's scores of pictures, which it sees augmented."""
-        return self.discriminator(image if self.ada is None else self.ada(image))
+        return self.discriminator(image if self.ada is None else self.ada(image), labels)
 
     def fool(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Make fakes that score high."""
-        return {"adversarial": non_saturating_generator(self.score(self.draw(batch["image"])))}
+        wanted = self.labels_of_fakes(batch)
+        fake, _ = self.styled(self.latents(batch["image"]), wanted)
+        return {"adversarial": non_saturating_generator(self.score(fake, wanted))}
 
     def judge(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Score pictures high and fakes low."""
+        image, wanted = batch["image"], self.labels_of_fakes(batch)
         with torch.no_grad():
-            fake = self.draw(batch["image"])
-        real, fake = self.score(batch["image"]), self.score(fake)
-        if self.ada is not None:
-            signs = real.detach() > 0
-            # Whole numbers over all ranks: their sum is the same in any order, and so p is.
-            self._positive.append(ranks.sum(torch.stack([signs.sum(), torch.ones_like(signs).sum()])))
+            fake, _ = self.styled(self.latents(image), wanted)
+        fake = self.score(fake, wanted)
+        real = self._counted(self.score(image, self.labels(batch)), new=True)
         return {"adversarial": non_saturating_discriminator(real, fake)}
 
     def flatten(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the slope around pictures small: Karras et al. 2020, section 3.1 (lazy regularisation)."""
-        return {"r1": self.r1_every * self.gamma * r1(self.score, batch["image"])[1]}
+        scores, slope = r1(partial(self.score, labels=self.labels(batch)), batch["image"])
+        # As published, parameters that the penalty does not reach have a gradient of zero, and Adam's averages move.
+        return {"r1": self.r1_every * self.gamma * slope + 0 * self._counted(scores).mean()}
 
     def even(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Let a step in style space change every picture by as much: Karras et al. 2020, section 3.2, equation 4.
+        """Let a step in style space change every picture by as much: Karras et al. 2020, section 3.2, equation 4."""
+        image, wanted = batch["image"], self.labels_of_fakes(batch)
+        count, left = divmod(len(image), self.path_shrink)
+        if left:
+            raise UserError(
+                f"path lengths are of one in {self.path_shrink} samples, and a rank (or micro-batch) has {len(image)}; "
+                f"type a batch size that can be divided, or path_shrink=1"
+            )
+        place = noise.here()
+        with nullcontext() if place is None else noise.at(sparse(place, self.path_shrink)):
+            pictures, lengths = path_lengths(
+                lambda z: self.styled(z, None if wanted is None else wanted[:: self.path_shrink]),
+                self.latents(image[:count]),
+            )
+        # The gradient goes through the new mean, too.
+        mean = self.path_mean.lerp(ranks.mean(lengths.mean()).to(self.path_mean), DECAY)
+        self._means.append(mean.detach())
+        penalty = (lengths - mean).square().mean()
+        return {"path": self.path_every * self.path * penalty + 0 * pictures.mean()}
 
-        See [Note: a running mean for all].
-        """
-        lengths = path_lengths(self.generator.styled, self.latents(batch["image"]))
-        self._lengths.append(lengths.detach().mean())
-        return {"path": self.path_every * self.path * (lengths - self.path_mean).square().mean()}
+    def _counted(self, scores: Tensor, new: bool = False) -> Tensor:
+        """Scores of real pictures, counted for the augmentation, and the pictures, if they are `new` in this step."""
+        if self.ada is not None:
+            count = torch.ones_like(scores, dtype=torch.int64).sum()
+            # Whole numbers over all ranks: their sum is the same in any order, and so p is.
+            self._scored.append(ranks.sum(torch.stack([(scores > 0).sum(), count, new * count])))
+        return scores
 
     def training_step(self, batch: Any) -> None:
-        """Train a step. Then move the running mean towards the path lengths of this step, and adjust augmentation."""
+        """Train a step. Then move the running mean of path lengths, and adjust the augmentation."""
         super().training_step(batch)
-        self._follow()
-        if self.ada is not None and self._positive:
-            positive, count = torch.stack(self._positive).sum(0)
-            self.ada.adjust(positive, count, count)
-            self._positive.clear()
+        with torch.no_grad():
+            # Lengths that are not finite belong to a step whose update is skipped.
+            if self._means:
+                mean = torch.stack(self._means).mean()
+                self.path_mean.copy_(torch.where(mean.isfinite(), mean, self.path_mean))
+            if self._scored:
+                self.scored += torch.stack(self._scored).sum(0)
+            if self.ada is not None and (self.step + 1) % self.ada_every == 0:
+                self.ada.adjust(*self.scored)
+                self.scored.zero_()
+        self._means.clear()
+        self._scored.clear()
 
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the running mean of path lengths.
 
-        [Note: a running mean for all]
-        Each rank has the path lengths of its own samples, so the ranks' means are gathered: one number a rank, only in
-        steps with the penalty. The running mean moves once a step, after the penalty. So the penalty sees the same
-        constant in all of its micro-batches, on any number of ranks. (The published code moves the mean before the
-        penalty, lets the gradient pass through the new batch's share of it, and keeps a separate mean on each rank.)
-        Lengths that are not finite belong to a step whose update is skipped; they do not change the mean.
-        """
-        if not self._lengths:
-            return
-        mean = self._of_all_ranks(torch.stack(self._lengths).mean()).mean()
-        self._lengths.clear()
-        self.path_mean.copy_(
-            torch.where(mean.isfinite(), self.path_mean.lerp(mean.to(self.path_mean), DECAY), self.path_mean)
-        )
+def sparse(place: noise.Place, shrink: int) -> noise.Place:
+    """The place of one in `shrink` samples: on any number of ranks they are the same ones."""
+    return replace(place, rows=place.rows // shrink, stride=place.stride * shrink)
 
 
 def lazy_adam(rate: float, every: int) -> partial:
@@ -134,3 +177,7 @@ def lazy_adam(rate: float, every: int) -> partial:
     """
     c = every / (every + 1)
     return partial(Adam, lr=rate * c, betas=tuple(beta**c for beta in BETAS), eps=1e-8)
+
+
+def _always(names: Sequence[str], step: int) -> Sequence[str]:
+    return names

@@ -1,10 +1,100 @@
-"""R3GAN's networks."""
+"""R3GAN's networks equal the published ones, for pictures of any size and number of channels."""
 
+import pytest
 import torch
 
-from nets.r3 import R3Block, R3Discriminator
+from nets.r3 import R3Block, R3Discriminator, R3Generator
+from tests.support import families
 
 WIDTHS = (8, 8, 4)
+
+
+def golden_networks(settings, classes):
+    """In float64, with the recipe's weights."""
+    rule = dict(widths=settings["widths"], blocks=2, groups=settings["cardinality"], classes=classes)
+    generator = R3Generator(settings["noise"], embedding=settings.get("g_embedding", 64), **rule).double()
+    discriminator = R3Discriminator(**rule, embedding=settings.get("d_embedding")).double()
+    for seed, net in enumerate((generator, discriminator), settings["seed"]):
+        recipe = families.Recipe(seed)
+        weights = {name: recipe.normal(f"Model.{name}", *value.shape) for name, value in net.state_dict().items()}
+        for name, value in weights.items():
+            weights[name] = value / value[0].numel() ** 0.5 if value.dim() > 1 else 0.1 * value
+            if name.endswith("Kernel"):
+                weights[name] = net.state_dict()[name]
+        net.load_state_dict(weights)
+    return generator, discriminator
+
+
+@pytest.fixture(params=["cifar", "ffhq"])
+def golden(request):
+    return families.load("r3gan.pt")[request.param]
+
+
+def inputs(golden, *, prefix=""):
+    settings, recipe = golden["settings"], families.Recipe(golden["settings"]["seed"] + 2)
+    batch, side = settings["batch"], golden["resolution"]
+    return {
+        "z": recipe.normal(f"{prefix}z", batch, settings["noise"]),
+        "c": recipe.labels(f"{prefix}real_c" if prefix else "c", batch, settings["classes"]),
+        "real": recipe.pictures(f"{prefix}real", batch, 3, side, side),
+    }
+
+
+def test_pictures_and_scores_equal_the_published_ones(golden):
+    nets, given = golden_networks(golden["settings"], golden["settings"]["classes"]), inputs(golden)
+    for net, keys in zip(nets, (golden["keys"]["G"], golden["keys"]["D"]), strict=True):
+        assert [[f"Model.{k}", list(v.shape)] for k, v in net.state_dict().items()] == [[k, v] for k, v in keys.items()]
+    with torch.no_grad():
+        image = nets[0](given["z"], given["c"])
+        found = {
+            "image": {"each": [families.size(each) for each in image], "first": image[: len(golden["image"]["first"])]},
+            "logits_fake": nets[1](image, given["c"]).tolist(),
+            "logits_real": nets[1](given["real"], given["c"]).tolist(),
+        }
+    resample = families.Recipe(golden["settings"]["seed"] + 2).normal("resample", 2, 3, 8, 8)
+    up, down = nets[0].MainLayers[1].Layers[0].Resampler, nets[1].MainLayers[0].Layers[2].Resampler
+    found["resample"] = {"up": up(resample), "down": down(resample)}
+    assert families.difference(found, {key: golden[key] for key in found}) < 1e-9
+
+
+def test_initial_values_have_the_published_size(golden):
+    torch.manual_seed(0)
+    settings = golden["settings"]
+    rule = dict(widths=settings["widths"], groups=settings["cardinality"], classes=settings["classes"])
+    nets = R3Generator(settings["noise"], **rule), R3Discriminator(**rule)
+    for net, wanted in zip(nets, (golden["init_std"]["G"], golden["init_std"]["D"]), strict=True):
+        for name, value in net.named_parameters():
+            std = wanted[f"Model.{name}"]
+            assert value.detach().square().mean().sqrt().item() == pytest.approx(std, rel=6 / value.numel() ** 0.5), (
+                name
+            )
+
+
+@pytest.mark.parametrize(("size", "channels"), [((16, 16), 1), ((13, 10), 4)])
+def test_any_size_and_channels(size, channels):
+    torch.manual_seed(0)
+    label = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    rule = dict(widths=WIDTHS, classes=3, channels=channels)
+    generator, discriminator = R3Generator(5, size=size, **rule), R3Discriminator(**rule)
+    image = generator(torch.randn(2, 5), label)
+    assert image.shape == (2, channels, *size)
+    assert discriminator(image, label).shape == (2,)
+    assert not torch.equal(discriminator(image, label), discriminator(image, label.flip(0)))
+
+
+def test_the_named_stages_compute_in_bfloat16():
+    torch.manual_seed(0)
+    nets = R3Generator(5, WIDTHS, low=2), R3Discriminator(WIDTHS, low=2)
+    seen = []
+    for net in nets:
+        for stage in net.MainLayers:
+            stage.Layers[1].register_forward_hook(lambda _module, _given, made: seen.append(made.dtype))
+    image = nets[0](torch.randn(2, 5))
+    scores = nets[1](image)
+    (slope,) = torch.autograd.grad(scores.sum(), image, create_graph=True)
+    slope.square().sum().backward()
+    full, low = torch.float32, torch.bfloat16
+    assert seen == [full, low, low, low, low, full] and scores.dtype == full
 
 
 def test_a_block_starts_as_its_shortcut():
@@ -21,9 +111,9 @@ def test_samples_keep_to_themselves():
 
 def test_the_discriminator_can_be_differentiated_twice():
     torch.manual_seed(0)
-    net = R3Discriminator((4, 4)).double()
+    net = R3Discriminator((4, 4), channels=1).double()
     for module in net.modules():
         if isinstance(module, R3Block):
-            torch.nn.init.normal_(module.narrow.weight)
-    x = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+            torch.nn.init.normal_(module.LinearLayer3.Layer.weight)
+    x = torch.randn(1, 1, 8, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda image: net(image).square(), x, atol=1e-4)

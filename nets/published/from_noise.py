@@ -1,0 +1,148 @@
+"""StyleGAN2's and R3GAN's published networks as ours, and ours as published ones. Sizes follow from the weights."""
+
+import re
+from typing import Any
+
+from torch import nn
+
+from gan.files.errors import UserError
+from nets.published.pickles import Network
+from nets.r3 import R3Discriminator, R3Generator
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+
+R3 = "Model."  # what the published names of R3GAN's weights begin with
+
+
+def ours(network: Network) -> nn.Module:
+    """One of our networks with the weights of a published one, in evaluation mode."""
+    weights = network.weights
+    style = not any(name.startswith(R3) for name in weights)
+    try:
+        made = (_style if style else _r3)(network)
+        found = {name if style else name.removeprefix(R3): value for name, value in weights.items()}
+        made.load_state_dict(found)
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        first = " ".join(str(error).split())[:200]
+        raise UserError(f"a {network.kind} that is neither StyleGAN2's nor R3GAN's: {first}") from error
+    return made.eval()
+
+
+def published(net: nn.Module) -> Network:
+    """The published network that one of ours is, with the arguments that its class takes."""
+    weights = {name: value.detach() for name, value in net.state_dict().items()}
+    settings: dict[str, Any] = {}
+    if isinstance(net, R3Generator | StyleGenerator):
+        kind = "Generator"
+        side = (
+            2 ** (net.synthesis.rows // 2 + 1)
+            if isinstance(net, StyleGenerator)
+            else 4 * 2 ** (len(net.MainLayers) - 1)
+        )
+        if net.size not in (None, (side, side)):
+            raise UserError(f"published networks draw {side} x {side}, and this one {net.size[0]} x {net.size[1]}")
+    else:
+        kind = "Discriminator"
+    if isinstance(net, R3Generator | R3Discriminator):
+        weights = {R3 + name: value for name, value in weights.items()}
+        return Network(kind, _r3_arguments(Network(kind, {}, weights)), weights)
+    if isinstance(net, StyleGenerator):
+        settings["synthesis_kwargs"] = {"conv_clamp": net.synthesis.b4.conv1.clamp}
+    elif isinstance(net, StyleDiscriminator):
+        settings = {"conv_clamp": net.b4.conv.clamp, "epilogue_kwargs": {"mbstd_group_size": net.b4.deviation.group}}
+    else:
+        raise UserError(f"{type(net).__name__} has no published pickle; StyleGAN2's and R3GAN's networks have")
+    return Network(kind, _style_arguments(Network(kind, settings, weights)), weights)
+
+
+# ---- R3GAN ----
+
+
+def _r3_arguments(network: Network) -> dict[str, Any]:
+    shapes = {name.removeprefix(R3): value.shape for name, value in network.weights.items()}
+    widths, groups, blocks = [], [], []
+    stages = {found[1] for name in shapes if (found := re.match(r"MainLayers\.(\d+)\.", name))}
+    for stage in range(len(stages)):
+        prefix = rf"MainLayers\.{stage}\.Layers\.\d+\.LinearLayer2\.Layer\.weight"
+        convolutions = [shape for name, shape in shapes.items() if re.fullmatch(prefix, name)]
+        widths.append(shapes[f"MainLayers.{stage}.Layers.1.LinearLayer3.Layer.weight"][0])
+        groups.append(convolutions[0][0] // convolutions[0][1])
+        blocks.append(len(convolutions))
+    classes, embedding = shapes["EmbeddingLayer.weight"][::-1] if "EmbeddingLayer.weight" in shapes else (0, 0)
+    arguments = {
+        "WidthPerStage": widths,
+        "CardinalityPerStage": groups,
+        "BlocksPerStage": blocks,
+        "ExpansionFactor": convolutions[0][0] // widths[-1],
+        "FP16Stages": [],
+        "c_dim": classes,
+        "img_resolution": 4 * 2 ** (len(widths) - 1),
+    }
+    if classes:
+        arguments["ConditionEmbeddingDimension"] = embedding
+    if network.kind == "Generator":
+        arguments["NoiseDimension"] = shapes["MainLayers.0.Layers.0.LinearLayer.weight"][1] - embedding
+    return arguments
+
+
+def _r3(network: Network) -> nn.Module:
+    found = _r3_arguments(network)
+    step = 1 if network.kind == "Generator" else -1
+    rule = dict(
+        widths=found["WidthPerStage"][::step],
+        blocks=found["BlocksPerStage"][0],
+        expansion=found["ExpansionFactor"],
+        groups=found["CardinalityPerStage"][::step],
+        classes=found["c_dim"],
+        embedding=found.get("ConditionEmbeddingDimension", 0),
+    )
+    if network.kind == "Generator":
+        channels = network.weights[f"{R3}AggregationLayer.Layer.weight"].shape[0]
+        return R3Generator(found["NoiseDimension"], channels=channels, **rule)
+    return R3Discriminator(channels=network.weights[f"{R3}ExtractionLayer.Layer.weight"].shape[1], **rule)
+
+
+# ---- StyleGAN2 ----
+
+
+def _style_arguments(network: Network) -> dict[str, Any]:
+    """What follows from the weights, and from the file: the limit of activations, and the groups of the deviation."""
+    shapes, drawer = {name: value.shape for name, value in network.weights.items()}, network.kind == "Generator"
+    prefix = "synthesis." if drawer else ""
+    sides = sorted({int(found[1]) for name in shapes if (found := re.match(rf"{prefix}b(\d+)\.", name))})
+    widths = {side: shapes[f"{prefix}b{side}.conv1.weight"][1] for side in sides[1:]}
+    widths[4] = shapes["synthesis.b4.const" if drawer else "b4.conv.weight"][0]
+    if drawer:
+        widths = {side: shapes[f"synthesis.b{side}.conv1.weight"][0] for side in sides}
+    most = max(widths.values())
+    layers = {
+        "channel_base": min((side * width for side, width in widths.items() if width < most), default=most * sides[-1]),
+        "channel_max": most,
+        "num_fp16_res": 0,
+        "conv_clamp": (network.settings.get("synthesis_kwargs", {}) if drawer else network.settings).get("conv_clamp"),
+    }
+    classes = shapes["mapping.embed.weight"][1] if "mapping.embed.weight" in shapes else 0
+    about = {"c_dim": classes, "img_resolution": sides[-1]}
+    if not drawer:
+        group = network.settings.get("epilogue_kwargs", {}).get("mbstd_group_size", 4)
+        top = f"b{sides[-1]}"
+        about |= {"img_channels": shapes[f"{top}.fromrgb.weight"][1], "epilogue_kwargs": {"mbstd_group_size": group}}
+        return {**about, "architecture": "resnet" if f"{top}.skip.weight" in shapes else "orig", **layers}
+    style = shapes["mapping.w_avg"][0]
+    mapping = {"num_layers": sum(bool(re.fullmatch(r"mapping\.fc\d+\.weight", name)) for name in shapes)}
+    about |= {"z_dim": shapes["mapping.fc0.weight"][1] - (style if classes else 0), "w_dim": style}
+    about["img_channels"] = shapes["synthesis.b4.torgb.weight"][0]
+    return {**about, "mapping_kwargs": mapping, "synthesis_kwargs": layers}
+
+
+def _style(network: Network) -> nn.Module:
+    found = _style_arguments(network)
+    layers = found.get("synthesis_kwargs", found)
+    rule = dict(channels=found["img_channels"], classes=found["c_dim"], clamp=layers["conv_clamp"])
+    rule |= dict(base=layers["channel_base"], most=layers["channel_max"])
+    if network.kind != "Generator":
+        group, skip = found["epilogue_kwargs"]["mbstd_group_size"], found["architecture"] == "resnet"
+        return StyleDiscriminator(found["img_resolution"], skip=skip, group=group, **rule)
+    sizes = dict(latent=found["z_dim"], style=found["w_dim"], mapping=found["mapping_kwargs"]["num_layers"])
+    return StyleGenerator(found["img_resolution"], **sizes, **rule)

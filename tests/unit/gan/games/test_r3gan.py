@@ -1,0 +1,103 @@
+"""R3GAN's phases, schedules and training equal the published ones."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gan.games.r3gan import R3Gan
+from nets.ada import Augmentation
+from strategies import PhaseStrategy
+from tests.support import families
+from tests.support.parity import trainer
+from tests.unit.nets.test_r3 import golden_networks, inputs
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return families.load("r3gan.pt")
+
+
+@pytest.fixture(params=["cifar", "ffhq"])
+def golden(request, figures):
+    return figures[request.param]
+
+
+def game_of(golden, **settings):
+    nets = golden_networks(golden["settings"], golden["settings"]["classes"])
+    return R3Gan(*nets, batch_size=golden["settings"]["batch"], **settings)
+
+
+def batch_of(given):
+    return {"image": given["real"], **({"class": given["c"]} if given["c"].shape[1] else {})}
+
+
+def sizes(tensors):
+    return {f"Model.{name}": families.size(value.detach()) for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["G", "D", "G_augmented", "D_augmented"])
+def test_phases_equal_the_published_ones(golden, name):
+    settings, given, which = golden["settings"], inputs(golden), name[0]
+    augment = Augmentation("r3gan", settings["augment_p"]).double() if "augmented" in name else None
+    game = game_of(golden, gamma=(settings["gamma"], 0), augment=augment)
+    kinds = ("fake", "real") if which == "G" else ("real", "fake")
+    recipe = families.Recipe(settings["seed"] + 2)
+    draws = [each for kind in kinds for each in recipe.augmentation(f"{which}.{kind}.", settings["batch"])]
+    with families.drawing([given["z"], *(draws if augment is not None else [])]):
+        losses = {"G": game.fool, "D": game.judge}[which](batch_of(given))
+    net = {"G": game.generator, "D": game.discriminator}[which]
+    grads = torch.autograd.grad(sum(losses.values()), list(net.parameters()))
+    wanted, mean = golden[name], lambda key: sum(golden[name]["reports"][key]) / settings["batch"]
+    found = [losses["relativistic"].item(), *(losses[slope].item() for slope in ("r1", "r2") if which == "D")]
+    slopes = [settings["gamma"] / 2 * mean(f"Loss/{slope}_penalty") for slope in ("r1", "r2") if which == "D"]
+    assert families.difference(found, [mean(f"Loss/{which}/loss"), *slopes]) < 1e-9
+    names = (key for key, _ in net.named_parameters())
+    assert families.difference(sizes(dict(zip(names, grads, strict=True))), wanted["grads"]) < 1e-9
+
+
+def test_training_equals_the_published_one(golden):
+    settings, training = golden["settings"], golden["training"]
+    rule = {name: each.values() for name, each in training["schedulers"].items()}
+    game = game_of(
+        golden,
+        **{
+            ours: tuple(rule[f"{theirs}_scheduler"])[:2]
+            for ours, theirs in (("rate", "lr"), ("beta2", "beta2"), ("gamma", "gamma"), ("ema", "ema"))
+        },
+        images=training["schedulers"]["lr_scheduler"]["total_nimg"],
+    )
+    nets = {"G": game.generator, "D": game.discriminator}
+    before = {which: {key: value.clone() for key, value in net.state_dict().items()} for which, net in nets.items()}
+    given = [inputs(golden, prefix=f"step{step}.{which}.") for step in range(settings["steps"]) for which in "DG"]
+    train = trainer(PhaseStrategy("ddp"), 1, len(given))
+    with families.drawing([each["z"] for each in given]):
+        train.fit(game, DataLoader([batch_of(each) for each in given], batch_size=None))
+    after = {which: dict(net.state_dict()) for which, net in nets.items()}
+    with game.averaged(), torch.no_grad():
+        image = game.generator(inputs(golden)["z"], inputs(golden)["c"])
+        after["G_ema"] = {key: value.clone() for key, value in game.generator.state_dict().items()}
+    for which, tensors in after.items():
+        learned = {key: value for key, value in tensors.items() if not key.endswith("Kernel")}
+        moved = {key: value - before[which[0]][key] for key, value in learned.items()}
+        wanted = {
+            kind: {k: v for k, v in training[kind][which].items() if not k.endswith("Kernel")}
+            for kind in ("final", "moved")
+        }
+        assert families.difference({"final": sizes(learned), "moved": sizes(moved)}, wanted) < 1e-7
+    wanted = training["image_ema"]
+    assert families.difference([families.size(each) for each in image], wanted["each"]) < 1e-7
+    assert families.difference(image[: len(wanted["first"])], wanted["first"]) < 1e-7
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "FFHQ-64"])
+def test_schedules_equal_the_published_ones(figures, name):
+    preset, wanted = figures["presets"][name], figures["schedules"][name]
+    game = R3Gan(torch.nn.Identity(), torch.nn.Identity(), batch_size=1)
+    ours = {"lr": "lr", "beta2": "beta2", "gamma": "gamma", "ema_nimg": "ema", "augment_p": "aug"}
+    for key, scheduler in ours.items():
+        first, last, game.images = preset[f"{scheduler}_scheduler"].values()
+        assert families.difference([game.at((first, last), nimg) for nimg in wanted["nimg"]], wanted[key]) < 1e-12
+    game.ema, game.batch_size = (preset["ema_scheduler"]["base_value"], preset["ema_scheduler"]["final_value"]), 512
+    game.images = preset["ema_scheduler"]["total_nimg"]
+    decays = [game.decay(nimg / 512) for nimg in wanted["nimg"]]
+    assert families.difference(decays, wanted["ema_beta_batch_512"]) < 1e-9

@@ -1,0 +1,342 @@
+"""StyleGAN2-ADA computes what the published code computes: see FAMILIES-stylegan.md beside the golden figures."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gan import losses
+from gan.ema import half_life
+from gan.games import stylegan
+from gan.games.stylegan import StyleGan
+from nets.ada import Ada
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+from strategies import PhaseStrategy
+from tests.support import families
+from tests.support.families import Recipe, difference, size
+from tests.support.parity import Whole, trainer
+
+CONFIGS = ("A", "B")
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    return families.load("stylegan2.pt")
+
+
+def value(recipe: Recipe, key: str, shape: Sequence[int]) -> Tensor:
+    """A published tensor, by its key."""
+    if key.endswith("resample_filter"):
+        taps = torch.tensor([1.0, 3.0, 3.0, 1.0], dtype=torch.float64)
+        return torch.outer(taps, taps) / 64
+    x = recipe.normal(key, *shape)
+    layer, last = key.split(".")[-2:]
+    if layer.startswith("fc") and "mapping" in key:
+        return {"weight": 100, "bias": 10}[last] * x
+    if key.endswith("affine.bias"):
+        return 1 + 0.1 * x
+    return 0.1 * x if last in ("bias", "noise_strength", "w_avg") else x
+
+
+class Wanted:
+    """A configuration: its figures, networks, inputs and draws."""
+
+    def __init__(self, figures: dict[str, Any]) -> None:
+        self.figures, self.s = figures, figures["settings"]
+        self.recipe = Recipe(self.s["seed"] + 2)
+        self.batch, self.side, self.classes = (self.s[name] for name in ("batch", "resolution", "classes"))
+        self.z, self.z2 = self.normal("z"), self.normal("z2")
+        self.c, self.real_c = (self.recipe.labels(name, self.batch, self.classes) for name in ("c", "real_c"))
+        self.real = self.pictures("real")
+
+    def normal(self, name: str, count: int | None = None) -> Tensor:
+        return self.recipe.normal(name, count or self.batch, self.s["z_dim"])
+
+    def pictures(self, name: str) -> Tensor:
+        return self.recipe.pictures(name, self.batch, 3, self.side, self.side)
+
+    def game(self, ada: Ada | None = None) -> StyleGan:
+        s, wide = self.s, dict(classes=self.classes, base=self.s["channel_base"], most=self.s["channel_max"])
+        generator = StyleGenerator(
+            self.side, latent=s["z_dim"], style=s["w_dim"], mapping=s["map_layers"], **wide
+        ).double()
+        skip = s["architecture"] == "resnet"
+        discriminator = StyleDiscriminator(self.side, skip=skip, group=s["mbstd_group"], **wide).double()
+        for number, (net, keys) in enumerate(
+            zip((generator, discriminator), self.figures["keys"].values(), strict=True)
+        ):
+            recipe = Recipe(s["seed"] + number)
+            net.load_state_dict({key: value(recipe, key, shape) for key, shape in keys.items()})
+        return StyleGan(
+            generator,
+            discriminator,
+            rate=s["lr"],
+            gamma=s["r1_gamma"],
+            r1_every=s["d_interval"],
+            path=s["pl_weight"],
+            path_every=s["g_interval"],
+            mixing=s["mixing"],
+            ema=half_life(1000 * s["ema_kimg"], s["batch"], s["ema_rampup"]),
+            ada=ada,
+            ada_every=(s["ada"] or {}).get("interval", 4),
+        ).double()
+
+    def grains(self, prefix: str, count: int | None = None) -> list[Tensor]:
+        """The noise of all layers, in order."""
+        sides = [4, *(side for power in range(3, self.side.bit_length()) for side in [2**power] * 2)]
+        layers = ["b4.conv1", *(f"b{side}.conv{number % 2}" for number, side in enumerate(sides[1:]))]
+        return [
+            self.recipe.normal(f"{prefix}noise.{layer}", count or self.batch, 1, side, side)
+            for layer, side in zip(layers, sides, strict=True)
+        ]
+
+    def draws(self, prefix: str, count: int | None = None) -> list[Tensor]:
+        """What the generator draws in a phase: which styles are mixed, and noise."""
+        rows, mixed = self.figures["num_ws"], []
+        if self.s["mixing"]:
+            mixed = [
+                self.recipe.integers(f"{prefix}mix.cutoff", rows, low=1),
+                self.recipe.uniform(f"{prefix}mix.coin"),
+                self.normal(f"{prefix}mix.z", count),
+            ]
+        return mixed + self.grains(prefix, count)
+
+    def augmented(self, name: str, ada: Ada | None) -> list[Tensor]:
+        return [] if ada is None else [*self.recipe.augmentation(name, self.batch)]
+
+    def of_phase(self, phase: str, ada: Ada | None = None, z: Tensor | None = None) -> list[Tensor]:
+        """All that a phase draws, in order: latents as well."""
+        prefix, half = f"{phase}.", self.batch // 2
+        z = self.z if z is None else z
+        name = phase.split(".")[-1]
+        if name == "Greg":
+            slopes = self.recipe.normal(f"{prefix}pl_noise", half, 3, self.side, self.side)
+            return [z[:half], *self.draws(prefix, half), slopes]
+        if name == "Dreg":
+            return self.augmented(f"{prefix}real.", ada)
+        drawn = [z, *self.draws(prefix), *self.augmented(f"{prefix}fake.", ada)]
+        return drawn + (self.augmented(f"{prefix}real.", ada) if name == "Dmain" else [])
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def wanted(request, golden) -> Wanted:
+    return Wanted(golden[request.param])
+
+
+def each(found: Tensor) -> list[list[float]]:
+    return [size(sample) for sample in found.detach()]
+
+
+def check(found: Any, figure: Any, limit: float = 1e-9) -> None:
+    assert difference(found, figure) < limit
+
+
+def check_pictures(found: Tensor, figure: dict[str, Any], limit: float = 1e-9) -> None:
+    check(each(found), figure["each"], limit)
+    if "first" in figure:
+        check(found[: len(figure["first"])].detach(), figure["first"], limit)
+
+
+# ---- the networks ----
+
+
+@torch.no_grad()
+def test_pictures_equal_the_published_ones(wanted):
+    net, f, s = wanted.game().generator.eval(), wanted.figures, wanted.s
+    rows, cutoff = net.styles(wanted.z, wanted.c), s["psi_cutoff"]
+    assert rows.shape[1] == f["num_ws"]
+    check(rows[:, 0], f["w"])
+    check_pictures(net.drawn(rows), f["image_const"])
+    check_pictures(net.drawn(rows, "none"), f["image_none"])
+    with families.drawing(wanted.grains("")):
+        check_pictures(net.drawn(rows, "random"), f["image_noise"])
+    check_pictures(net(wanted.z, wanted.c, psi=s["psi"]), f["image_truncated"])
+    near = net.styles(wanted.z, wanted.c, psi=s["psi"], cutoff=cutoff)
+    check(near[:2, 0], f["w_truncated_cutoff"]["first layer"])
+    check(near[:2, -1], f["w_truncated_cutoff"]["last layer"])
+    check_pictures(net.drawn(near), f["image_truncated_cutoff"])
+    others = net.styles(wanted.z2, wanted.c)
+    mixed = torch.cat([rows[:, : s["mix_cutoff"]], others[:, s["mix_cutoff"] :]], 1)
+    check_pictures(net.drawn(mixed), f["image_mixed"])
+    net.train().styles(wanted.z, wanted.c)
+    check(net.mapping.w_avg, f["w_avg_after"])
+
+
+def test_logits_equal_the_published_ones(wanted):
+    game, f = wanted.game(), wanted.figures
+    real = wanted.real.requires_grad_()
+    logits = game.discriminator(real, wanted.real_c)
+    check(logits.tolist(), f["logits_real"])
+    (slope,) = torch.autograd.grad(logits.sum(), real)
+    step = wanted.side // 8
+    check(each(slope), f["image_grad"]["each"])
+    check(slope[0, :, ::step, ::step], f["image_grad"]["strided"])
+    half = wanted.batch // 2
+    check(game.discriminator(real[:half], wanted.real_c[:half]).tolist(), f["logits_real_half"])
+    fakes = game.generator.eval()(wanted.z, wanted.c)
+    check(game.discriminator(fakes, wanted.c).tolist(), f["logits_fake"])
+
+
+# ---- single phases ----
+
+
+class Reports:
+    """What losses are made of, a figure for each sample."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.of: dict[str, list[float]] = {}
+        for name in ("non_saturating_generator", "non_saturating_discriminator", "path_lengths"):
+            patch.setattr(stylegan, name, self._keeping(getattr(losses, name), getattr(self, f"_{name}")))
+
+    def _keeping(self, function: Callable[..., Any], keep: Callable[..., None]) -> Callable[..., Any]:
+        def kept(*args: Any) -> Any:
+            found = function(*args)
+            keep(found, *args)
+            return found
+
+        return kept
+
+    def _non_saturating_generator(self, _: Tensor, fake: Tensor) -> None:
+        self.of |= {"scores/fake": fake.tolist(), "G/loss": F.softplus(-fake).tolist()}
+
+    def _non_saturating_discriminator(self, _: Tensor, real: Tensor, fake: Tensor) -> None:
+        both = F.softplus(fake) + F.softplus(-real)
+        self.of |= {"scores/fake": fake.tolist(), "scores/real": real.tolist(), "D/loss": both.tolist()}
+
+    def _path_lengths(self, found: tuple[Tensor, Tensor], *_: Any) -> None:
+        self.of["pl_lengths"] = found[1].tolist()
+
+
+PHASES = {"Gmain": "fool", "Greg": "even", "Dmain": "judge", "Dreg": "flatten"}
+
+
+def labelled(game: StyleGan, wanted: Wanted, c: Tensor, real_c: Tensor) -> None:
+    game.labels = lambda batch: real_c if wanted.classes else None
+    game.labels_of_fakes = lambda batch: c if wanted.classes else None
+
+
+def played(wanted: Wanted, phase: str, draws: Sequence[Tensor], game: StyleGan, rows: slice = slice(None)) -> Tensor:
+    labelled(game, wanted, wanted.c[rows], wanted.real_c[rows])
+    with families.drawing(draws):
+        loss = sum(getattr(game, PHASES[phase])({"image": wanted.real[rows].detach()}).values())
+    learner = game.generator if phase[0] == "G" else game.discriminator
+    loss.backward(inputs=[*learner.parameters()])
+    return loss.detach()
+
+
+def gradients(game: StyleGan, phase: str) -> dict[str, list[float]]:
+    learner = game.generator if phase[0] == "G" else game.discriminator
+    return {name: size(weight.grad) for name, weight in learner.named_parameters()}
+
+
+@pytest.mark.parametrize("key", [*PHASES, "Gmain_augmented", "Dreg_augmented"])
+def test_a_phase_equals_the_published_one(wanted, key, monkeypatch):
+    phase, _, augmented = key.partition("_")
+    if phase == "Greg" and not wanted.s["pl_weight"]:
+        assert "path" not in {phase.name for phase in wanted.game().configure_phases()}
+        return
+    figure, reports = wanted.figures[key], Reports(monkeypatch)
+    ada = Ada().double() if augmented else None
+    if ada is not None:
+        ada.p.fill_(0.8)
+    game = wanted.game(ada)
+    game.path_every = game.r1_every = 1  # gain 1
+    loss = played(wanted, phase, wanted.of_phase(phase, ada), game)
+    check(gradients(game, phase), figure["grads"])
+    check(game.generator.mapping.w_avg, figure["w_avg_after"])
+    for name, found in reports.of.items():
+        if f"Loss/{name}" in figure["reports"]:
+            check(found, figure["reports"][f"Loss/{name}"])
+    if phase == "Greg":
+        check(reports.of["pl_lengths"], figure["pl_lengths"])
+        check(game._means[0].item(), figure["pl_mean"])
+    if phase[1:] == "reg":
+        check(loss.item(), sum(per := figure["reports"][f"Loss/{phase[0]}/reg"]) / len(per))
+
+
+def test_the_gain_of_a_lazy_penalty_is_its_interval(golden):
+    wanted = Wanted(golden["A"])
+    game = wanted.game()
+    played(wanted, "Greg", wanted.of_phase("Greg"), game)
+    assert game.path_every == wanted.figures["Greg_gain"]["gain"]
+    check(gradients(game, "Greg"), wanted.figures["Greg_gain"]["grads"])
+
+
+def test_two_rounds_equal_the_published_ones(golden):
+    """Their gradients are added; each has a deviation of its own."""
+    wanted = Wanted(golden["A"])
+    game, half = wanted.game(), wanted.batch // 2
+    for number, rows in enumerate((slice(half), slice(half, None))):
+        draws = [wanted.z[rows], *wanted.draws(f"Dmain.round{number}.", half)]
+        played(wanted, "Dmain", draws, game, rows)
+    check(gradients(game, "Dmain"), wanted.figures["Dmain_two_rounds"]["grads"])
+    check(game.generator.mapping.w_avg, wanted.figures["Dmain_two_rounds"]["w_avg_after"])
+
+
+# ---- training ----
+
+
+@contextmanager
+def phase_by_phase(game: StyleGan, wanted: Wanted) -> Iterator[None]:
+    """Each phase of a training gets its own draws and labels."""
+
+    def own(name: str, play: Callable[..., Any]) -> Callable[..., Any]:
+        def as_published(batch: dict[str, Tensor]) -> Any:
+            phase = f"step{game.step}.{name}"
+            z = wanted.normal(f"{phase}.z")
+            c, real_c = (
+                wanted.recipe.labels(each, wanted.batch, wanted.classes)
+                for each in (f"{phase}.c", f"step{game.step}.real_c")
+            )
+            labelled(game, wanted, c, real_c)
+            with families.drawing(wanted.of_phase(phase, game.ada, z)):
+                return play(batch)
+
+        return as_published
+
+    for name, method in PHASES.items():
+        setattr(game, method, own(name, getattr(game, method)))
+    yield
+
+
+@pytest.mark.parametrize(("config", "key"), [("A", "training"), ("A", "training_ada"), ("B", "training")])
+def test_a_training_equals_the_published_one(golden, config, key):
+    wanted = Wanted(golden[config])
+    figure, s = wanted.figures[key], wanted.s
+    ada = None
+    if key == "training_ada":
+        ada = Ada(s["ada"]["target"], int(1000 * s["ada"]["kimg"])).double()
+        ada.p.fill_(s["ada"]["p"])
+    game = wanted.game(ada)
+    begun = {name: weight.clone() for name, weight in game.state_dict().items()}
+    found: list[dict[str, Any]] = []
+    step = game.training_step
+
+    def kept(batch: Any) -> None:
+        step(batch)
+        state = {"pl_mean": game.path_mean.item(), "w_avg": size(game.generator.mapping.w_avg)}
+        found.append(state | ({} if game.ada is None else {"p": game.ada.p.item()}))
+
+    game.training_step = kept
+    strategy, steps = PhaseStrategy("ddp"), len(figure["steps"])
+    batches = Whole(steps, batches=lambda step: {"image": wanted.pictures(f"step{step}.real")})
+    with phase_by_phase(game, wanted):
+        trainer(strategy, 1, steps).fit(game, batches)
+    for ours, theirs in zip(found, figure["steps"], strict=True):
+        check(ours, {name: theirs[name] for name in ours}, 1e-7)
+    for net, name in ((game.generator, "G"), (game.discriminator, "D")):
+        player = "generator" if name == "G" else "discriminator"
+        moved = {
+            key: size(after - begun[f"{player}.{key}"])
+            for key, after in net.state_dict().items()
+            if not key.endswith("resample_filter")
+        }
+        check({key: moved[key] for key in figure["moved"][name]}, figure["moved"][name], 1e-7)
+    with game.averaged(), torch.no_grad():
+        moved = {key: size(after - begun[f"generator.{key}"]) for key, after in game.generator.state_dict().items()}
+        check({key: moved[key] for key in figure["moved"]["G_ema"]}, figure["moved"]["G_ema"], 1e-7)
+        check_pictures(game.generator.eval()(wanted.z, wanted.c), figure["image_ema"], 1e-7)
