@@ -162,7 +162,7 @@ def _check_opcodes(data: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
             written += 1
-            if argument > written:
+            if int(argument or 0) > written:
                 raise UserError("it counts wrongly")
 
 
@@ -195,7 +195,10 @@ except ImportError:
 
 class Loaded:
     def __setstate__(self, state):
-        self.__init__(*state["_init_args"], **state["_init_kwargs"])
+        arguments = dict(state["_init_kwargs"])
+        if networks.__name__.endswith("stylegan2"):
+            arguments.update(arguments.pop("synthesis_kwargs", {}))
+        self.__init__(*state["_init_args"], **arguments)
         self.load_state_dict(state["_parameters"])
         self.eval().requires_grad_(False)
 
