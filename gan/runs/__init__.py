@@ -22,6 +22,7 @@ from gan.runs.pairs import (
     spade_folder,
 )
 from gan.runs.run import HELD_OUT, Run
+from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
 
 __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"]
@@ -41,6 +42,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "r3gan-faces": r3gan_faces,
     "wgan-gp-faces": wgan_gp_faces,
     "stylegan-faces": stylegan_faces,
+    "stylegan2": stylegan2,
     "dmd2-faces": dmd2_faces,
     "dmd2-lora-faces": dmd2_lora_faces,
     "vqgan-faces": vqgan_faces,

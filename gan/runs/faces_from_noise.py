@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.ema import half_life
 from gan.files.errors import UserError
@@ -97,18 +97,14 @@ def stylegan_faces(
     mapping: PositiveInt = 4,
     rate: PositiveFloat = 2e-3,
     gamma: NonNegativeFloat = 1.0,
-    r1_every: PositiveInt = 16,
-    path: NonNegativeFloat = 2.0,
-    path_every: PositiveInt = 4,
+    mixing: ClosedUnitInterval = 0.9,
     ema_images: PositiveFloat = 1000.0,
-    ema_ramp_up: PositiveFloat | None = 0.05,
     ada: bool = True,
-    ada_target: float = 0.6,
     ada_images: PositiveInt = 20_000,
     batch_size: PositiveInt = 16,
     **settings: Any,
 ) -> Run:
-    """A small StyleGAN2-ADA on drawn faces: new faces from noise, by way of styles.
+    """StyleGAN2-ADA on drawn faces, in a small size: new faces from noise, by way of styles.
 
     Args:
         max_steps: Steps of the whole training.
@@ -117,29 +113,24 @@ def stylegan_faces(
         mapping: Layers of that mapping; published: 8.
         rate: Learning rate of both networks; it is corrected for the extra updates of the lazy penalties.
         gamma: Weight of the discriminator's R1 penalty per step.
-        r1_every: R1 is computed once in this many steps, with its weight multiplied by as much.
-        path: Weight of the path length penalty per step.
-        path_every: Path lengths are penalised once in this many steps, with the weight multiplied by as much.
+        mixing: Probability that a batch mixes two styles.
         ema_images: Half-life of the generator's averaged weights, in images; published: 10,000.
-        ema_ramp_up: At the beginning the half-life is this part of the images so far; null for no such beginning.
         ada: Augment what the discriminator sees, with a probability that adapts.
-        ada_target: The probability rises while the mean sign of the scores of real pictures is above this.
         ada_images: In so many images the probability can rise from 0 to 1; published: 500,000.
         batch_size: Pictures a step, of all ranks together.
     """
     from gan.games.stylegan import StyleGan
 
     data, widths = new_faces(flip=True, batch_size=batch_size, **settings)
+    size, wide = 4 << (len(widths) - 1), dict(base=widths[-1] * (4 << (len(widths) - 1)), most=max(widths))
     game = StyleGan(
-        StyleGenerator(latent, style, widths, mapping),
-        StyleDiscriminator(widths),
+        StyleGenerator(size, latent=latent, style=style, mapping=mapping, **wide),
+        StyleDiscriminator(size, **wide),
         rate=rate,
         gamma=gamma,
-        r1_every=r1_every,
-        path=path,
-        path_every=path_every,
-        ema=half_life(ema_images, batch_size, ema_ramp_up),
-        ada=Ada(ada_target, ada_images) if ada else None,
+        mixing=mixing,
+        ema=half_life(ema_images, batch_size, ramp_up=0.05),
+        ada=Ada(images=ada_images) if ada else None,
     )
     return Run(game, data, max_steps, SCORES)
 

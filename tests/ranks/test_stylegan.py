@@ -1,6 +1,5 @@
 """What is particular to StyleGAN; that it learns, shows, scores and is the same on all ranks: test_games.py."""
 
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -9,14 +8,13 @@ from lightning import seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from gan import losses, noise
+from gan.files.errors import UserError
 from gan.games import stylegan as stylegan_game
 from gan.games.stylegan import StyleGan, lazy_adam
 from nets import stylegan as stylegan_nets
-from nets.stylegan import StyleDiscriminator, StyleGenerator
 from strategies import PhaseStrategy
-from tests.ranks.test_games import pictures, stylegan, stylegan_ada
-from tests.support.parity import BATCH, BROKEN, distance, equals, often, parts, share, snapshot, train, trainer
+from tests.ranks.test_games import pictures, style_networks, stylegan, stylegan_ada
+from tests.support.parity import BROKEN, distance, equals, often, parts, share, snapshot, train, trainer
 from tests.support.saved import read_checkpoint
 
 
@@ -53,57 +51,40 @@ def test_adam_is_corrected_for_lazy_penalties(every, rate, beta):
     assert group["betas"] == (0.0, pytest.approx(beta))
 
 
-def test_a_lazy_penalty_counts_as_often_as_it_is_left_out():
-    game = stylegan().double()
-    game.path_mean.fill_(0.7)
-    batch = pictures(0)
-    with noise.at(noise.Place(("test",), 0, BATCH, BATCH)):
-        found = game.even(batch)["path"]
-    with noise.at(noise.Place(("test",), 0, BATCH, BATCH)):
-        lengths = losses.path_lengths(game.generator.styled, noise.randn((BATCH, 8), like=batch["image"]))
-    torch.testing.assert_close(found, 3 * 2.0 * (lengths - 0.7).square().mean())
-    slope = losses.r1(game.discriminator, batch["image"])[1]
-    torch.testing.assert_close(game.flatten(batch)["r1"], 4 * 1.0 * slope)
+def alone(values):
+    """The control: each rank looks at its own samples."""
+    return values
 
 
-def test_the_running_mean_follows_the_lengths_of_due_steps():
-    game, means = stylegan(), []
-    follow = game._follow
-    game._follow = lambda: (follow(), means.append(game.path_mean.item()))
-    played(game, 5)
-    assert 0 < means[0] == means[1] == means[2] != means[3] == means[4]
-
-
-def test_the_running_mean_is_that_of_the_whole_batch(ranks):
-    """Once a due step, a hundredth of the mean length over all samples of all ranks."""
-    expected = played(stylegan(), 1)["weight path_mean"]
-    game = stylegan().double()
-    seed_everything(11, verbose=False)
-    game._follow = lambda: None
-    played(game, 1)
-    (own,) = game._lengths
-    torch.testing.assert_close(expected, 0.01 * own)
+@pytest.mark.parametrize("buffer", ["path_mean", "generator.mapping.w_avg"])
+def test_means_of_each_ranks_own_are_another_training(buffer, ranks):
+    one = played(stylegan(), 1)[f"weight {buffer}"]
+    assert one.count_nonzero()
     for state in ranks(2).run(played, stylegan(), 1, 2):
-        torch.testing.assert_close(state["weight path_mean"], expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(state[f"weight {buffer}"], one, rtol=1e-12, atol=1e-15)
+    found = ranks(2).run(means_alone)
+    assert any((state[f"weight {buffer}"] - one).abs().max() > 1e-6 for state in found)
 
 
-class Alone(StyleGan):
-    """The control: each rank keeps a running mean of its own."""
-
-    def all_gather(self, data, *args, **kwargs):
-        return data
+def means_alone() -> dict:
+    with mock.patch.object(stylegan_nets.ranks, "mean", alone):
+        return played(stylegan(), 1, 2, check=False)
 
 
-def alone() -> Alone:
+def test_path_lengths_are_those_of_one_in_two_samples_on_any_number_of_ranks():
+    game = stylegan().double()
+    with pytest.raises(UserError, match="path lengths are of one in 2 samples, and a rank"):
+        game.even({"image": pictures(0)["image"][:3]})
+
+
+def test_frozen_layers_do_not_learn():
     torch.manual_seed(0)
-    return Alone(StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2)), r1_every=4, path_every=3)
-
-
-def test_a_running_mean_of_each_ranks_own_is_another_training(ranks):
-    one = train(alone, pictures, "single")
-    two = ranks(2).run(train, alone, pictures, "ddp", world=2)
-    assert min(distance(one, state) for state in two) > 1e-6
-    assert two[0]["weight path_mean"] != two[1]["weight path_mean"]
+    game = StyleGan(*style_networks(), freeze=2)
+    before = {name: weight.clone() for name, weight in game.discriminator.named_parameters()}
+    trainer(PhaseStrategy("ddp"), 1, 2).fit(game, parts(2, batches=pictures))
+    still = {name for name, weight in game.discriminator.named_parameters() if torch.equal(weight, before[name])}
+    layers = "b16.fromrgb", "b16.conv0"
+    assert still == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
 @pytest.mark.parametrize(
@@ -124,39 +105,21 @@ def test_the_control_that_compares_a_ranks_own_samples_differs(ranks):
     assert distance(ranks(2).run(own_samples)[0], train(stylegan, pictures, "single", steps=4)) > BROKEN
 
 
-class Halves(StyleGan):
-    """Every phase in two micro-batches. Only a discriminator that sees each picture alone is the same then."""
-
-    def configure_phases(self):
-        for phase in super().configure_phases():
-            yield replace(phase, micro_batches=2)
-
-
-def test_micro_batches_train_as_the_whole_does():
-    found = []
-    for kind in (StyleGan, Halves):
-        torch.manual_seed(0)
-        networks = StyleGenerator(8, 8, (8, 8, 8), mapping=2), StyleDiscriminator((4, 4, 2), group=1)
-        found.append(played(kind(*networks, r1_every=4, path_every=2), 5))
-    assert distance(*found) < 1e-10
-
-
 def save_and_go_on(folder: str, world: int) -> dict:
-    """Stop after four steps and go on for four more, from the file."""
-    saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=4)
-    played(stylegan(), 4, world, enable_checkpointing=True, callbacks=[saver])
-    return played(stylegan(), 8, world, first=4, ckpt_path=f"{folder}/step=4.ckpt")
+    """Stop after three steps, between two looks at the augmentation, and go on for three more, from the file."""
+    saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=3)
+    ada_trained(world, 3, enable_checkpointing=True, callbacks=[saver])
+    return ada_trained(world, 6, 3, ckpt_path=f"{folder}/step=3.ckpt")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_resumed_run_has_the_running_mean_and_equals_the_unbroken_one(world, ranks, tmp_path):
-    unbroken = played(stylegan(), 8)
-    folder = str(tmp_path)
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_resumed_run_equals_the_unbroken_one(world, ranks, tmp_path):
+    unbroken, folder = ada_trained(1), str(tmp_path)
     resumed = [save_and_go_on(folder, 1)] if world == 1 else ranks(2).run(save_and_go_on, folder, 2)
-    saved = read_checkpoint(tmp_path / "step=4.ckpt")["state_dict"]["path_mean"]
-    assert 0 < saved < unbroken["weight path_mean"]
-    assert all(distance(unbroken, state) < 1e-10 for state in resumed)
+    saved = read_checkpoint(tmp_path / "step=3.ckpt")["state_dict"]
+    assert saved["scored"][1] > 0
+    assert 0 < saved["path_mean"] < unbroken["weight path_mean"]
+    assert max(distance(unbroken, state) for state in resumed) <= (0 if world == 1 else 1e-10)
 
 
 # ---- adaptive augmentation ----
@@ -183,21 +146,3 @@ def own_signs() -> float:
 
 def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks):
     assert ada_trained(1)["weight ada.p"].item() not in ranks(2).run(own_signs)
-
-
-def test_a_resumed_run_has_the_probability(tmp_path):
-    unbroken = ada_trained(1)
-    saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=3)
-    ada_trained(1, 3, enable_checkpointing=True, callbacks=[saver])
-    assert distance(ada_trained(1, 6, 3, ckpt_path=str(tmp_path / "step=3.ckpt")), unbroken) == 0
-
-
-def test_lengths_that_are_not_finite_leave_the_running_mean_alone():
-    game = stylegan()
-    game.path_mean.fill_(0.5)
-    game.all_gather = lambda mean: mean
-    for length, mean in ((float("nan"), 0.5), (float("inf"), 0.5), (1.5, 0.51)):
-        game._lengths.append(torch.tensor(length))
-        game._follow()
-        assert game.path_mean.item() == pytest.approx(mean)
-        assert game._lengths == []

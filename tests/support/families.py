@@ -75,7 +75,11 @@ def drawing(draws: Sequence[Tensor]) -> Iterator[None]:
         assert tuple(left[0].shape) == tuple(shape), (left[0].shape, shape)
         return left.pop(0) if like is None else left.pop(0).to(like)
 
+    def whole(low: int, high: int, shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
+        return given(shape)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "randint", whole)
         patch.setattr(noise, "rand", given)
         patch.setattr(noise, "randn", given)
         yield

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -280,7 +281,20 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
     argv = sys.argv[1:] if argv is None else argv
     if argv and re.fullmatch(r"--local[-_]rank=\d+", argv[0]):
         argv = argv[1:]
-    return [underscores(argument) for argument in argv]
+    return _renamed([underscores(argument) for argument in argv])
+
+
+def _renamed(argv: Sequence[str]) -> list[str]:
+    """Options that a run's argument cannot be called: `--from` is a word of Python, `--config` names a file too.
+
+    `--config paper256` is the run's argument `config_`; `--config settings.yaml` is a file of settings.
+    """
+    words = [re.sub(r"^--from(?==|$)", "--from_", word) for word in argv]
+    words = [re.sub(r"^--config(?==\w+$)", "--config_", word) for word in words]
+    for at, (word, value) in enumerate(pairwise(words)):
+        if word == "--config" and re.fullmatch(r"\w+", value):
+            words[at] = "--config_"
+    return words
 
 
 def run_first(argv: list[str]) -> list[str]:

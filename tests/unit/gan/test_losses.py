@@ -176,11 +176,12 @@ def test_a_path_length_is_the_norm_of_the_slope_by_all_styles():
 
     latents = torch.randn(4, 10, dtype=torch.float64, requires_grad=True)
     with noise.at(at_rows()):
-        found = losses.path_lengths(styled, latents)
+        pictures, found = losses.path_lengths(styled, latents)
     with noise.at(at_rows()):
         direction = noise.randn((4, 3, 2, 2), like=jacobian).flatten(1) / 2
     expected = [(jacobian.T @ y).norm().item() / 2**0.5 for y in direction]
     assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    assert torch.equal(pictures, styled(latents)[0])
 
 
 def test_path_lengths_teach_the_generator():
@@ -191,7 +192,7 @@ def test_path_lengths_teach_the_generator():
         return torch.tanh(net(styles[:, 0])).view(-1, 3, 2, 2), styles
 
     with torch.no_grad():
-        lengths = losses.path_lengths(styled, torch.randn(4, 5, requires_grad=True))
+        _, lengths = losses.path_lengths(styled, torch.randn(4, 5, requires_grad=True))
     lengths.square().mean().backward()
     assert net.weight.grad.abs().sum() > 0
 
@@ -209,7 +210,7 @@ def test_the_new_penalties_are_exact_under_autocast(half):
 
     def both():
         with noise.at(at_rows()):
-            return losses.gradient_penalty(critic, real, fake), losses.path_lengths(styled, latents)
+            return losses.gradient_penalty(critic, real, fake), losses.path_lengths(styled, latents)[1]
 
     wanted = both()
     with torch.autocast("cpu", half):
@@ -280,7 +281,7 @@ def test_shares_of_a_batch_average_to_the_whole():
         lambda r, f: losses.feature_matching([[r, r]], [[f, f]]),
         lambda r, f: losses.perceptual([r] * 5, [f] * 5),
         lambda r, f: losses.gradient_penalty(score, r, f),
-        lambda r, f: losses.path_lengths(styled, r).square().mean(),
+        lambda r, f: losses.path_lengths(styled, r)[1].square().mean(),
         lambda r, f: losses.distribution_matching(r, net(r).view_as(r), f),
         lambda r, f: losses.denoising(r, f, r.flatten(1)[:, 0].exp(), 0.5),
     ):

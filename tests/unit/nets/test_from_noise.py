@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from nets.r3 import R3Block, R3Discriminator, R3Generator
-from nets.stylegan import StyleDiscriminator, StyleGenerator
 from nets.wgan import WganCritic, WganGenerator
 
 WIDTHS, WIDE = (8, 8, 4), (64, 64, 64, 32)
 SMALL = {
     "r3": (partial(R3Generator, 5), R3Discriminator),
     "wgan": (partial(WganGenerator, 5), WganCritic),
-    "stylegan": (partial(StyleGenerator, 5, 6, mapping=2), StyleDiscriminator),
 }
 
 
@@ -44,7 +42,6 @@ def test_every_weight_learns_once_the_last_layers_are_off_zero(pair):
     [
         (partial(R3Generator, 32), R3Discriminator, 5, torch.inf),
         (partial(WganGenerator, 32), WganCritic, 0.9, 1),
-        (partial(StyleGenerator, 32, 32), StyleDiscriminator, 5, torch.inf),
     ],
 )
 def test_the_first_pictures_and_scores_have_a_sensible_size(generator, discriminator, spread, largest):

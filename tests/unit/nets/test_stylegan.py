@@ -1,90 +1,134 @@
-"""StyleGAN's networks."""
+"""StyleGAN's networks; that they compute the published figures is in test_stylegan_golden.py."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from nets.stylegan import (
-    EqualConv,
-    EqualLinear,
-    Mapping,
-    MinibatchDeviation,
-    ModulatedConv,
-    StyleDiscriminator,
-    StyleGenerator,
-)
+from gan.files.errors import UserError
+from nets.stylegan import Conv, Dense, Mapping, MinibatchDeviation, ModulatedConv, StyleDiscriminator, StyleGenerator
 
-WIDTHS = (8, 8, 4)
+SMALL = dict(base=64, most=8)
+Generator = partial(StyleGenerator, latent=5, style=6, mapping=2, **SMALL)
+Discriminator = partial(StyleDiscriminator, **SMALL)
 
 
-@pytest.mark.parametrize("demodulate", [True, False])
-def test_a_modulated_convolution_is_one_with_weights_of_each_samples_own(demodulate):
+def test_a_modulated_convolution_is_one_with_weights_of_each_samples_own():
     torch.manual_seed(0)
-    layer = ModulatedConv(5, 4, 6, 3, demodulate).double()
+    layer = ModulatedConv(4, 6, 5, 7, up=False, clamp=None).double()
     torch.nn.init.normal_(layer.bias)
     x, style = torch.randn(3, 4, 7, 7, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
-    found = layer(x, style)
+    found = layer(x, style, "none")
     for row in range(3):
         # Karras et al. 2020, equations 1 and 3, letter by letter.
         scales = style[row] @ layer.affine.weight.T / 5**0.5 + layer.affine.bias
-        weight = layer.weight / (4 * 9) ** 0.5 * scales[None, :, None, None]
-        if demodulate:
-            weight = weight / (weight.square().sum((1, 2, 3), keepdim=True) + 1e-8).sqrt()
-        expected = F.conv2d(x[row : row + 1], weight, layer.bias, padding=1)
+        weight = layer.weight * scales[None, :, None, None]
+        weight = weight / (weight.square().sum((1, 2, 3), keepdim=True) + 1e-8).sqrt()
+        expected = F.leaky_relu(F.conv2d(x[row : row + 1], weight, layer.bias, padding=1), 0.2) * 2**0.5
         torch.testing.assert_close(found[row : row + 1], expected)
-
-
-def test_demodulated_outputs_have_unit_variance_whatever_the_style():
-    torch.manual_seed(0)
-    layer = ModulatedConv(8, 32, 16, 3)
-    x = torch.randn(4, 32, 32, 32)
-    for size in (0.1, 10.0):
-        assert layer(x, size * torch.randn(4, 8)).std().item() == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01])
 def test_an_equalised_layer_keeps_the_variance_and_learns_at_its_rate(rate):
     torch.manual_seed(0)
-    layer = EqualLinear(256, 512, rate, bias=0.5)
+    layer = Dense(256, 512, rate=rate)
     x = torch.randn(64, 256)
     before = layer(x)
-    assert (before - 0.5).std().item() == pytest.approx(1, rel=0.05)
+    assert before.std().item() == pytest.approx(1, rel=0.05)
     with torch.no_grad():
         layer.weight += 1  # what an optimizer of unit steps does
     moved = layer(x) - before
     torch.testing.assert_close(moved, rate / 16 * x.sum(1, keepdim=True).expand(64, 512), rtol=1e-3, atol=1e-3)
 
 
-def test_an_equalised_convolution_keeps_the_variance():
-    torch.manual_seed(0)
-    assert EqualConv(16, 32, 3)(torch.randn(4, 16, 32, 32)).std().item() == pytest.approx(1, rel=0.1)
-
-
 def test_the_mapping_sees_the_direction_of_a_latent_only():
     torch.manual_seed(0)
-    mapping, z = Mapping(6, 8, 3), torch.randn(4, 6)
+    mapping, z = Mapping(6, 0, 8, 3), torch.randn(4, 6)
     assert mapping(z).shape == (4, 8)
     torch.testing.assert_close(mapping(z), mapping(5 * z))
     assert not torch.allclose(mapping(z), mapping(-z), atol=1e-2)
 
 
-def test_styles_come_with_the_pictures_that_were_made_of_them():
+def test_noise_is_drawn_in_training_and_is_always_the_same_otherwise():
     torch.manual_seed(0)
-    net, z = StyleGenerator(5, 6, WIDTHS, mapping=2), torch.randn(3, 5)
-    images, styles = net.styled(z)
-    assert styles.shape == (3, 6, 6)
-    torch.testing.assert_close(images, net(z))
-    (slope,) = torch.autograd.grad(images.square().sum(), styles)
-    assert (slope.abs().sum((0, 2)) > 0).all()  # every layer has a style that counts
+    net = Generator(16)
+    net.synthesis.b16.conv1.noise_strength.data.fill_(1)
+    styles = net.styles(torch.randn(2, 5))
+    assert not torch.equal(net.drawn(styles), net.drawn(styles))
+    net.eval()
+    assert torch.equal(net.drawn(styles), net.drawn(styles))
+    assert not torch.equal(net.drawn(styles), net.drawn(styles, "none"))
 
 
-def test_samples_keep_to_themselves():
+@pytest.mark.parametrize(("size", "channels"), [((16, 16), 1), ((12, 16), 4), ((16, 9), 3)])
+def test_other_sizes_and_channels_are_the_middle_of_the_next_power_of_two(size, channels):
+    torch.manual_seed(0)
+    net, whole = Generator(size, channels=channels), Generator(16, channels=channels)
+    whole.load_state_dict(net.state_dict())
+    z, (down, right) = torch.randn(2, 5), [(16 - side) // 2 for side in size]
+    picture = net.eval()(z)
+    assert picture.shape == (2, channels, *size)
+    assert torch.equal(picture, whole.eval()(z)[:, :, down : down + size[0], right : right + size[1]])
+    judge, judge_whole = Discriminator(size, channels=channels), Discriminator(16, channels=channels)
+    judge_whole.load_state_dict(judge.state_dict())
+    padded = torch.zeros(2, channels, 16, 16)
+    padded[:, :, down : down + size[0], right : right + size[1]] = picture
+    assert torch.equal(judge(picture), judge_whole(padded))
+
+
+def test_labels_change_pictures_and_scores_and_are_asked_for():
+    torch.manual_seed(0)
+    generator, discriminator = Generator(8, classes=3).eval(), Discriminator(8, classes=3)
+    z, labels = torch.randn(1, 5).expand(3, -1), torch.eye(3)
+    pictures = generator(z, labels)
+    assert (pictures[0] - pictures[1]).abs().max() > 1e-3
+    assert discriminator(pictures[:1].expand(3, -1, -1, -1), labels).unique().numel() == 3
+    with pytest.raises(UserError, match="the network knows 3 classes; give it a label for each picture"):
+        generator(z)
+
+
+def test_activations_are_clamped():
+    torch.manual_seed(0)
+    x = 100 * torch.randn(2, 4, 8, 8)
+    assert Conv(4, 4, 3, clamp=7.0)(x).max() == 7
+    assert Conv(4, 4, 3, clamp=7.0)(x, gain=0.5).max() == 3.5
+    layer = ModulatedConv(4, 4, 5, 8, up=True, clamp=0.5)
+    assert layer(x[:, :, :4, :4], torch.randn(2, 5), "none").max() == 0.5
+
+
+def test_under_autocast_the_high_resolutions_alone_are_in_half_precision():
+    torch.manual_seed(0)
+    generator, discriminator = Generator(32, half=2).eval(), Discriminator(32, half=2)
+    kinds: dict[str, torch.dtype] = {}
+    for net in (generator.synthesis, discriminator):
+        for name, block in net.named_children():
+            if name.startswith("b"):
+                kind = type(net).__name__
+                block.register_forward_hook(
+                    lambda _, __, out, at=f"{kind} {name}": kinds.update(
+                        {at: (out if isinstance(out, torch.Tensor) else out[0]).dtype}
+                    )
+                )
+    z = torch.randn(2, 5)
+    expected = generator(z), discriminator(generator(z))
+    with torch.autocast("cpu", torch.bfloat16):
+        picture = generator(z)
+        scores = discriminator(picture)
+    half = {name for name, kind in kinds.items() if kind == torch.bfloat16}
+    assert half == {f"{net} b{side}" for net in ("Synthesis", "StyleDiscriminator") for side in (16, 32)}
+    assert picture.dtype == scores.dtype == torch.float32
+    torch.testing.assert_close((picture, scores), expected, rtol=0.05, atol=0.05)
+
+
+def test_every_weight_learns():
     torch.manual_seed(0)
     for net, x in (
-        (StyleGenerator(5, 6, WIDTHS), torch.randn(4, 5)),
-        (StyleDiscriminator(WIDTHS, group=1), torch.randn(4, 3, 16, 16)),
+        (Generator(16, classes=2), torch.randn(3, 5)),
+        (Discriminator(16, classes=2), torch.randn(3, 3, 16, 16)),
     ):
-        torch.testing.assert_close(net(x)[1:2], net(x[1:2]), rtol=1e-4, atol=1e-5)
+        net(x, torch.eye(2)[[0, 1, 0]]).square().sum().backward()
+        assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
 
 
 def plain_deviation(x, group):
@@ -128,10 +172,24 @@ def test_the_control_that_gathers_nothing_differs():
     assert (halves - MinibatchDeviation()(whole)).abs().max() > 1e-3
 
 
+def average_on_rank(world: int) -> torch.Tensor:
+    """The mapping's average of styles, after a batch."""
+    torch.manual_seed(0)
+    mapping, z = Mapping(5, 0, 6, 2).double(), torch.randn(8, 5, dtype=torch.float64)
+    mapping(z.split(8 // world)[torch.distributed.get_rank() if world > 1 else 0])
+    return mapping.w_avg
+
+
+def test_the_average_style_is_that_of_all_ranks(ranks):
+    for found in ranks(2).run(average_on_rank, 2):
+        torch.testing.assert_close(found, average_on_rank(1), rtol=1e-12, atol=1e-14)
+
+
 def test_both_can_be_differentiated_twice():
     torch.manual_seed(0)
-    generator, discriminator = StyleGenerator(2, 2, (4, 4), mapping=1).double(), StyleDiscriminator((4, 4)).double()
+    generator = StyleGenerator(8, latent=2, style=2, mapping=1, base=32, most=4).double()
+    discriminator = StyleDiscriminator(8, base=32, most=4).double()
     styles = torch.randn(1, 4, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda s: generator.synthesis(s).mean((2, 3)), styles, atol=1e-4)
+    assert torch.autograd.gradgradcheck(lambda s: generator.drawn(s, "const").mean((2, 3)), styles, atol=1e-4)
     image = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: discriminator(x).square(), image, atol=1e-4)

@@ -1,0 +1,143 @@
+"""StyleGAN2-ADA on pictures of a person's own, in the published configurations."""
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from gan.ema import half_life
+from gan.files.errors import UserError, this_rank
+from gan.runs.pictures import OnPictures
+from gan.runs.run import Run
+from nets.ada import Ada
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+
+Config = Literal["auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"]
+Augment = Literal["blit", "geom", "color", "bg", "bgc", "bgcfnc", "off"]
+SCORES = {"val/distance": "distance of drawn from held-out pictures"}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a published configuration sets: see train.py of stylegan2-ada-pytorch."""
+
+    batch: int
+    rate: float
+    gamma: float
+    ema: float  # half-life, in thousands of images
+    group: int = 4
+    width: float = 1.0
+    mapping: int = 8
+    kimg: int = 25_000
+    ramp_up: float | None = None
+    path: float = 2.0
+    mixing: float = 0.9
+    skip: bool = True
+
+
+PRESETS = {
+    "stylegan2": Preset(32, 0.002, 10, 10),
+    "paper256": Preset(64, 0.0025, 1, 20, group=8, width=0.5),
+    "paper512": Preset(64, 0.0025, 0.5, 20, group=8),
+    "paper1024": Preset(32, 0.002, 2, 10),
+    "cifar": Preset(
+        64, 0.0025, 0.01, 500, group=32, mapping=2, kimg=100_000, ramp_up=0.05, path=0, mixing=0, skip=False
+    ),
+}
+
+
+def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
+    """The configuration of that name. `auto` depends on the larger side of the pictures and on the batch size."""
+    if config == "auto":
+        # The published batch of one device: more devices must not make it another training.
+        batch = batch_size or min(max(4096 // side, 1), 32)
+        width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
+        gamma, ema = 0.0002 * side**2 / batch, batch * 10 / 32
+        return Preset(batch, rate, gamma, ema, min(batch, 4), width, mapping=2, ramp_up=0.05)
+    return replace(PRESETS[config], batch=batch_size or PRESETS[config].batch)
+
+
+def stylegan2(
+    config_: Config = "auto",
+    kimg: PositiveFloat | None = None,
+    max_steps: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    gamma: NonNegativeFloat | None = None,
+    rate: PositiveFloat | None = None,
+    width: PositiveFloat | None = None,
+    mapping: PositiveInt | None = None,
+    mixing: ClosedUnitInterval | None = None,
+    path: NonNegativeFloat | None = None,
+    ema_kimg: NonNegativeFloat | None = None,
+    augment: Augment = "bgc",
+    augment_target: float = 0.6,
+    augment_kimg: PositiveFloat = 500.0,
+    freeze_d: NonNegativeInt = 0,
+    **settings: Any,
+) -> Run:
+    """StyleGAN2-ADA on pictures of yours: new pictures like these, from noise.
+
+    What is not typed is that of the configuration.
+
+    Args:
+        config_: Typed --config: the published configuration: auto (by the size of the pictures), or stylegan2, paper256
+            (FFHQ and LSUN at 256 pixels), paper512 (AFHQ), paper1024 (MetFaces), cifar.
+        kimg: Thousands of pictures shown in the whole training; published: 25,000, cifar 100,000.
+        max_steps: Steps of the whole training, in place of kimg.
+        batch_size: Pictures a step, of all ranks together; published: 32 or 64, auto 4096 / size and 32 at most.
+        gamma: Weight of R1 per step; published: 0.01 (cifar) to 10, auto 0.0002 * size^2 / batch_size.
+        rate: Learning rate of both networks; published: 0.002 or 0.0025.
+        width: Channels are this times 32,768 / size, and 512 at most; published: 1, paper256 and auto below 512 0.5.
+        mapping: Layers from noise to styles; published: 8, auto and cifar 2.
+        mixing: Probability that a batch mixes two styles; published: 0.9, cifar 0.
+        path: Weight of the path length penalty per step; published: 2, cifar 0.
+        ema_kimg: Half-life of the generator's averaged weights, in thousands of pictures; published: 10 or 20,
+            cifar 500, auto batch_size * 10 / 32.
+        augment: What the discriminator sees changed: blit (flips, quarter turns, whole pixels), geom, color, bg, bgc
+            (these three, as published), bgcfnc (also filters, noise and cuts), or off.
+        augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6.
+        augment_kimg: In so many thousand pictures its probability can rise by 1; published: 500.
+        freeze_d: The first layers of the discriminator that do not learn (FreezeD), for training from other weights.
+    """
+    from gan.games.stylegan import StyleGan
+
+    pictures = OnPictures(**settings)
+    found = pictures.find()
+    side = 1 << (max(found.size) - 1).bit_length()
+    typed = dict(
+        kimg=kimg, gamma=gamma, rate=rate, width=width, mapping=mapping, mixing=mixing, path=path, ema=ema_kimg
+    )
+    p = replace(
+        preset(config_, side, batch_size), **{name: value for name, value in typed.items() if value is not None}
+    )
+    steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
+
+    torch.manual_seed(pictures.seed)
+    shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width), clamp=256.0)
+    generator = StyleGenerator(found.size, mapping=p.mapping, **shape)
+    discriminator = StyleDiscriminator(found.size, skip=p.skip, group=p.group, **shape)
+    layers = discriminator.layers()
+    if freeze_d > len(layers):
+        raise UserError(f"the discriminator has {len(layers)} layers that can be frozen; type --freeze-d {len(layers)}")
+    game = StyleGan(
+        generator,
+        discriminator,
+        rate=p.rate,
+        gamma=p.gamma,
+        path=p.path,
+        mixing=p.mixing,
+        ema=half_life(1000 * p.ema, p.batch, p.ramp_up),
+        ada=None if augment == "off" else Ada(augment_target, int(1000 * augment_kimg), augment),
+        freeze=freeze_d,
+    )
+    if this_rank() == 0:
+        sizes = [sum(weight.numel() for weight in net.parameters()) / 1e6 for net in (generator, discriminator)]
+        print(
+            f"stylegan2, config {config_}: {sizes[0]:.1f} + {sizes[1]:.1f} million weights, {steps:,} steps of "
+            f"{p.batch} pictures, gamma {p.gamma:.4g}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return Run(game, found.data(p.batch), steps, SCORES if len(found.val) else {})

@@ -1,0 +1,80 @@
+"""StyleGAN2 on pictures of a person's own, in the published configurations."""
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from gan.app.run.options import arguments
+from gan.files.errors import UserError
+from gan.runs import build
+from gan.runs.stylegan2 import PRESETS, preset
+from tests.support import families
+
+CONFIGS = ["auto, 1 device", *PRESETS]
+TINY = dict(width=0.005, mapping=1, batch_size=4, max_steps=1, workers=0, held_out=0.25)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_configuration_sets_what_the_published_one_sets(config):
+    wanted = families.load("stylegan2.pt")["presets"][config]
+    found = preset(config.partition(",")[0], 256)
+    assert vars(found) == dict(
+        batch=wanted["batch_size"],
+        rate=pytest.approx(wanted["G_opt_kwargs"]["lr"]),
+        gamma=pytest.approx(wanted["loss_kwargs"]["r1_gamma"]),
+        ema=wanted["ema_kimg"],
+        group=wanted["D_kwargs"]["epilogue_kwargs"]["mbstd_group_size"],
+        width=wanted["G_kwargs"]["synthesis_kwargs"]["channel_base"] / 32768,
+        mapping=wanted["G_kwargs"]["mapping_kwargs"]["num_layers"],
+        kimg=wanted["total_kimg"],
+        ramp_up=wanted["ema_rampup"],
+        path=wanted["loss_kwargs"].get("pl_weight", 2),
+        mixing=wanted["loss_kwargs"].get("style_mixing_prob", 0.9),
+        skip=wanted["D_kwargs"].get("architecture", "resnet") == "resnet",
+    )
+
+
+@pytest.fixture
+def classes(tmp_path):
+    """Two folders of small pictures, wider than high."""
+    for number in range(16):
+        path = tmp_path / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(numpy.full((12, 16, 3), 16 * number, dtype=numpy.uint8)).save(path)
+    return str(tmp_path)
+
+
+def test_class_folders_of_any_shape_are_trained_on(classes):
+    run = build("stylegan2", data=classes, size="16x12", **TINY)
+    batch = next(iter(run.data.train_dataloader()))
+    game = run.game
+    assert game.generator.classes == 2
+    assert batch["image"].shape == (4, 3, 12, 16)
+    losses = [loss for play in (game.fool, game.even, game.judge, game.flatten) for loss in play(batch).values()]
+    assert torch.stack(losses).isfinite().all()
+    assert game.show(batch)["output"].shape == (4, 3, 12, 16)
+
+
+def test_what_is_typed_comes_before_the_configuration(classes):
+    rules = dict(TINY, gamma=3.0, mixing=0.5, path=0.0, augment="off", freeze_d=2)
+    game = build("stylegan2", data=classes, size=16, config_="cifar", **rules).game
+    assert (game.gamma, game.mixing, game.path, game.ada, game.rate) == (3, 0.5, 0, None, 0.0025)
+    assert game.frozen == ["b16.fromrgb", "b16.conv0"]
+    with pytest.raises(UserError, match="has 5 layers that can be frozen; type --freeze-d 5"):
+        build("stylegan2", data=classes, size=16, config_="cifar", **rules | {"freeze_d": 9})
+
+
+def test_words_that_are_also_others_can_be_typed():
+    typed = ["--config", "paper256", "--config=auto", "--config", "settings.yaml", "--from", "a.pkl", "--from=b.pkl"]
+    named = [
+        "--config_",
+        "paper256",
+        "--config_=auto",
+        "--config",
+        "settings.yaml",
+        "--from_",
+        "a.pkl",
+        "--from_=b.pkl",
+    ]
+    assert arguments(typed) == named
