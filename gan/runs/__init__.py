@@ -21,6 +21,7 @@ from gan.runs.pairs import (
     sean_folder,
     spade_folder,
 )
+from gan.runs.r3gan import r3gan
 from gan.runs.run import HELD_OUT, Run
 from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
@@ -43,6 +44,7 @@ RUNS: dict[str, Callable[..., Run]] = {
     "wgan-gp-faces": wgan_gp_faces,
     "stylegan-faces": stylegan_faces,
     "stylegan2": stylegan2,
+    "r3gan": r3gan,
     "dmd2-faces": dmd2_faces,
     "dmd2-lora-faces": dmd2_lora_faces,
     "vqgan-faces": vqgan_faces,
