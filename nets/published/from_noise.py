@@ -62,7 +62,8 @@ def _r3_arguments(network: Network) -> dict[str, Any]:
     for stage in range(len(stages)):
         prefix = rf"MainLayers\.{stage}\.Layers\.\d+\.LinearLayer2\.Layer\.weight"
         convolutions = [shape for name, shape in shapes.items() if re.fullmatch(prefix, name)]
-        widths.append(shapes[f"MainLayers.{stage}.Layers.1.LinearLayer3.Layer.weight"][0])
+        first = 1 if network.kind == "Generator" else 0  # the layer that is a block
+        widths.append(shapes[f"MainLayers.{stage}.Layers.{first}.LinearLayer3.Layer.weight"][0])
         groups.append(convolutions[0][0] // convolutions[0][1])
         blocks.append(len(convolutions))
     classes, embedding = shapes["EmbeddingLayer.weight"][::-1] if "EmbeddingLayer.weight" in shapes else (0, 0)

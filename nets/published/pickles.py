@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gan.files.disk import regular, whole_file
+from gan.files.disk import regular
 from gan.files.errors import NOT_SO, UserError, reason
 
 DEPTH = 64  # of modules inside of modules; published networks have seven
@@ -86,7 +86,9 @@ def _storage(data: bytes) -> Any:
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
     if not isinstance(storage, torch.storage.TypedStorage):
         raise UserError("a tensor in it has no numbers")
-    flat = torch.tensor([], dtype=storage.dtype).set_(storage._untyped_storage, 0, (storage.size(),), (1,))
+    untyped = storage._untyped_storage
+    count = untyped.nbytes() // storage.dtype.itemsize
+    flat = torch.tensor([], dtype=storage.dtype).set_(untyped, 0, (count,), (1,))
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if (
         min((offset, *size, *stride)) < 0
@@ -219,7 +221,7 @@ def write(path: Path, networks: Mapping[str, Network]) -> None:
         return pickle.dumps(value, 3)[2:-1]  # without the head and the stop
 
     module, _, function = PERSISTENT.rpartition(".")
-    with whole_file(path) as part, part.open("wb") as file:
+    with path.open("wb") as file:
         file.write(b"\x80\x03}")
         for name, network in networks.items():
             state = {"_init_args": (), "_init_kwargs": network.settings, "_buffers": {}, "_modules": {}}
