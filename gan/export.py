@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from gan.app.painting.reopen import SavedRun
     from gan.module import GanModule
 
+SNAPSHOT = "network-snapshot.pkl"
 EXAMPLES = """examples:
   python -m gan.export                           the newest run, into its folder's export/step-<step>/
   python -m gan.export runs/001-sean-faces --weights raw
   python -m gan.export RUN --to networks/        into a folder of yours
-  python -m gan.export RUN --published           a SEAN also as latest_net_G.pth and latest_net_D.pth
+  python -m gan.export RUN --published           a SEAN also as latest_net_G.pth and latest_net_D.pth,
+                                                 a StyleGAN2 or an R3GAN as network-snapshot.pkl
 """
 
 
@@ -70,7 +72,7 @@ def parse(argv: list[str]) -> Namespace:
     add = parser.add_argument
     add("--weights", type=Literal["ema", "raw"], default="ema", help="averaged ones where a player has them, or raw")
     add("--to", type=Path | None, default=None, help="a folder to write to; default: export/ in the run's folder")
-    add("--published", action="store_true", help="also SEAN's latest_net_G.pth and latest_net_D.pth")
+    add("--published", action="store_true", help="also the files that the published code loads")
     return parser.parse_args(options.arguments(argv))
 
 
@@ -145,13 +147,26 @@ def _safetensors(each: Exported, opened: "SavedRun") -> Callable[[Path], None]:
 
 
 def _published(game: "GanModule", players: list[Exported]) -> dict[str, Callable[[Path], object]]:
-    """The files of the published SEAN. They are made before anything is written: a network may not have that form."""
+    """The files of the published code. They are made before anything is written: a network may not have that form."""
+    from gan.games.r3gan import R3Gan
     from gan.games.sean import Sean
+    from gan.games.stylegan import StyleGan
     from nets.discriminator import MultiScaleDiscriminator
     from nets.published import export_discriminator, export_generator
+    from nets.published.from_noise import published
+    from nets.published.pickles import write
 
+    if isinstance(game, R3Gan | StyleGan):
+        for each in players:
+            each.network.load_state_dict(each.state, assign=True)
+        drawer = published(game.generator)
+        found = {"G": drawer, "D": published(game.discriminator), "G_ema": drawer}
+        return {SNAPSHOT: lambda path: write(path, found)}
     if not isinstance(game, Sean) or not isinstance(game.discriminator, MultiScaleDiscriminator):
-        raise UserError(f"--published is the form of SEAN's networks, and this run's game is {type(game).__name__}")
+        raise UserError(
+            f"--published is the form of SEAN's, StyleGAN2's and R3GAN's networks, and this run's game is "
+            f"{type(game).__name__}"
+        )
     for each in players:
         each.network.load_state_dict(each.state, assign=True)
     try:
@@ -203,11 +218,13 @@ def _readme(opened: "SavedRun", players: list[Exported], published: bool) -> str
                 "weight that is computed, such as by spectral norm; a network with the same parametrizations",
                 "takes them as they are.",
             ]
-    if published:
+    if published and any(each.player == "encoder" for each in players):
         about += [
             "latest_net_G.pth (encoder and generator) and latest_net_D.pth (discriminator) have the published SEAN's",
             "key names: torch.load(path, weights_only=True).",
         ]
+    elif published:
+        about.append(f"{SNAPSHOT} is loaded by the published code: G and G_ema are the same generator there.")
     return "\n".join(about).rstrip() + "\n"
 
 

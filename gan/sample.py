@@ -30,6 +30,7 @@ examples:
   python -m gan.sample auto save-styles --picture me.jpg:mine.png -o me.pt
   python -m gan.sample auto transfer --from me.pt --to 0 1 2
   python -m gan.sample runs/001-sean-faces transfer --help       the options of an action
+  python -m gan.sample ffhq.pkl --seeds 0-63 --truncation 0.7    a published file of StyleGAN2 or R3GAN
 """
 ACTIONS = {
     "show": "Draw the grid that training draws, and write its sounds; for any game.",
@@ -48,6 +49,13 @@ Frames = restricted_number_type("Frames", int, [(">=", 2)])
 @command
 def main(argv: list[str]) -> None:
     """Open the run, do one thing with its networks, and name the files that were written."""
+    if argv and argv[0].lower().endswith(".pkl"):
+        settings = parse_seeds(argv)
+        with working():
+            from gan.app.painting import seeds
+
+        say(*seeds.draw(settings))
+        return
     settings = parse(argv)
     with working():
         from gan.app.painting import actions
@@ -73,6 +81,26 @@ def parse(argv: list[str]) -> Namespace:
     if settings.action != action:
         raise UserError("the run and the action come first: python -m gan.sample RUN ACTION [options]")
     return settings
+
+
+def parse_seeds(argv: list[str]) -> Namespace:
+    """Read the command line for a file of published networks."""
+    parser = Parser(
+        prog="python -m gan.sample",
+        usage="python -m gan.sample FILE.pkl [--seeds 0-63] [options]",
+        description="Draw the pictures of seeds from a published file of StyleGAN2 or R3GAN.",
+    )
+    add = parser.add_argument
+    add("networks", metavar="FILE.pkl", type=str, help="the file; no code in it is run")
+    add("--seeds", metavar="LIST", type=str, default="0-63", help="e.g. 0-63 or 1,5,8-10, as in the published code")
+    what = "below 1, pictures are nearer to the average and differ less; StyleGAN2 only"
+    add("--truncation", metavar="PSI", type=float, default=1.0, help=what)
+    what = "the class to draw, by its number; default: each in turn"
+    add("--class", dest="label", metavar="N", type=NonNegativeInt | None, default=None, help=what)
+    add("--singles", action="store_true", help="also write each picture by itself")
+    add("-o", "--file", metavar="FILE", type=str | None, default=None, help="where to write; default FILE-seeds.png")
+    add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
+    return parser.parse_args(argv)
 
 
 Option = tuple[str, dict[str, Any]]  # its name, and the other arguments of add_argument

@@ -15,6 +15,7 @@ from gan.runs import own
 from gan.runs.faces import byol_faces, cyclegan_faces, pix2pix_faces, sean_faces, spade_faces, vqgan_faces
 from gan.runs.faces_from_noise import dmd2_faces, dmd2_lora_faces, r3gan_faces, stylegan_faces, wgan_gp_faces
 from gan.runs.pairs import sean, spade
+from gan.runs.r3gan import r3gan
 from gan.runs.run import HELD_OUT, Run
 from gan.runs.stylegan2 import stylegan2
 from gan.runs.tones import hifigan_tones
@@ -23,6 +24,8 @@ __all__ = ["HELD_OUT", "RUNS", "Run", "build", "find", "full_name", "short_name"
 
 RUNS: dict[str, Callable[..., Run]] = {
     "sean-faces": sean_faces,
+    "stylegan2": stylegan2,
+    "r3gan": r3gan,
     "sean": sean,
     "spade": spade,
     "spade-faces": spade_faces,
@@ -31,7 +34,6 @@ RUNS: dict[str, Callable[..., Run]] = {
     "r3gan-faces": r3gan_faces,
     "wgan-gp-faces": wgan_gp_faces,
     "stylegan-faces": stylegan_faces,
-    "stylegan2": stylegan2,
     "dmd2-faces": dmd2_faces,
     "dmd2-lora-faces": dmd2_lora_faces,
     "vqgan-faces": vqgan_faces,

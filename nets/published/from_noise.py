@@ -33,27 +33,23 @@ def published(net: nn.Module) -> Network:
     """The published network that one of ours is, with the arguments that its class takes."""
     weights = {name: value.detach() for name, value in net.state_dict().items()}
     settings: dict[str, Any] = {}
-    if isinstance(net, R3Generator | StyleGenerator):
-        kind = "Generator"
-        side = (
-            2 ** (net.synthesis.rows // 2 + 1)
-            if isinstance(net, StyleGenerator)
-            else 4 * 2 ** (len(net.MainLayers) - 1)
-        )
-        if net.size not in (None, (side, side)):
-            raise UserError(f"published networks draw {side} x {side}, and this one {net.size[0]} x {net.size[1]}")
-    else:
-        kind = "Discriminator"
+    kind = "Generator" if isinstance(net, R3Generator | StyleGenerator) else "Discriminator"
     if isinstance(net, R3Generator | R3Discriminator):
         weights = {R3 + name: value for name, value in weights.items()}
-        return Network(kind, _r3_arguments(Network(kind, {}, weights)), weights)
-    if isinstance(net, StyleGenerator):
-        settings["synthesis_kwargs"] = {"conv_clamp": net.synthesis.b4.conv1.clamp}
-    elif isinstance(net, StyleDiscriminator):
-        settings = {"conv_clamp": net.b4.conv.clamp, "epilogue_kwargs": {"mbstd_group_size": net.b4.deviation.group}}
+        arguments = _r3_arguments(Network(kind, {}, weights))
+    elif isinstance(net, StyleGenerator | StyleDiscriminator):
+        first = net.get_submodule("synthesis.b4.conv1" if kind == "Generator" else "b4.conv")
+        settings["conv_clamp"] = first.clamp
+        if isinstance(net, StyleDiscriminator):
+            settings["epilogue_kwargs"] = {"mbstd_group_size": net.b4.deviation.group}
+        arguments = _style_arguments(Network(kind, settings, weights))
     else:
         raise UserError(f"{type(net).__name__} has no published pickle; StyleGAN2's and R3GAN's networks have")
-    return Network(kind, _style_arguments(Network(kind, settings, weights)), weights)
+    side = arguments["img_resolution"]
+    height, width = getattr(net, "size", None) or (side, side)
+    if (height, width) != (side, side):
+        raise UserError(f"published networks draw {side} x {side}, and this one {height} x {width}")
+    return Network(kind, arguments, weights)
 
 
 # ---- R3GAN ----
@@ -66,7 +62,8 @@ def _r3_arguments(network: Network) -> dict[str, Any]:
     for stage in range(len(stages)):
         prefix = rf"MainLayers\.{stage}\.Layers\.\d+\.LinearLayer2\.Layer\.weight"
         convolutions = [shape for name, shape in shapes.items() if re.fullmatch(prefix, name)]
-        widths.append(shapes[f"MainLayers.{stage}.Layers.1.LinearLayer3.Layer.weight"][0])
+        first = 1 if network.kind == "Generator" else 0  # the layer that is a block
+        widths.append(shapes[f"MainLayers.{stage}.Layers.{first}.LinearLayer3.Layer.weight"][0])
         groups.append(convolutions[0][0] // convolutions[0][1])
         blocks.append(len(convolutions))
     classes, embedding = shapes["EmbeddingLayer.weight"][::-1] if "EmbeddingLayer.weight" in shapes else (0, 0)
@@ -120,7 +117,7 @@ def _style_arguments(network: Network) -> dict[str, Any]:
         "channel_base": min((side * width for side, width in widths.items() if width < most), default=most * sides[-1]),
         "channel_max": most,
         "num_fp16_res": 0,
-        "conv_clamp": (network.settings.get("synthesis_kwargs", {}) if drawer else network.settings).get("conv_clamp"),
+        "conv_clamp": network.settings.get("synthesis_kwargs", network.settings).get("conv_clamp"),
     }
     classes = shapes["mapping.embed.weight"][1] if "mapping.embed.weight" in shapes else 0
     about = {"c_dim": classes, "img_resolution": sides[-1]}

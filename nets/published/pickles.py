@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gan.files.disk import regular, whole_file
+from gan.files.disk import regular
 from gan.files.errors import NOT_SO, UserError, reason
 
 DEPTH = 64  # of modules inside of modules; published networks have seven
@@ -86,7 +86,9 @@ def _storage(data: bytes) -> Any:
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
     if not isinstance(storage, torch.storage.TypedStorage):
         raise UserError("a tensor in it has no numbers")
-    flat = torch.tensor([], dtype=storage.dtype).set_(storage._untyped_storage, 0, (storage.size(),), (1,))
+    untyped = storage._untyped_storage
+    count = untyped.nbytes() // storage.dtype.itemsize
+    flat = torch.tensor([], dtype=storage.dtype).set_(untyped, 0, (count,), (1,))
     last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if (
         min((offset, *size, *stride)) < 0
@@ -162,7 +164,7 @@ def _check_opcodes(data: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"):
             written += 1
-            if argument > written:
+            if int(argument or 0) > written:
                 raise UserError("it counts wrongly")
 
 
@@ -195,7 +197,10 @@ except ImportError:
 
 class Loaded:
     def __setstate__(self, state):
-        self.__init__(*state["_init_args"], **state["_init_kwargs"])
+        arguments = dict(state["_init_kwargs"])
+        if networks.__name__.endswith("stylegan2"):
+            arguments.update(arguments.pop("synthesis_kwargs", {}))
+        self.__init__(*state["_init_args"], **arguments)
         self.load_state_dict(state["_parameters"])
         self.eval().requires_grad_(False)
 
@@ -216,7 +221,7 @@ def write(path: Path, networks: Mapping[str, Network]) -> None:
         return pickle.dumps(value, 3)[2:-1]  # without the head and the stop
 
     module, _, function = PERSISTENT.rpartition(".")
-    with whole_file(path) as part, part.open("wb") as file:
+    with path.open("wb") as file:
         file.write(b"\x80\x03}")
         for name, network in networks.items():
             state = {"_init_args": (), "_init_kwargs": network.settings, "_buffers": {}, "_modules": {}}

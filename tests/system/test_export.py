@@ -17,10 +17,11 @@ from torch.nn.utils.parametrizations import spectral_norm
 from gan import GanModule, Phase, Player
 from gan import export as command
 from gan.app.painting.reopen import open_run
-from gan.export import export, main, networks, parse
+from gan.export import _published, export, main, networks, parse
 from gan.files.errors import UserError
 from gan.runs import build
 from nets.published import load_discriminator, load_generator
+from nets.published.pickles import read
 from tests.support import opening
 from tests.support.saved import read_checkpoint, write_checkpoint
 
@@ -282,13 +283,21 @@ def test_published_files_hold_the_weights_that_were_asked_for(published_run, tmp
     assert torch.equal(ema["Zencoder.model.1.weight"], raw["Zencoder.model.1.weight"])
 
 
-def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean, averaged):
+def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
+    export(str(averaged), tmp_path, published=True)
+    found = read(tmp_path / "network-snapshot.pkl")
+    for name, player in (("G", "generator"), ("G_ema", "generator"), ("D", "discriminator")):
+        wanted = load_file(tmp_path / f"{player}.safetensors")
+        assert all(torch.equal(found[name].weights[f"Model.{key}"], value) for key, value in wanted.items())
+
+
+def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean):
     reason = r"do not have the published form. export_generator: upsamplings=3, .* --published out"
     with pytest.raises(UserError, match=reason):
         export(str(sean), published=True)
-    with pytest.raises(UserError, match="--published is the form of SEAN's networks, and this run's game is R3Gan"):
-        export(str(averaged), published=True)
-    assert not (sean / "export").exists() and not (averaged / "export").exists()
+    with pytest.raises(UserError, match=r"--published is the form of SEAN's, .* and this run's game is Identity"):
+        _published(torch.nn.Identity(), [])
+    assert not (sean / "export").exists()
 
 
 def test_the_command_writes_and_says_what(sean, monkeypatch, capsys):

@@ -66,7 +66,7 @@ def open_run(
     `exactly` the weights keep the number format of the checkpoint, and with "raw" no player gets an average. The
     networks are in evaluation mode and require no gradients. The run may still be training.
     """
-    place, gone = _device(device), None
+    place, gone = device_of(device), None
     if data:
         overrides["data"] = data
     while True:
@@ -102,7 +102,7 @@ def open_run(
         return SavedRun(settings.run, where, checkpoint, saved["global_step"], settings.as_dict(), run, averaged)
 
 
-def _device(device: str) -> torch.device:
+def device_of(device: str) -> torch.device:
     if device == "auto":
         return torch.device(best())
     try:

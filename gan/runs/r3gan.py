@@ -1,0 +1,166 @@
+"""R3GAN in its published configurations, on pictures of a person's own."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from gan.files.errors import UserError, this_rank
+from gan.games.r3gan import R3Gan, Range
+from gan.runs.faces_from_noise import SCORES
+from gan.runs.pictures import FoundPictures, OnPictures
+from gan.runs.run import Run
+from nets.ada import Augmentation
+from nets.r3 import R3Discriminator, R3Generator
+
+Config = Literal["auto", "cifar10", "ffhq64", "ffhq256", "imagenet32", "imagenet64"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published configuration: the widths from 4x4 up, and what the schedules begin and end with."""
+
+    widths: tuple[int, ...]
+    gamma: Range
+    p: float
+    ema: float
+    batch: int
+    images: float = 2e7
+    low: int = 4
+    wide: int = 16  # channels in a group
+
+
+WIDE = (768,) * 4
+PRESETS = {
+    "cifar10": Preset(WIDE, (0.05, 0.005), 0.55, 5e6, 512, low=3),
+    "ffhq64": Preset((*WIDE, 384), (2, 0.2), 0.3, 5e5, 256),
+    "ffhq256": Preset((*WIDE, 384, 192, 96), (150, 15), 0.3, 5e5, 256),
+    "imagenet32": Preset((1536,) * 4, (0.5, 0.05), 0.5, 5e7, 4096, images=2e8, low=3, wide=32),
+    "imagenet64": Preset((1536,) * 5, (1, 0.1), 0.4, 5e7, 4096, images=2e8, wide=32),
+}
+
+
+def preset(config: Config, size: tuple[int, int]) -> Preset:
+    """The configuration of that name; `auto` is FFHQ's at another size, with its `gamma` by the number of pixels."""
+    stages = max(2, (max(size) - 1).bit_length() - 1)
+    if config == "auto":
+        widths = tuple(min(768, 768 * 32 // (4 * 2**stage)) for stage in range(stages))
+        # FFHQ's 2 at 64 pixels and 150 at 256 lie on a power of the number of pixels a side.
+        gamma = 2 * (4 * 2 ** (stages - 1) / 64) ** 3.1
+        return Preset(widths, (gamma, gamma / 10), 0.3, 5e5, 256, low=min(4, stages - 1))
+    side = 4 * 2 ** (len(PRESETS[config].widths) - 1)
+    if max(size) > side:
+        raise UserError(f"config '{config}' is for {side} pixels, and pictures have {max(size)}; type --config auto")
+    return PRESETS[config]
+
+
+def r3gan(
+    config_: Config = "auto",
+    kimg: PositiveFloat | None = None,
+    max_steps: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    gamma: NonNegativeFloat | None = None,
+    augment: NonNegativeFloat | None = None,
+    ema_kimg: NonNegativeFloat | None = None,
+    width: PositiveFloat = 1.0,
+    bf16: bool = False,
+    from_: str | None = None,
+    **settings: Any,
+) -> Run:
+    """R3GAN on pictures of yours: new pictures like these, from noise. In each step one network learns, in turns.
+
+    What is not typed is that of the configuration.
+
+    Args:
+        config_: Typed --config: the published configuration: auto (by the size of the pictures), or cifar10, ffhq64,
+            ffhq256, imagenet32, imagenet64.
+        kimg: Thousands of pictures shown to each network; published: its schedules end after 20,000, ImageNet's after
+            200,000.
+        max_steps: Steps of the whole training, in place of kimg; one network learns in each.
+        batch_size: Pictures a step, of all ranks together; published: 512 (cifar10), 256 (ffhq), 4096 (imagenet).
+        gamma: Weight of both gradient penalties at the beginning, a tenth of it at the end; published: 0.05 (cifar10)
+            to 150 (ffhq256).
+        augment: Probability of each augmentation at the end, it grows from 0; 0 for none; published: 0.3 to 0.55.
+        ema_kimg: Half-life of the generator's averaged weights at the end, in thousands of pictures; published: 500
+            (ffhq), 5,000 (cifar10), 50,000 (imagenet).
+        width: Channels are this times the published ones.
+        bf16: Compute the sizes that the published code names in bfloat16, which is faster on GPUs.
+        from_: Typed --from: a published file of R3GAN's networks (.pkl), to begin with these networks and weights.
+    """
+    pictures = OnPictures(**settings)
+    found = pictures.find()
+    chosen = preset(config_, found.size)
+    batch, last_kimg = batch_size or chosen.batch, kimg or chosen.images / 1000
+    gammas = chosen.gamma if gamma is None else (gamma, gamma / 10)
+    chosen = replace(
+        chosen,
+        p=chosen.p if augment is None else augment,
+        ema=chosen.ema if ema_kimg is None else 1000 * ema_kimg,
+    )
+    steps = max_steps or max(2, 2 * round(1000 * last_kimg / batch))
+
+    torch.manual_seed(pictures.seed)
+    if from_ is None:
+        generator, discriminator = _networks(chosen, found, width, bf16)
+    elif width != 1:
+        raise UserError(f"{from_} has networks of its own; leave --width out")
+    else:
+        generator, discriminator = networks_of(Path(from_), found)
+    game = R3Gan(
+        generator,
+        discriminator,
+        batch_size=batch,
+        gamma=gammas,
+        ema=(0.0, chosen.ema),
+        p=(0.0, chosen.p),
+        images=chosen.images,
+        augment=Augmentation("r3gan") if chosen.p else None,
+    )
+    if this_rank() == 0:
+        sizes = [sum(weight.numel() for weight in net.parameters()) / 1e6 for net in (generator, discriminator)]
+        print(
+            f"r3gan, config {config_}: {sizes[0]:.1f} + {sizes[1]:.1f} million weights, {steps:,} steps of {batch} "
+            f"pictures, gamma {gammas[0]:.4g}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return Run(game, found.data(batch), steps, SCORES if len(found.val) else {})
+
+
+def _networks(chosen: Preset, found: FoundPictures, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
+    widths = [max(8, int(each * width) // 8 * 8) for each in chosen.widths]
+    rule: dict[str, Any] = dict(
+        widths=widths,
+        groups=[max(1, 2 * each // chosen.wide) for each in widths],
+        classes=found.classes,
+        channels=found.channels,
+        low=chosen.low if bf16 else 0,
+    )
+    return R3Generator(size=found.size, **rule), R3Discriminator(**rule)
+
+
+def networks_of(path: Path, found: FoundPictures) -> tuple[R3Generator, R3Discriminator]:
+    """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
+    from nets.published.from_noise import ours
+    from nets.published.pickles import read
+
+    saved = read(path)
+    if missing := {"G", "D"} - saved.keys():
+        raise UserError(f"{path} has no '{min(missing)}'; take a file with both networks, such as a snapshot")
+    generator, discriminator = ours(saved["G"]).train(), ours(saved["D"]).train()
+    if not (isinstance(generator, R3Generator) and isinstance(discriminator, R3Discriminator)):
+        raise UserError(f"{path} has no R3GAN networks, but {type(generator).__name__}; type another run")
+    side, channels = discriminator.side, generator.AggregationLayer.Layer.out_channels
+    if not side // 2 < max(found.size) <= side:
+        raise UserError(f"{path} draws {side} x {side}, and pictures have {found.size}; type --size {side}")
+    if channels != found.channels:
+        raise UserError(
+            f"{path} draws {channels} channels, and pictures have {found.channels}; type --channels {channels}"
+        )
+    if generator.classes != found.classes:
+        raise UserError(f"{path} knows {generator.classes} classes, and pictures have {found.classes}; take others")
+    generator.size = found.size
+    return generator, discriminator

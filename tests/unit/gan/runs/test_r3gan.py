@@ -1,0 +1,81 @@
+"""The run on pictures: its configurations are the published ones, and it begins with published weights."""
+
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from gan.files.errors import UserError
+from gan.runs import build
+from gan.runs.r3gan import PRESETS, preset
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.r3 import R3Discriminator, R3Generator
+from tests.support import families
+
+TINY = dict(batch_size=4, width=0.02, workers=0, held_out=0.25, max_steps=4)
+NAMES = {"CIFAR10": "cifar10", "FFHQ-64": "ffhq64", "FFHQ-256": "ffhq256"} | {
+    f"ImageNet-{side}": f"imagenet{side}" for side in (32, 64)
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configurations_are_the_published_ones(name):
+    wanted, found = families.load("r3gan.pt")["presets"][name], PRESETS[NAMES[name]]
+    networks, schedule = wanted["G_kwargs"], lambda key: tuple(wanted[f"{key}_scheduler"].values())
+    assert list(found.widths) == networks["WidthPerStage"]
+    assert [2 * width // found.wide for width in found.widths] == networks["CardinalityPerStage"]
+    assert found.low == len(networks["FP16Stages"])
+    for values, key in ((found.gamma, "gamma"), ((0, found.p), "aug"), ((0, found.ema), "ema")):
+        assert schedule(key) == pytest.approx((*values, found.images))
+    assert set(networks["BlocksPerStage"]) == {2} and networks["NoiseDimension"] == 64
+
+
+def test_other_sizes_are_between_the_published_ones():
+    for name in ("ffhq64", "ffhq256"):
+        side = int(name.removeprefix("ffhq"))
+        found, wanted = preset("auto", (side, side - 1)), PRESETS[name]
+        assert found.widths == wanted.widths and found.gamma == pytest.approx(wanted.gamma, rel=0.03)
+        assert (found.low, found.batch, found.images) == (wanted.low, wanted.batch, wanted.images)
+    with pytest.raises(UserError, match="type --config auto"):
+        preset("cifar10", (64, 64))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> str:
+    """Two folders of small pictures, wider than high."""
+    for number in range(16):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray(numpy.full((12, 16, 3), 16 * number, dtype=numpy.uint8)).save(path)
+    return str(tmp_path / "data")
+
+
+def test_class_folders_of_any_shape_are_trained_on(pictures):
+    run = build("r3gan", data=pictures, size="16x12", augment=0.5, **TINY)
+    batch, game = next(iter(run.data.train_dataloader())), run.game
+    assert game.generator.classes == 2 and game.augment is not None and batch["image"].shape == (4, 3, 12, 16)
+    losses = [loss for play in (game.judge, game.fool) for loss in play(batch).values()]
+    assert torch.stack(losses).isfinite().all()
+    assert game.show(batch)["output"].shape == (4, 3, 12, 16)
+
+
+def test_a_run_begins_with_published_weights(pictures, tmp_path):
+    torch.manual_seed(5)
+    nets = R3Generator(7, (16, 8, 8), classes=2), R3Discriminator((16, 8, 8), classes=2)
+    write(tmp_path / "nets.pkl", dict(zip("GD", map(published, nets), strict=True)))
+    typed = dict(TINY, data=pictures, from_=str(tmp_path / "nets.pkl"))
+    del typed["width"]
+    game = build("r3gan", size="16x12", **typed).game
+    for net, wanted in zip((game.generator, game.discriminator), nets, strict=True):
+        assert all(torch.equal(value, wanted.state_dict()[name]) for name, value in net.state_dict().items())
+    assert game.generator(torch.zeros(1, 7), torch.eye(2)[:1]).shape == (1, 3, 12, 16)
+    for words, change in (
+        ("--size 16", {"size": 8}),
+        ("--channels 3", {"channels": 1}),
+        ("classes", {"classes": False}),
+    ):
+        with pytest.raises(UserError, match=words):
+            build("r3gan", **{"size": "16x12", **typed, **change})
