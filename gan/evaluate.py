@@ -13,7 +13,7 @@ from gan.app.command import command, run_ranks, take_place, working
 from gan.app.outputs import run, say
 from gan.app.run import options
 from gan.app.run.parser import Parser
-from gan.app.scoring.names import INCEPTION, NEEDS
+from gan.app.scoring.names import NEEDS
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from strategies.processes.launched import launched
@@ -34,6 +34,8 @@ ROWS = {
     "kid": "KID",
     "feature_distance": "Fréchet distance (not FID)",
     "kernel_distance": "kernel distance (not KID)",
+    "precision": "precision, share of what is made that looks real",
+    "recall": "recall, share of what is real that is made",
     "miou": "mIoU",
     "accuracy": "pixel accuracy",
     "miou_of_truth": "mIoU of the true pictures",
@@ -50,7 +52,7 @@ def table(result: dict[str, Any]) -> str:
     for name, title in ROWS.items():
         values = [figures.get(name) for figures in scores.values()]
         if any(value is not None for value in values):
-            title += f" by {network}" if name.endswith("_distance") else ""
+            title += f" by {network}" if name.endswith("_distance") or name in ("precision", "recall") else ""
             rows.append((title, *("–" if value is None else f"{value:.5g}" for value in values)))
     lines = [f"{result['folder']}, step {result['step']}: {result['pictures']} {of}", *outputs.table(rows)]
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -113,8 +115,9 @@ def parse(argv: list[str] | None = None) -> Namespace:
     options.add_saved_run(parser)
     add = parser.add_argument
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
-    what = f"weights for FID and KID; default: {INCEPTION} in torch's cache"
-    add("--inception", type=Path | None, default=None, help=what)
+    add("--inception", type=Path | None, default=None, help=options.INCEPTION)
+    what = "an .npz with mu and sigma of the true pictures' features, to compare with in place of held-out pictures"
+    add("--statistics", type=Path | None, default=None, help=what)
     what = "weights for mIoU: a state dict of a torchvision segmentation network"
     add("--segmenter", type=Path | None, default=None, help=what)
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
@@ -152,6 +155,7 @@ def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> 
         opened,
         scores=request.scores,
         inception=request.inception,
+        statistics=request.statistics,
         segmenter=request.segmenter,
         ignore=request.ignore_labels,
         count=request.count,

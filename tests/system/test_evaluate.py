@@ -1,5 +1,6 @@
 """The command: every held-out sample scored once, the same figures at any number of ranks, a table and JSON."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -15,7 +16,8 @@ from datasets.augment import to_tensors
 from gan import evaluate as command
 from gan import noise
 from gan.app.painting.reopen import open_run
-from gan.app.scoring import features, pixels, scorer, scoring
+from gan.app.scoring import distances, features, pixels, scorer, scoring
+from gan.app.scoring.distances import Known
 from gan.app.scoring.scorer import NEEDS
 from tests.support import inception, opening
 from tests.support.parity import often
@@ -36,7 +38,7 @@ def quick():
 @pytest.fixture(autouse=True)
 def no_networks(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    monkeypatch.setattr(scorer.features, "vgg", quick)
+    monkeypatch.setattr(scorer.features, "always", quick)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +59,7 @@ def opened(run, held_out=5):
 
 def figures(run, segmenter, batch_size, forget_places=False):
     """The scores that this rank, or all ranks together, compute."""
-    features.vgg = quick
+    features.always = quick
     at = noise.at
     if forget_places:
         torch.manual_seed(0)
@@ -72,7 +74,7 @@ def figures(run, segmenter, batch_size, forget_places=False):
 @pytest.fixture(scope="module")
 def alone(sean_run, segmenter):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(features, "vgg", quick)
+        patch.setattr(features, "always", quick)
         return {size: figures(sean_run, segmenter, size)[0] for size in (1, 3, 8)}
 
 
@@ -133,17 +135,19 @@ def test_transfer_errors_are_those_that_validation_logs(sean_run):
 
 
 @pytest.mark.slow
-def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_path):
+def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_path, monkeypatch):
     network = inception.save(tmp_path / "weights.pth")
+    monkeypatch.setattr(features, "WEIGHTS", hashlib.sha256((tmp_path / "weights.pth").read_bytes()).hexdigest())
     found = open_run(str(sean_run), held_out=3)
     result = scoring.evaluate(found, scores=("fid", "kid"), inception=tmp_path / "weights.pth", batch_size=2)
     assert result["scores"]["transfer"].keys() == {"fid", "kid"}
-    assert result["about"]["features"]["file"] == str(tmp_path / "weights.pth")
+    assert result["about"]["features"]["file"] == "weights.pth"
     with torch.no_grad():
         ((_, made),) = scoring._made(found, 3, "cpu", 3)
         seen = [network(features.as_bytes(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
-    assert result["scores"]["transfer"]["fid"] == pytest.approx(features.frechet_distance(*seen), rel=1e-3)
-    assert result["scores"]["transfer"]["kid"] == pytest.approx(features.kernel_distance(*seen)[0], rel=1e-3)
+    fid = distances.frechet_distance(*map(Known.of, seen))
+    assert result["scores"]["transfer"]["fid"] == pytest.approx(fid, rel=1e-3)
+    assert result["scores"]["transfer"]["kid"] == pytest.approx(distances.kernel_distance(*seen)[0], rel=1e-3)
 
 
 def test_the_command_prints_a_table_and_saves_json(sean_run, segmenter, tmp_path, capsys):

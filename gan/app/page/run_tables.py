@@ -73,16 +73,18 @@ def scores(opened: SavedRun) -> list[str]:
 
 def curves(opened: SavedRun) -> Charts:
     """A chart for each phase's losses, one for gradient norms and one for held-out scores."""
-    panels = metrics.panels(metrics.read(opened.folder.metrics))
+    rows = metrics.read(opened.folder.metrics)
+    panels, (kimg, words) = metrics.panels(rows), metrics.clock(rows)
     if not panels:
         return Charts({}, "This run has logged nothing yet.")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "chart.svg"
         drawings = {}
         for group, panel in panels.items():
-            metrics.draw_panels({group: panel}, path)
+            metrics.draw_panels({group: panel}, path, kimg=kimg)
             drawings[group] = path.read_text("utf-8")
-    return Charts(drawings, "Pale: as logged. Full: the running mean over a twentieth of the curve.")
+    note = "Pale: as logged. Full: the running mean over a twentieth of the curve."
+    return Charts(drawings, f"{note} {words}." if words else note)
 
 
 def over_time(opened: SavedRun, most: int = 12) -> Table:

@@ -42,6 +42,7 @@ class RunFolder:
     curves = File("curves.png")  # the metrics as a picture
     samples = File("samples")  # the reals and the grids
     best = File("best.json")  # the scores of the checkpoints that are kept; see keep.py
+    scores = File("scores.json")  # the last scores of --score-every, and how they were computed
     lock = File("run.lock")  # locked by the process that trains this run, see `training`
     checkpoints = File("checkpoints")
 

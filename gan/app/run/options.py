@@ -27,6 +27,8 @@ ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning'
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
+INCEPTION = "file of FID's Inception: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's inception-2015-12-05.pt"
+
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
   python -m gan.fit cyclegan-faces --devices 1
@@ -184,8 +186,17 @@ def _add_own(parser: Parser) -> None:
     what = "train on while a checkpoint is written; needs host memory for a copy of what each rank writes"
     add("--save_in_background", type=bool, default=True, help=what)
     add("--keep", type=PositiveInt, default=2, metavar="COUNT", help="how many of the newest checkpoints to keep")
-    what = "how many of the best ones to keep as well, by the run's first score"
+    what = "how many of the best ones to keep as well"
     add("--keep_best", type=NonNegativeInt, default=0, metavar="COUNT", help=what)
+    what = "the score that tells which are best, such as fid; default: the run's first score"
+    add("--keep_best_by", type=str | None, default=None, metavar="NAME", help=what)
+    what = "steps between scores of the pictures made: FID, KID, precision and recall; default: none"
+    add("--score_every", type=PositiveInt | None, default=None, metavar="STEPS", help=what)
+    what = "pictures made for a score; default: as many as are trained on, 50,000 at most; published: 50,000"
+    add("--score_count", type=PositiveInt | None, default=None, metavar="COUNT", help=what)
+    add("--inception", type=str | None, default=None, metavar="FILE", help=INCEPTION)
+    what = "an .npz with mu and sigma of the true pictures' features; default: of all pictures that it trains on"
+    add("--statistics", type=str | None, default=None, metavar="FILE", help=what)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     what = "also log by tensorboard or wandb, which must be installed"
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help=what)

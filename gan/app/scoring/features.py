@@ -1,18 +1,18 @@
-"""Scores that compare two sets of pictures by a network's features: FID and KID, and a replacement for them."""
+"""Networks whose features tell how far one set of pictures is from another: FID's Inception, and its replacement."""
 
 import hashlib
 import io
-import warnings
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchmetrics.image.fid import FrechetInceptionDistance
-from torchmetrics.image.kid import KernelInceptionDistance
-from torchvision.models import vgg19
 
+from gan.app.scoring.distances import SEED
 from gan.app.scoring.names import INCEPTION
 from gan.files.disk import load_plain
 from gan.files.errors import UserError
@@ -20,7 +20,13 @@ from nets.published import load_vgg19
 from nets.vgg import Vgg19
 
 VGG = "vgg19-dcbb9e9d.pth"
-SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 0  # KID's, as Binkowski et al. 2018 have them
+
+# The published Inception of FID, by the SHA-256 of the two files that others read: the weights that torch-fidelity and
+# pytorch-fid (as pt_inception-...) share, and NVIDIA's program of TorchScript, inception-2015-12-05.pt.
+WEIGHTS = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+TORCHSCRIPT = "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4"
+
+NAMES = (INCEPTION, "pt_inception-2015-12-05-6726825d.pth", "inception-2015-12-05.pt")
 
 
 @dataclass(frozen=True)
@@ -43,53 +49,94 @@ def cached(name: str) -> Path:
 
 
 def inception(path: Path | None = None) -> Extractor:
-    """The Inception network of FID with weights from a file, or from torch's cache. Nothing is downloaded."""
-    file = path or cached(INCEPTION)
+    """The published Inception of FID, from a file or from torch's cache. Nothing is downloaded.
+
+    It resizes pictures to 299 pixels itself, as TensorFlow 1 did: bilinear, without antialias. A file with another
+    hash is refused, because its distances would not be FID. So no program but NVIDIA's is ever run.
+    """
+    file = path or next(filter(Path.is_file, map(cached, NAMES)), cached(INCEPTION))
     if not file.is_file():
         raise UserError(
             f"FID and KID need the Inception weights, and there is no {file}; bring {INCEPTION}, a release file of "
             f"torch-fidelity, to that place, or type --inception and its path"
         )
-    weights = read_weights(file, "the Inception weights")
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest not in (WEIGHTS, TORCHSCRIPT):
+        raise UserError(
+            f"{file} is not the published Inception of FID (its SHA-256 begins with {digest[:8]}); bring {INCEPTION}, "
+            f"a release file of torch-fidelity, or NVIDIA's inception-2015-12-05.pt"
+        )
+    network = _weights(file) if digest == WEIGHTS else _Scripted(file)
+    about = {"file": file.name, "sha256": digest, "layer": "2048, before the last"}
+    return Extractor("Inception", network, 2048, fid=True, about=about)
+
+
+def _weights(file: Path) -> nn.Module:
     # torch-fidelity would unpickle anything in the file. So it gets a copy with only the tensors.
     plain = io.BytesIO()
-    torch.save(weights, plain)
+    torch.save(read_weights(file, "the Inception weights"), plain)
     plain.seek(0)
     try:
-        # Pictures are resized without antialiasing, as in the first Inception: published figures are made so.
         # pyrefly: ignore[bad-argument-type] - torch.load reads the "path", and an open file as well
-        metric = FrechetInceptionDistance(feature_extractor_weights_path=plain, antialias=False)
+        return FrechetInceptionDistance(feature_extractor_weights_path=plain, antialias=False).inception
     except ModuleNotFoundError as error:
         raise UserError("FID and KID need torch-fidelity; type pip install torch-fidelity") from error
-    except RuntimeError as error:
-        raise UserError(f"{file} holds weights of another network than FID's Inception; bring {INCEPTION}") from error
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    published = digest.startswith(INCEPTION.rpartition("-")[2].removesuffix(".pth"))
-    name = "Inception" if published else "Inception with weights other than the published ones"
-    about = {"file": str(file), "sha256": digest, "published": published, "layer": 2048, "resize": "TensorFlow 1"}
-    return Extractor(name, metric.inception, 2048, fid=True, about=about)
 
 
-def vgg() -> Extractor:
-    """The replacement for Inception: torchvision's VGG-19 where its weights are cached, else one with random weights.
+class _Scripted(nn.Module):
+    """NVIDIA's file, which has the program with the weights."""
 
-    Features of a network with random weights can also rank sets of pictures, and are not made for one kind of
-    picture: Naeem et al. 2020.
-    """
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.net = torch.jit.load(file, map_location="cpu").eval()
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.net(pictures, return_features=True)
+
+
+def best(path: Path | None = None) -> Extractor:
+    """FID's Inception, if its file is named or there, else what is always there."""
+    there = path is not None or any(map(Path.is_file, map(cached, NAMES)))
+    return inception(path) if there else always()
+
+
+def always() -> Extractor:
+    """What is there without Inception: torchvision's VGG-19 where its weights are cached, else random convolutions."""
     file = cached(VGG)
     if file.is_file():
-        return Extractor(
-            "VGG-19 relu5_1", Pooled(load_vgg19(str(file), normalise=True)), 512, about={"file": str(file)}
-        )
-    dice = torch.Generator().manual_seed(SEED)
-    with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in vgg19(weights=None).named_parameters()}
-    weights = {name: torch.zeros(shape) for name, shape in shapes.items() if name.startswith("features.")}
-    for weight in weights.values():
-        if weight.ndim == 4:
+        network = Pooled(load_vgg19(str(file), normalise=True))
+        return Extractor("VGG-19 relu5_1", network, 512, about={"file": file.name})
+    network = RandomConvolutions()
+    return Extractor("random convolutions", network, network.size, about={"weights": f"He et al. 2015, seed {SEED}"})
+
+
+class RandomConvolutions(nn.Module):
+    """Five convolutions of random weights that are always the same, each at half the size of the one before.
+
+    The features are the mean and the deviation of each channel. Features of a network with random weights can also
+    rank sets of pictures, and are not made for one kind of picture: Naeem et al. 2020.
+    """
+
+    widths = (3, 32, 64, 128, 128, 128)
+
+    def __init__(self) -> None:
+        super().__init__()
+        dice = torch.Generator().manual_seed(SEED)
+        self.layers = nn.ParameterList()
+        for inside, outside in pairwise(self.widths):
+            weight = torch.empty(outside, inside, 3, 3)
             nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=dice)
-    network = Pooled(Vgg19(weights, normalise=True))
-    return Extractor("random VGG-19 relu5_1", network, 512, about={"weights": f"He et al. 2015, seed {SEED}"})
+            self.layers.append(nn.Parameter(weight, requires_grad=False))
+        self.size = 2 * sum(self.widths[1:])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x, found = pictures.float() / 127.5 - 1, []
+        for weight in self.layers:
+            x = F.relu(F.conv2d(x, weight, padding=1))
+            found += [x.mean((2, 3)), x.std((2, 3), correction=0)]
+            x = F.avg_pool2d(x, 2, ceil_mode=True)
+        return torch.cat(found, 1)
 
 
 class Pooled(nn.Module):
@@ -104,69 +151,12 @@ class Pooled(nn.Module):
 
 
 def as_bytes(pictures: Tensor) -> Tensor:
-    """Pictures in [-1, 1] as the bytes of their files."""
-    return ((pictures.clamp(-1, 1) + 1) * 127.5).round().byte()
-
-
-def frechet_distance(made: Tensor, truth: Tensor) -> float:
-    """The distance between two sets of features [N, D] as Gaussians; it is the FID if the features are Inception's."""
-    # FID of Heusel et al. 2017. See [Note: a small space]
-    made, truth = _small_space(made.double(), truth.double())
-    metric = FrechetInceptionDistance(feature=_Given(made.shape[1]), sync_on_compute=False)
-    metric.update(made, real=False)
-    metric.update(truth, real=True)
-    return float(metric.compute())
-
-
-def _small_space(made: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """The same points in fewer dimensions, where there are fewer points than dimensions.
-
-    [Note: a small space]
-    The distance depends only on lengths and angles, and N points lie in a space of N - 1 dimensions. There the matrix
-    is only 64 x 64, and its eigenvalues are computed fast and exactly. For a 2048 x 2048 matrix of rank 63 they take a
-    minute; 1985 of them should be 0 and are not quite, and their roots add up to a thousandth of the score.
-    """
-    both = torch.cat([made, truth])
-    if len(both) < both.shape[1]:
-        left, lengths, _ = torch.linalg.svd(both - both.mean(0), full_matrices=False)
-        both = left * lengths
-    return both[: len(made)], both[len(made) :]
-
-
-def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
-    """The squared distance between two sets of features [N, D] under a cubic kernel, and its standard deviation.
-
-    Both are over seeded random subsets. The distance is the KID if the features are Inception's.
-    """
-    # KID of Binkowski et al. 2018.
-    sizes = kernel_subsets(len(made))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*will save all extracted features.*")
-        metric = KernelInceptionDistance(
-            _Given(made.shape[1]), sizes["subsets"], sizes["subset_size"], sync_on_compute=False
-        )
-    metric.update(made.double(), real=False)
-    metric.update(truth.double(), real=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        mean, deviation = metric.compute()
-    return float(mean), float(deviation)
-
-
-def kernel_subsets(count: int) -> dict[str, int]:
-    """How many subsets there are, and of how many pictures; one subset where it has all pictures."""
-    return {"subsets": SUBSETS if count > SUBSET_SIZE else 1, "subset_size": min(SUBSET_SIZE, count)}
-
-
-class _Given(nn.Module):
-    """Stands in a metric for its network, where the features are computed already."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.num_features = size
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features
+    """Pictures in [-1, 1] as the bytes of their files, in three colours: grey thrice, and RGBA on white."""
+    if pictures.shape[1] in (2, 4):
+        colours, opaque = pictures[:, :-1], (pictures[:, -1:].clamp(-1, 1) + 1) / 2
+        pictures = 1 + (colours - 1) * opaque
+    pictures = ((pictures.clamp(-1, 1) + 1) * 127.5).round().byte()
+    return pictures.expand(-1, 3, -1, -1)
 
 
 def read_weights(file: Path, what: str) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ NEEDS = {
     "fid": "two pictures or more",
     "kid": "two pictures or more",
     "features": "two pictures or more",
+    "precision": "two pictures or more",
+    "recall": "two pictures or more",
     "miou": "pictures painted from label maps",
     "transfer": "the drawn truth of style transfers, which the built-in faces have",
     "mel": "sounds, and the true ones",

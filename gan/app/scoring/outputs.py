@@ -122,3 +122,36 @@ def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> d
 @makes.register
 def _hifigan(game: HifiGan, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Heard]:
     return {"sounds": Heard(game.mel(game.voice(batch["wave"])), game.mel(batch["wave"]))}
+
+
+# ---- what a discriminator thinks, for the health of a run ----
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a discriminator thinks of pictures [B], more for what looks real; and the fakes of the generator."""
+
+    real: Tensor
+    fake: Tensor
+    pictures: Tensor
+    fakes: Tensor
+
+
+@singledispatch
+def judges(game: GanModule, batch: dict[str, Tensor]) -> Judged | None:
+    """What a game's discriminator thinks of a batch and of fakes for it, as in a phase but not augmented.
+
+    None for a game without one. To have the health of a game of your own, register a function for its class with
+    `@judges.register`.
+    """
+    return None
+
+
+@judges.register
+def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | None:
+    judge = getattr(game, "discriminator", getattr(game, "critic", None))
+    if judge is None:
+        return None
+    image = batch["image"]
+    fakes = game.draw(image)
+    return Judged(judge(image), judge(fakes), image, fakes)

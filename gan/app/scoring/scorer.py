@@ -10,6 +10,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 
 from gan.app.scoring import features, pixels
+from gan.app.scoring.distances import ALL, SEED, Known, distances, kernel_subsets, named
 from gan.app.scoring.features import Extractor
 from gan.app.scoring.names import NEEDS
 from gan.app.scoring.outputs import Heard, Made
@@ -18,6 +19,8 @@ from gan.files.errors import UserError
 Rows = dict[str, Tensor]
 
 NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
+
+DISTANCES = {"fid": "frechet", "kid": "kernel"}  # by features that are not Inception's they have these names
 
 # The figures that are means of one number a picture.
 MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill", "mel_error")
@@ -30,6 +33,7 @@ class Scorer:
     scores: tuple[str, ...]
     labels: int = 0
     extractor: Extractor | None = None
+    truth: Known | None = None  # statistics that a person has named, in place of the held-out pictures
     segmenter: nn.Module | None = None
     segmenter_file: Path | None = None
     ignore: tuple[int, ...] = ()
@@ -84,7 +88,10 @@ class Scorer:
             error, pixels_known = rows["transfer"].sum(0).tolist()
             figures["transfer_error"] = error / max(1.0, pixels_known)
         if self.extractor is not None and "features" in rows:
-            figures |= self._distances(self.extractor.fid, rows["features"], rows["features of truth"])
+            truth = self.truth or Known.of(rows["features of truth"])
+            wanted = {DISTANCES.get(name, name) for name in self.scores} & set(ALL)
+            wanted |= {"frechet", "kernel"} if "features" in self.scores else set()
+            figures |= named(distances(rows["features"], truth, wanted), self.extractor.fid)
         for name, confusion in sums.items():
             found = pixels.intersection_over_union(confusion)
             suffix = name.removeprefix("confusion").replace(" ", "_")
@@ -92,17 +99,6 @@ class Scorer:
             figures[f"accuracy{suffix}"] = pixels.accuracy(confusion)
             names = label_names or [str(label) for label in range(self.labels)]
             figures[f"iou{suffix}"] = dict(zip(names, found.tolist(), strict=True))
-        return figures
-
-    def _distances(self, fid: bool, made: Tensor, truth: Tensor) -> dict[str, float]:
-        figures = {}
-        if not fid or "fid" in self.scores:
-            figures["fid" if fid else "feature_distance"] = features.frechet_distance(made, truth)
-        if not fid or "kid" in self.scores:
-            name = "kid" if fid else "kernel_distance"
-            figures[name], deviation = features.kernel_distance(made, truth)
-            if features.kernel_subsets(len(made))["subsets"] > 1:
-                figures[f"{name}_deviation"] = deviation
         return figures
 
     def notes(self, count: int) -> list[str]:
@@ -116,8 +112,6 @@ class Scorer:
                     f"{name} of {count} pictures is far above that of many, as its covariances are of {size} features; "
                     f"compare it at equal numbers of pictures only"
                 )
-            if not self.extractor.about.get("published", True):
-                notes.append("the Inception weights are not the published ones, so neither are FID and KID")
         return notes
 
     def about(self, count: int) -> dict[str, Any]:
@@ -127,7 +121,8 @@ class Scorer:
             about["ssim"] = {**pixels.WINDOW, "pictures": "floats in 0..1"}
         if self.extractor is not None:
             about["features"] = {"network": self.extractor.name, **self.extractor.about}
-            about["kernel"] = {**features.kernel_subsets(count), "seed": features.SEED, "degree": 3}
+            about["features"] |= {"flips": False, "truncation": "none", "covariance": "divided by N - 1"}
+            about["kernel"] = {**kernel_subsets(count), "seed": SEED, "degree": 3}
         if self.segmenter is not None:
             about["segmenter"] = {
                 "file": str(self.segmenter_file),
@@ -144,6 +139,7 @@ def choose(
     *,
     labels: int = 0,
     inception: Path | None = None,
+    statistics: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
 ) -> Scorer:
@@ -169,10 +165,10 @@ def choose(
                 raise UserError(f"it needs {NEEDS[name]}")
             if name == "features" and scorer.extractor is not None:
                 continue  # FID or KID are computed already
-            if name == "features":
-                scorer.extractor = features.vgg()
             if name in ("fid", "kid") and scorer.extractor is None:
                 scorer.extractor = features.inception(inception)
+            if name in ("features", "precision", "recall") and scorer.extractor is None:
+                scorer.extractor = features.always() if name == "features" else features.best(inception)
             if name == "miou":
                 scorer.segmenter = pixels.segmenter(segmenter, labels)
         except UserError as error:
@@ -181,6 +177,8 @@ def choose(
             scorer.left_out[name] = str(error)
         else:
             scorer.scores += (name,)
+    if statistics is not None:
+        scorer.truth = Known.read(statistics, None if scorer.extractor is None else scorer.extractor.size)
     return scorer
 
 
@@ -188,6 +186,6 @@ def _fitting(made: Made | Heard, count: int) -> set[str]:
     if isinstance(made, Heard):
         return {"mel"}
     fitting = {"ssim", "rmse", "psnr"} if made.paired else set()
-    fitting |= {"fid", "kid", "features"} if count >= 2 else set()
+    fitting |= {"fid", "kid", "features", "precision", "recall"} if count >= 2 else set()
     fitting |= {"miou"} if made.label is not None else set()
     return fitting | ({"transfer"} if made.known is not None else set())

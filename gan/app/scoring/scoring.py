@@ -35,6 +35,7 @@ def evaluate(
     *,
     scores: tuple[str, ...] = (),
     inception: Path | None = None,
+    statistics: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
     count: int | None = None,
@@ -54,7 +55,7 @@ def evaluate(
 
     # What the game makes of one sample shows which scores are possible.
     ((_, shown),) = _made(opened, count, device, 1, first=1)
-    files = {"inception": inception, "segmenter": segmenter}
+    files = {"inception": inception, "statistics": statistics, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
 
     # Score this rank's batches.
@@ -84,6 +85,7 @@ def evaluate(
         "left_out": scorer.left_out,
         "notes": scorer.notes(count),
         "about": scorer.about(count),
+        "averaged": sorted(opened.averaged),
         "settings": opened.settings,
         "computed": {"ranks": ranks, "batch_size": batch_size, "device": _device_name(device)},
         "versions": {"python": platform.python_version(), **VERSIONS},

@@ -1,84 +1,25 @@
-"""The callbacks of `gan.fit`: the progress bar, pictures, scores and settings. keep.py has that of checkpoints."""
+"""The callbacks of `gan.fit` for pictures, validation and settings; pace, keep, health and scores have files."""
 
-import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from tqdm import tqdm
 
 from gan.app.painting import grids
 from gan.app.painting.reopen import batches_of, first_samples, shown
 from gan.app.run.folder import RunFolder
 from gan.app.training import metrics
+from gan.app.training.computing import computing
 from gan.app.training.metrics import Spare
+from gan.app.training.pace import between_steps
 from gan.files.disk import whole_file
 from strategies import random_state
-from strategies.strategy import phase_strategy
 
 SHOWN = 8
 PAGE = 64  # pictures
-
-
-class Bar(ProgressBar):
-    """One bar for the whole run: the losses of each phase, and samples per second over all ranks, if their number is
-    known.
-    """
-
-    def __init__(self, batch_size: int | None) -> None:
-        super().__init__()
-        self.batch_size = batch_size
-        self.bar: tqdm | None = None
-
-    def disable(self) -> None:
-        """Lightning calls this on all ranks except the first."""
-        self.bar = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the bar at the step where training starts. For a resumed run this is not 0."""
-        terminal = sys.stderr.isatty()
-        self.bar = tqdm(
-            total=trainer.max_steps,
-            initial=trainer.global_step,
-            unit="step",
-            disable=not trainer.is_global_zero,
-            dynamic_ncols=True,
-            mininterval=0.5 if terminal else 20,
-            maxinterval=60,
-        )
-        self.started, self.first = time.monotonic(), trainer.global_step
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
-        if self.bar is not None and self.bar.update(1):
-            text = _losses(phase_strategy(trainer).steps.losses)
-            if self.batch_size is not None:
-                steps = trainer.global_step - self.first
-                text += f" | {steps * self.batch_size / (time.monotonic() - self.started):.0f} samples/s"
-            self.bar.set_postfix_str(text, refresh=True)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the last state on the screen."""
-        if self.bar is not None:
-            self.bar.close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the error message has a line of its own."""
-        self.on_train_end(trainer, pl_module)
-
-
-def _losses(losses: dict[str, Tensor]) -> str:
-    phases: dict[str, list[str]] = {}
-    for name, loss in losses.items():
-        phase, _, label = name.rpartition("/")
-        if not label.endswith("_grad_norm"):
-            phases.setdefault(phase, []).append(f"{label} {loss.item():.3f}")
-    return " | ".join(f"{phase}: {' '.join(parts)}" for phase, parts in phases.items())
 
 
 class Pictures(Callback):
@@ -119,17 +60,12 @@ class Pictures(Callback):
         """Draw the curves again, because the last validation came after the last grid."""
         self._curves(trainer)
 
-    @torch.no_grad()
     def _draw(self, trainer: Trainer, game: Any) -> None:
         # All ranks compute, because a sharded player needs them all. Every grid gets the same noise.
-        modes = [(module, module.training) for module in game.modules()]
-        game.eval()
-        with game.averaged(), trainer.precision_plugin.forward_context():
-            batch = trainer.strategy.batch_to_device(self.batch)
-            columns = shown(game, trainer.precision_plugin.convert_input(batch))
-        for module, mode in modes:
-            module.training = mode
-        self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
+        with between_steps(trainer, "grid", self.every):
+            with computing(trainer, game) as prepared:
+                columns = shown(game, prepared(self.batch))
+            self._save(trainer, columns, f"step-{trainer.global_step:06d}.png")
 
     def _draw_page(self, source: Any) -> None:
         """One page of pictures as they enter training."""
@@ -152,7 +88,9 @@ class Pictures(Callback):
     def _curves(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and (found := metrics.panels(self.record.rows)):
             with self._spare.trying(self.folder.curves):
-                metrics.draw_panels(found, self.folder.curves, self.folder.path.name)
+                kimg, words = metrics.clock(self.record.rows)
+                title = f"{self.folder.path.name}: {words}" if words else self.folder.path.name
+                metrics.draw_panels(found, self.folder.curves, title, kimg)
 
 
 class Score(Callback):

@@ -3,10 +3,11 @@
 import json
 import math
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from gan.app.run.folder import RunFolder
 from gan.app.training import start
 from gan.app.training.metrics import Spare, warn
+from gan.app.training.pace import between_steps
 from gan.files.contents import need, numbers
 from gan.files.disk import whole_file
 from gan.files.errors import DiskError, UserError
@@ -54,7 +56,10 @@ class Keep(Callback):
         best: int = 0,
         score: str = "",
     ) -> None:
-        """Keep the `newest` checkpoints, and the `best` ones by the metric `score`, of which lower is better."""
+        """Keep the `newest` checkpoints, and the `best` ones by the metric `score`.
+
+        Lower is better, but of precision and recall.
+        """
         self.folder, self.every, self.in_background, self.newest = folder, every, in_background, newest
         self.best, self.score = best, score
         self.scores = self._saved_scores() if best else {}  # of the validation after a step's checkpoint
@@ -106,7 +111,8 @@ class Keep(Callback):
         due = step % self.every == 0 or step == trainer.max_steps
         ends = self.ending.look() or phase_strategy(trainer).steps.guard.hopeless
         if due or ends:
-            self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
+            with between_steps(trainer, "checkpoint", self.every):
+                self.save(trainer, self.in_background and not ends and step != trainer.max_steps)
 
     def save(self, trainer: Trainer, in_background: bool) -> None:
         """Save this step's checkpoint. When it is whole, remove those that are not kept any more."""
@@ -137,10 +143,14 @@ class Keep(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the score of the step that was saved before this validation."""
+        self.note(trainer, trainer.callback_metrics)
+
+    def note(self, trainer: Trainer, found: Mapping[str, Any]) -> None:
+        """Note the score of the step that was saved before these metrics were found."""
         if not self.best or self.wrote is None or not trainer.is_global_zero:
             return
-        if trainer.global_step in self.wrote and self.score in trainer.callback_metrics:
-            scores = {**self.scores, trainer.global_step: float(trainer.callback_metrics[self.score])}
+        if trainer.global_step in self.wrote and self.score in found:
+            scores = {**self.scores, trainer.global_step: float(found[self.score])}
             self.scores = {step: each for step, each in scores.items() if step in self.wrote and math.isfinite(each)}
             with self._spare.trying(self.folder.best), whole_file(self.folder.best) as part:
                 part.write_text(json.dumps({"score": self.score, "steps": self.scores}, indent=1) + "\n", "utf-8")
@@ -160,7 +170,8 @@ class Keep(Callback):
 
     def _ranked(self, steps: Collection[int]) -> list[int]:
         """The steps among these that have a score, the best one first; of equal ones, the later one."""
-        return sorted(self.scores.keys() & set(steps), key=lambda step: (self.scores[step], -step))
+        sign = -1 if self.score.endswith(("precision", "recall")) else 1
+        return sorted(self.scores.keys() & set(steps), key=lambda step: (sign * self.scores[step], -step))
 
     def best_checkpoint(self) -> tuple[Path, float] | None:
         """The best one that is there, and its score. None without one, or if the best ones are not kept."""

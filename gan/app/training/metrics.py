@@ -6,12 +6,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+from tqdm import tqdm
 
 from gan.app.run.folder import RunFolder
 from gan.files.disk import whole_file
@@ -154,22 +156,47 @@ def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[
 
 Panel = dict[str, list[tuple[int, float]]]
 
+LAST = ("gradient norms", "health", "gap", "score", "precision and recall", "val")  # the panels after those of phases
+TITLES = {
+    "gap": "scores of pictures above those of fakes",
+    "score": "distance from the true pictures",
+    "val": "held-out scores",
+}
+
+
+CLOCK = ("pictures", "seconds")  # so far: of no panel
+
 
 def panels(rows: dict[int, dict[str, float]]) -> dict[str, Panel]:
-    """The curves of each phase's losses, of the gradient norms and of the held-out scores."""
+    """The curves of each phase's losses, of gradient norms and health, of scores and of the held-out scores."""
     found: dict[str, Panel] = defaultdict(lambda: defaultdict(list))
     for step, row in sorted(rows.items()):
         for name, value in row.items():
+            if name in CLOCK:
+                continue
             group, _, label = name.rpartition("/")
-            if label.endswith("_grad_norm"):
+            if label in ("precision", "recall"):
+                group = "precision and recall"
+            elif label.endswith("_grad_norm"):
                 group, label = "gradient norms", f"{group}: {label.removesuffix('_grad_norm')}"
             found[group or "other"][label].append((step, value))
-    order = sorted(found, key=lambda group: (group == "gradient norms", group == "val", group))
-    return {{"val": "held-out scores"}.get(group, group): dict(sorted(found[group].items())) for group in order}
+    order = sorted(found, key=lambda group: (LAST.index(group) if group in LAST else -1, group))
+    return {TITLES.get(group, group): dict(sorted(found[group].items())) for group in order}
 
 
-def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
-    """Draw these panels into one picture, in the format of the path's suffix."""
+def clock(rows: Mapping[int, Mapping[str, float]]) -> tuple[float, str]:
+    """How many thousand pictures a step has seen, 0 if it is not known; and how many in which time so far, in words."""
+    step, row = max(((step, row) for step, row in rows.items() if "seconds" in row), default=(0, {}))
+    kimg, time = row.get("pictures", 0.0) / 1000, tqdm.format_interval(row.get("seconds", 0.0))
+    words = f"{kimg:.4g} kimg in {time}" if kimg else time if row else ""
+    return kimg / (step + 1), words  # the row of a step is numbered from 0
+
+
+def draw_panels(panels: dict[str, Panel], path: Path, title: str = "", kimg: float = 0.0) -> None:
+    """Draw these panels into one picture, in the format of the path's suffix.
+
+    Where a step has so many `kimg`, thousands of pictures, they are counted above each panel.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -190,6 +217,9 @@ def draw_panels(panels: dict[str, Panel], path: Path, title: str = "") -> None:
         if len(everything) and everything.min() > 0 and everything.max() > 50 * everything.min():
             axes.set_yscale("log")
         axes.set(title=group, xlabel="step")
+        if kimg:
+            above = axes.secondary_xaxis("top", functions=(partial(np.multiply, kimg), partial(np.multiply, 1 / kimg)))
+            above.set_xlabel("kimg", loc="right")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     with whole_file(path) as part:

@@ -1,7 +1,7 @@
 """One training of `gan.fit`: what it begins with, the Trainer, and what is printed at its begin and end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,13 @@ from gan.app.run.computer import Computer
 from gan.app.run.folder import RunFolder
 from gan.app.run.resumed import Resumed, instead, newest_whole, to_resume
 from gan.app.training import start
-from gan.app.training.callbacks import Bar, Pictures, Score, WriteSettings
+from gan.app.training.callbacks import Pictures, Score, WriteSettings
 from gan.app.training.describe import describe
+from gan.app.training.health import Health
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record, first_and_last
+from gan.app.training.pace import Bar
+from gan.app.training.scores import Scores, sets_of
 from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
@@ -145,7 +148,9 @@ def train(
     strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
     strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
-    keep = keeper(settings, run, where, every)
+    sets = sets_of(settings, run)
+    keep = keeper(settings, run, where, every, () if sets is None else sets.names)
+    scored = [] if sets is None else [Scores(where, sets, settings.score_every, keep)]
     trainer = trainer_of(
         settings,
         strategy,
@@ -159,10 +164,12 @@ def train(
         check_val_every_n_epoch=None,
         num_sanity_val_steps=-1 if checkpoint is None else 0,
         callbacks=[
-            Bar(settings.get("batch_size")),
+            Bar(settings.get("batch_size"), every, log),
             Pictures(where, log, every),
             Score(run.scores),
+            Health(run.max_steps),
             keep,
+            *scored,
             WriteSettings(texts),
         ],
         default_root_dir=where.path,
@@ -191,17 +198,23 @@ def train(
         keep.refuse_if_not_saved(trainer.is_global_zero)
 
 
-def keeper(settings: Namespace, run: Run, where: RunFolder, every: int) -> Keep:
-    """What saves and removes checkpoints. `every` so many steps the run is validated."""
-    save_every, best = settings.save_every or every, settings.keep_best
-    if best and not run.scores:
+def keeper(settings: Namespace, run: Run, where: RunFolder, every: int, made: Collection[str] = ()) -> Keep:
+    """What saves and removes checkpoints. Validations are `every` so many steps; `made` are scores of --score-every."""
+    best, by = settings.keep_best, settings.keep_best_by
+    known = {name.rpartition("/")[2]: name for name in (*run.scores, *made)}
+    if best and not known:
         raise UserError(f"--keep-best {best}: this run has no scores to tell which is best; leave --keep-best out")
+    if by is not None and by not in known:
+        more = "" if made else "; type --score-every for others"
+        raise UserError(f"--keep-best-by {by}: there is no such score, but {', '.join(known) or 'none'}{more}")
+    score = known[by or next(iter(known))] if best else ""
+    every = settings.score_every if score in made else every
+    save_every = settings.save_every or every
     if best and save_every % every and every % save_every:
         raise UserError(
-            f"--keep-best {best} needs checkpoints of validated steps, which are {every}, {2 * every}, ..., and those "
-            f"of --save-every {save_every} are others; type --save-every {every}"
+            f"--keep-best {best} needs checkpoints of steps with scores, which are {every}, {2 * every}, ..., and "
+            f"those of --save-every {save_every} are others; type --save-every {every}"
         )
-    score = run.score if best else ""
     return Keep(where, save_every, settings.save_in_background, settings.keep, best, score)
 
 
@@ -254,7 +267,7 @@ def finish(
         ("curves", where.curves if where.curves.exists() else None),
         ("metrics", where.metrics if where.metrics.exists() else None),
         ("checkpoint", saved),
-        ("best", best and f"{best[0]} ({run.score} {best[1]:.4f})"),
+        ("best", best and f"{best[0]} ({keep.score} {best[1]:.4f})"),
         ("train on", saved and f"{ON} --resume {where.resuming(step)} --max-steps {2 * max(step, run.max_steps)}"),
     )
     for title, value in rows:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gan.app.scoring import features, pixels, scorer
+from gan.app.scoring import distances, features, pixels, scorer
 from gan.app.scoring.outputs import Heard, Made
 from gan.app.scoring.scorer import Scorer, choose
 from gan.files.errors import UserError
@@ -15,15 +15,15 @@ PICTURES = torch.zeros(1, 3, 16, 16)
 PAINTED = {"painted": Made(PICTURES, PICTURES, label=torch.zeros(1, 16, 16).long())}
 FROM_NOISE = {"from noise": Made(PICTURES, PICTURES, paired=False)}
 HEARD = {"sounds": Heard(torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))}
-FID = features.Extractor("Inception", nn.Identity(), 2048, fid=True, about={"published": True})
-STAND_IN = features.Extractor("random VGG-19 relu5_1", nn.Identity(), 512)
+FID = features.Extractor("Inception", nn.Identity(), 2048, fid=True)
+STAND_IN = features.Extractor("random convolutions", nn.Identity(), 960)
 
 
 @pytest.fixture(autouse=True)
 def no_networks(tmp_path, monkeypatch):
     """No network is in the cache, and the replacement costs nothing."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    monkeypatch.setattr(features, "vgg", lambda: STAND_IN)
+    monkeypatch.setattr(features, "always", lambda: STAND_IN)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def networks(monkeypatch):
 
 def test_by_default_there_is_all_that_is_possible(tmp_path):
     found = choose(PAINTED, 8, labels=19)
-    assert found.scores == ("ssim", "rmse", "psnr", "features")
+    assert found.scores == ("ssim", "rmse", "psnr", "features", "precision", "recall")
     assert found.extractor is STAND_IN
     assert found.left_out.keys() == {"fid", "kid", "miou"}
     assert features.INCEPTION in found.left_out["fid"] and "--inception" in found.left_out["kid"]
@@ -43,13 +43,13 @@ def test_by_default_there_is_all_that_is_possible(tmp_path):
 
 def test_with_the_files_there_is_more_and_no_stand_in(networks):
     found = choose(PAINTED, 8, labels=19)
-    assert found.scores == ("ssim", "rmse", "psnr", "fid", "kid", "miou")
+    assert found.scores == ("ssim", "rmse", "psnr", "fid", "kid", "precision", "recall", "miou")
     assert found.extractor is FID and not found.left_out
 
 
 def test_what_a_game_has_no_use_for_is_left_out_silently():
     found = choose(FROM_NOISE, 8)
-    assert found.scores == ("features",)
+    assert found.scores == ("features", "precision", "recall")
     assert found.left_out.keys() == {"fid", "kid"}
     assert choose(PAINTED, 1).scores == ("ssim", "rmse", "psnr")  # one picture is no set
 
@@ -99,7 +99,7 @@ def test_the_stand_in_is_never_called_fid_or_kid():
 
 
 def test_many_pictures_give_the_kernel_distance_a_deviation(monkeypatch):
-    monkeypatch.setattr(features, "SUBSET_SIZE", 4)
+    monkeypatch.setattr(distances, "SUBSET_SIZE", 4)
     rows = {"features": torch.rand(8, 6), "features of truth": torch.rand(8, 6)}
     assert Scorer(("kid",), extractor=FID).figures(rows, {})["kid_deviation"] > 0
 
@@ -138,10 +138,8 @@ def test_the_truth_is_segmented_too_where_there_is_one(monkeypatch):
     assert seen == [made.pictures, made.truth] or all(map(torch.equal, seen, [made.pictures, made.truth]))
 
 
-def test_few_pictures_and_other_weights_are_remarked_on():
+def test_few_pictures_are_remarked_on():
     assert "FID of 64 pictures is far above" in Scorer((), extractor=FID).notes(64)[0]
     assert Scorer((), extractor=FID).notes(5000) == []
     assert "the Fréchet distance of 64" in Scorer((), extractor=STAND_IN).notes(64)[0]
-    other = features.Extractor("Inception", nn.Identity(), 2048, fid=True, about={"published": False})
-    assert "not the published" in Scorer((), extractor=other).notes(5000)[0]
     assert Scorer(("ssim",)).notes(3) == []

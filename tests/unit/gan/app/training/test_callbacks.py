@@ -9,29 +9,12 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from gan.app.run.folder import RunFolder
-from gan.app.training.callbacks import Bar, Pictures, Score, WriteSettings, _losses
+from gan.app.training.callbacks import Pictures, Score, WriteSettings
 from gan.app.training.metrics import Record
 from strategies import PhaseStrategy
 from tests.support.hard_games import Plain
 from tests.support.parity import distance, parts, snapshot, trainer, vectors
 from tests.support.posix import not_on_windows
-
-
-def test_the_bar_names_each_phase_and_leaves_gradient_norms_out():
-    losses = {
-        "d/real": torch.tensor(0.5),
-        "d/fake": torch.tensor(0.25),
-        "d/d_grad_norm": torch.tensor(9.0),
-        "g/loss": torch.tensor(-1.0),
-    }
-    assert _losses(losses) == "d: real 0.500 fake 0.250 | g: loss -1.000"
-
-
-def test_the_bar_counts_steps_and_images(capsys):
-    made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16)], enable_progress_bar=True)
-    made.fit(Plain(), parts(5))
-    said = capsys.readouterr().err
-    assert "5/5" in said
 
 
 class Show(Plain):

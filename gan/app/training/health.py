@@ -1,0 +1,166 @@
+"""Is a run well? Whether its discriminator learns by heart, one player has won, or the fakes are all alike."""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import default_collate
+from tqdm import tqdm
+
+from datasets.augment import Prepared
+from gan import noise, ranks
+from gan.app.painting.reopen import has_numbers
+from gan.app.scoring.outputs import Judged, judges
+from gan.app.training.computing import computing, log
+from gan.app.training.pace import between_steps
+from strategies.strategy import phase_strategy
+
+PICTURES = 64  # of each kind, at least, for a measurement
+TIMES = 200  # measurements of a whole run, at most
+APART = 50  # steps between two of them, at least: then they cost little
+WHILE = 5  # measurements whose median must be out of its range, before there is advice
+SIDE = 16  # pixels: the size at which pictures are compared with each other
+
+# The ranges in which a run is well, and what to say outside of them.
+RANGES = {
+    "memorised": (
+        0.0,
+        0.65,
+        "the discriminator scores training pictures above held-out ones in {:.0%} of pairs, and 50 % is right: it "
+        "learns them by heart; augment more, or give it more pictures",
+    ),
+    "swing": (
+        0.0,
+        0.1,
+        "the share of fakes that the discriminator tells apart swings by {:.0%} between two looks: the players circle; "
+        "raise gamma (or the penalty), or lower the learning rates",
+    ),
+    "gap": (
+        0.0,
+        5.0,
+        "the gap between the scores of pictures and fakes has grown {:.0f}-fold: the discriminator runs away; raise "
+        "gamma (or the penalty), lower the learning rates, or go back to an earlier checkpoint",
+    ),
+    "told_apart": (
+        0.55,
+        1.0,
+        "the discriminator tells fakes apart in {:.0%} of pairs, and 50 % is guessing; if the pictures are not good, "
+        "raise its learning rate, or lower gamma (or the penalty)",
+    ),
+    "diversity": (
+        0.5,
+        3.0,
+        "fakes differ from each other by {:.0%} of what pictures do, and 100 % is right: the generator has collapsed "
+        "or runs away; raise gamma (or the penalty), lower the learning rates, or go back to an earlier checkpoint",
+    ),
+}
+
+
+class Health(Callback):
+    """Measures now and then how the players are doing, for metrics.csv, and gives a line of advice.
+
+    `told_apart`: in how many pairs of a picture and a fake the picture scores higher; 0.5 is guessing. `swing`: by how
+    much this differs from the last time. `gap/scores`: the mean score of pictures above that of fakes. `memorised`: in
+    how many pairs of a training picture and a held-out one the training picture scores higher; 0.5 is a discriminator
+    that learns nothing by heart. `diversity`: how much fakes differ from each other, as a share of what pictures do.
+    `augmented`: the probability of augmentation, where a game has such a buffer `p`.
+
+    A game whose discriminator is not known to `judges` is not measured, nor one whose samples have no numbers.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.every = max(APART, -(-steps // TIMES))
+        self.seen: dict[str, deque[float]] = {name: deque(maxlen=WHILE) for name in RANGES}
+        self.said: set[str] = set()
+        self.before: float | None = None
+        self.gaps: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Measure, and log it."""
+        data = getattr(trainer, "datamodule", None)
+        if trainer.global_step % self.every or not has_numbers(data):
+            return
+        with between_steps(trainer, "health", self.every):
+            found = self.measured(trainer, pl_module, data)
+        if trainer.is_global_zero and found:
+            log(trainer, {f"health/{name}": value for name, value in found.items() if name != "gap"})
+            log(trainer, {"gap/scores": found["gap"]})
+            for advice in self.advice(found):
+                tqdm.write(f"step {trainer.global_step}: {advice}")
+
+    def measured(self, trainer: Trainer, game: Any, data: Any) -> dict[str, float]:
+        """The figures, the same at any number of ranks: each rank plays its part of the same global batches."""
+        world, step, batch = phase_strategy(trainer).world, trainer.global_step, data.batch_size
+        turns = max(1, PICTURES // batch)
+        numbers = {"train": self._numbers(data.train, step, batch * turns)}
+        numbers["held out"] = self._numbers(data.val, step, batch * turns)
+        share = batch // world.size
+        kept: list[Judged] = []
+        held_out: list[Tensor] = []
+        with computing(trainer, game, averaged=False) as prepared:
+            for turn in range(turns):
+                place = noise.Place(("health", step, turn), world.rank * share, share, batch)
+                own = slice(turn * batch + place.first, turn * batch + place.first + share)
+                for kind, samples in (("train", data.train), ("held out", data.val)):
+                    # Read before the place is set: what a data set draws would count as draws of the game.
+                    items = prepared(default_collate([Prepared(samples)[0, number] for number in numbers[kind][own]]))
+                    with noise.at(place):
+                        judged = judges(game, items)
+                    if judged is None:
+                        return {}
+                    if kind == "train":
+                        kept.append(judged)
+                    else:
+                        held_out.append(judged.real)
+        real, fake, pictures, fakes = (
+            torch.cat([ranks.gather(getattr(each, name).float()) for each in kept])
+            for name in ("real", "fake", "pictures", "fakes")
+        )
+        told_apart, before = above(real, fake), self.before
+        self.before = told_apart
+        found = {
+            "told_apart": told_apart,
+            "swing": 0.0 if before is None else abs(told_apart - before),
+            "gap": float(real.mean() - fake.mean()),
+            "memorised": above(real, torch.cat([ranks.gather(each.float()) for each in held_out])),
+            "diversity": differences(fakes) / differences(pictures),
+        }
+        augmented = [value for name, value in game.named_buffers() if name.endswith(".p") and value.numel() == 1]
+        return {**found, **dict(zip(["augmented"], map(float, augmented), strict=False))}
+
+    def _numbers(self, samples: Any, step: int, count: int) -> list[int]:
+        """Numbers of samples, others at each step; each once if there are enough."""
+        dice = torch.Generator().manual_seed(noise.seed_for("health", step))
+        order = torch.randperm(len(samples), generator=dice).tolist()
+        return [order[place % len(order)] for place in range(count)]
+
+    def advice(self, found: Mapping[str, float]) -> list[str]:
+        """What to say about figures that are out of their range for a while; each thing once."""
+        lines = []
+        self.gaps.append(abs(found["gap"]))
+        found = {**found, "gap": self.gaps[-1] / max(median(self.gaps), 1e-12)}
+        for name, (least, most, words) in RANGES.items():
+            seen = self.seen[name]
+            seen.append(found[name])
+            if len(seen) == WHILE and name not in self.said and not least <= median(seen) <= most:
+                self.said.add(name)
+                lines.append(words.format(median(seen)))
+        return lines
+
+
+def above(some: Tensor, others: Tensor) -> float:
+    """In how many pairs of scores the one is above the other; equal ones count half."""
+    pairs = some.flatten()[:, None] - others.flatten()
+    return float(((pairs > 0).double() + 0.5 * (pairs == 0)).mean())
+
+
+def differences(pictures: Tensor) -> float:
+    """The mean difference between two of these pictures, root mean square, at a small size."""
+    small = F.interpolate(pictures, (SIDE, SIDE), mode="area").flatten(1).double()
+    return float(torch.pdist(small).mean().clamp_min(1e-12))

@@ -1,0 +1,198 @@
+"""The progress bar, how fast a training is, and when it will end."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from torch import Tensor
+from tqdm import tqdm
+
+from gan.app.outputs import say
+from gan.app.training import metrics
+from gan.app.training.metrics import Record
+from gan.files.errors import UserError
+from gan.files.system import resource
+from gan.phase import Phase
+from strategies import private
+from strategies.strategy import phase_strategy
+
+AHEAD = 1000  # steps that are looked at to know what the remaining ones take
+
+
+class Pace:
+    """What steps take, by the phases that are due in them, and what comes between steps.
+
+    The first step is not counted: it compiles, makes buffers, and may be tried by all ranks. A step with phases that
+    were due only then is taken to cost as much a phase as the others.
+    """
+
+    def __init__(self, phases: tuple[Phase, ...], first: int, last: int) -> None:
+        self.phases, self.step, self.last, self._first = phases, first, last, True
+        self.steps: dict[tuple[str, ...], tuple[int, float]] = {}
+        self.pauses: dict[str, tuple[int, float]] = {}  # each comes every so many steps, and took so long
+        self._paused, self._mark = 0.0, time.monotonic()
+
+    def stepped(self) -> None:
+        """A step is over."""
+        now = time.monotonic()
+        kind, seconds = self._due(self.step), now - self._mark - self._paused
+        if not self._first:
+            times, total = self.steps.get(kind, (0, 0.0))
+            self.steps[kind] = times + 1, total + seconds
+        self._mark, self._paused, self._first = now, 0.0, False
+        self.step += 1
+
+    def paused(self, name: str, every: int, seconds: float) -> None:
+        """Something that comes every so many steps took so long, between two steps."""
+        self.pauses[name] = every, seconds
+        self._paused += seconds
+
+    def left(self) -> float | None:
+        """The seconds to the end; None before the second step."""
+        if not self.steps:
+            return None
+        kinds = [self._due(step) for step in range(self.step, min(self.last, self.step + AHEAD))]
+        steps = sum(map(self._takes, kinds)) * (self.last - self.step) / max(1, len(kinds))
+        between = sum((self.last // every - self.step // every) * seconds for every, seconds in self.pauses.values())
+        return steps + between
+
+    def _takes(self, kind: tuple[str, ...]) -> float:
+        if kind in self.steps:
+            times, seconds = self.steps[kind]
+            return seconds / times
+        phases = sum(times * len(known) for known, (times, _) in self.steps.items())
+        return sum(seconds for _, seconds in self.steps.values()) / max(1, phases) * len(kind)
+
+    def _due(self, step: int) -> tuple[str, ...]:
+        return tuple(phase.name for phase in self.phases if phase.due(step, lambda _: False))
+
+
+class Bar(ProgressBar):
+    """One bar for the whole run: the losses of each phase, pictures per second over all ranks, and the time to the end.
+
+    A line tells the pace every `lines` steps. Rows of metrics.csv get the `seconds` and `pictures` so far.
+    """
+
+    def __init__(self, batch_size: int | None, lines: int | None = None, record: Record | None = None) -> None:
+        super().__init__()
+        self.batch_size, self.lines, self.record = batch_size, lines, record
+        self.bar: tqdm | None = None
+
+    def disable(self) -> None:
+        """Lightning calls this on all ranks except the first."""
+        self.bar = None
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The validation of untrained networks tells what a validation takes."""
+        self.pace = Pace(getattr(pl_module, "phases", ()), trainer.global_step, trainer.max_steps)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to measure a validation."""
+        self.validating = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what the validation took."""
+        every = trainer.val_check_batch if isinstance(trainer.val_check_batch, int) else trainer.max_steps
+        self.pace.paused("validation", every, time.monotonic() - self.validating)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the bar at the step where training starts. For a resumed run this is not 0."""
+        terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=trainer.max_steps,
+            initial=trainer.global_step,
+            disable=not trainer.is_global_zero,
+            dynamic_ncols=True,
+            mininterval=0.5 if terminal else 20,
+            maxinterval=60,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{postfix}",
+            postfix="?]",
+        )
+        if not hasattr(self, "pace"):
+            self.on_sanity_check_start(trainer, pl_module)
+        self.started, self.first, self.before = time.monotonic(), trainer.global_step, {}
+        if self.first and self.record is not None:
+            with suppress(UserError):
+                rows = metrics.read(self.record.folder.metrics).items()
+                self.before = max(((step, row) for step, row in rows if step < self.first), default=(0, {}))[1]
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Read the losses from the device only when the bar is drawn, because reading waits for the device."""
+        self.pace.stepped()
+        if private.logs_are_due(trainer):
+            pl_module.log_dict(self._so_far(trainer))
+        if self.bar is None:
+            return
+        if self.bar.update(1):
+            left = self.pace.left()
+            ends = "?" if left is None else tqdm.format_interval(left)
+            speed = f" | {self.speed(trainer):.0f} pictures/s" if self.batch_size is not None else ""
+            self.bar.set_postfix_str(f"{ends}] {_losses(phase_strategy(trainer).steps.losses)}{speed}", refresh=True)
+        if self.lines and trainer.global_step % self.lines == 0:
+            told = self.line(trainer)
+            self.bar.write(told, file=sys.stdout) if sys.stderr.isatty() else say(told)
+
+    def speed(self, trainer: Trainer) -> float:
+        """Pictures a second since training began here, with all that came between steps."""
+        assert self.batch_size is not None
+        return (trainer.global_step - self.first) * self.batch_size / (time.monotonic() - self.started)
+
+    def line(self, trainer: Trainer) -> str:
+        """How far the run is, how fast, and in how much memory."""
+        step, left, parts = trainer.global_step, self.pace.left(), []
+        if self.batch_size is not None:
+            speed = self.speed(trainer)
+            parts += [
+                f"{step * self.batch_size / 1000:.3g} kimg",
+                f"{speed:.3g} pictures/s",
+                f"{1000 / speed:.3g} s/kimg",
+            ]
+        if (memory := peak_memory(trainer.strategy.root_device)) is not None:
+            parts.append(f"{memory / 1e9:.2f} GB a rank")
+        if left is not None and step < trainer.max_steps:
+            parts.append(f"{tqdm.format_interval(left)} to go")
+        return f"step {step} of {trainer.max_steps}: {', '.join(parts)}"
+
+    def _so_far(self, trainer: Trainer) -> dict[str, float]:
+        now = {"seconds": self.before.get("seconds", 0.0) + time.monotonic() - self.started}
+        return now if self.batch_size is None else {**now, "pictures": float(trainer.global_step * self.batch_size)}
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the last state on the screen."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar, so that the error message has a line of its own."""
+        self.on_train_end(trainer, pl_module)
+
+
+@contextmanager
+def between_steps(trainer: Trainer, name: str, every: int) -> Iterator[None]:
+    """The `with` is what a callback does every so many steps: the time to the end then has it too."""
+    began = time.monotonic()
+    yield
+    bar = trainer.progress_bar_callback
+    if isinstance(bar, Bar) and hasattr(bar, "pace"):
+        bar.pace.paused(name, every, time.monotonic() - began)
+
+
+def peak_memory(device: torch.device) -> float | None:
+    """The most bytes that this rank has had: of tensors on an accelerator, else of the process."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _losses(losses: dict[str, Tensor]) -> str:
+    phases: dict[str, list[str]] = {}
+    for name, loss in losses.items():
+        phase, _, label = name.rpartition("/")
+        if not label.endswith("_grad_norm"):
+            phases.setdefault(phase, []).append(f"{label} {loss.item():.3f}")
+    return " | ".join(f"{phase}: {' '.join(parts)}" for phase, parts in phases.items())

@@ -1,0 +1,134 @@
+"""Distances between sets of pictures, compared with plain formulas; and statistics in files."""
+
+import numpy as np
+import pytest
+import torch
+
+from gan.app.scoring import distances
+from gan.app.scoring.distances import Known
+from gan.files.errors import UserError
+
+
+def frechet(made, truth):
+    return distances.frechet_distance(Known.of(made), Known.of(truth))
+
+
+def some(count, size, seed=0):
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def plain_frechet(one, other):
+    """|m1 - m2|² + tr(C1 + C2 - 2 (C1^½ C2 C1^½)^½), with roots of symmetric matrices."""
+
+    def root(matrix):
+        values, vectors = torch.linalg.eigh(matrix)
+        return vectors @ torch.diag(values.clamp_min(0).sqrt()) @ vectors.T
+
+    c1, c2 = one.T.cov(), other.T.cov()
+    middle = root(root(c1) @ c2 @ root(c1))
+    return float((one.mean(0) - other.mean(0)).square().sum() + (c1 + c2 - 2 * middle).trace())
+
+
+def plain_kernel(one, other):
+    """The unbiased estimate of MMD², pair by pair."""
+
+    def kernel(x, y):
+        return (float(x @ y) / len(x) + 1) ** 3
+
+    def within(some):
+        pairs = [kernel(x, y) for i, x in enumerate(some) for j, y in enumerate(some) if i != j]
+        return sum(pairs) / len(pairs)
+
+    between = [kernel(x, y) for x in one for y in other]
+    return within(one) + within(other) - 2 * sum(between) / len(between)
+
+
+@pytest.mark.parametrize("count", [40, 4])  # more pictures than features, and fewer
+def test_the_frechet_distance_is_the_plain_formulas(count):
+    one, other = some(count, 12), 1.5 * some(count, 12, seed=1) + 0.3
+    assert frechet(one, other) == pytest.approx(plain_frechet(one, other), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [40, 4])
+def test_a_shift_is_its_squared_length_and_equal_sets_are_at_zero(count):
+    one, shift = some(count, 12), some(1, 12, seed=2)
+    assert frechet(one, one) == pytest.approx(0, abs=1e-6)
+    expected = float(shift.square().sum())
+    assert frechet(one + shift, one) == pytest.approx(expected, rel=1e-6)
+    assert frechet(3 * one, one) == pytest.approx(
+        float(4 * one.T.cov().trace() + (2 * one.mean(0)).square().sum()), rel=1e-6
+    )
+
+
+def test_the_kernel_distance_is_the_plain_formulas():
+    one, other = some(6, 4), some(6, 4, seed=1) + 0.5
+    value, deviation = distances.kernel_distance(one, other)
+    assert value == pytest.approx(plain_kernel(one, other), rel=1e-12)
+    assert deviation == 0
+
+
+def test_kernel_subsets_are_as_large_as_can_be_and_the_same_each_time(monkeypatch):
+    assert distances.kernel_subsets(64) == {"subsets": 1, "subset_size": 64}
+    assert distances.kernel_subsets(5000) == {"subsets": 100, "subset_size": 1000}
+    monkeypatch.setattr(distances, "SUBSET_SIZE", 5)
+    one, other = some(20, 4), some(20, 4, seed=1) + 0.5
+    before = torch.random.get_rng_state()
+    first = distances.kernel_distance(one, other)
+    torch.randn(3)
+    assert distances.kernel_distance(one, other) == first
+    assert first[1] > 0
+    torch.random.set_rng_state(before)
+    distances.kernel_distance(one, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_precision_and_recall_are_the_plain_formulas():
+    one, other = some(30, 3), 0.7 * some(40, 3, seed=1) + 0.4
+
+    def inside(points, others):
+        reach = [sorted((x - y).norm() for y in others)[3] for x in others]
+        return sum(any((p - x).norm() <= r for x, r in zip(others, reach, strict=True)) for p in points) / len(points)
+
+    found = distances.precision_recall(one, other)
+    assert found == pytest.approx((inside(one, other), inside(other, one)), abs=1e-12)
+    assert 0 < found[0] < 1 and found[0] != found[1]
+    assert distances.precision_recall(one, one) == (1, 1)
+
+
+def test_one_mode_has_precision_and_no_recall():
+    truth = some(200, 2) + 20 * (torch.arange(200) % 2)[:, None]
+    precision, recall = distances.precision_recall(truth[::2] * 0.9, truth)
+    assert precision > 0.9 and recall < 0.6
+
+
+@pytest.mark.parametrize("count", [40, 4])
+def test_statistics_come_back_from_a_file_as_others_write_it(count, tmp_path):
+    one, other, path = some(count, 12), some(50, 12, seed=1), tmp_path / "known.npz"
+    Known.of(one).write(path)
+    again = Known.read(path, 12)
+    assert distances.frechet_distance(Known.of(other), again) == pytest.approx(frechet(other, one), rel=1e-6)
+    assert torch.equal(again.features.double(), one.float().double()) and again.count == count
+    np.savez(path, mu=one.mean(0).numpy(), sigma=one.T.cov().numpy())
+    found = distances.distances(other, Known.read(path), distances.ALL)
+    assert found == {"frechet": pytest.approx(frechet(other, one), rel=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no zip", "is not an .npz file with mu and sigma"),
+        ({"mu": np.zeros(3)}, "is not an .npz file with mu and sigma"),
+        ({"mu": np.zeros(3), "sigma": np.zeros((2, 2))}, r"has no mean mu \[D\] and covariance"),
+        ({"mu": np.full(3, np.nan), "sigma": np.eye(3)}, r"has no mean mu \[D\] and covariance"),
+        ({"mu": np.array([print], object), "sigma": np.eye(1)}, "is not an .npz file with mu and sigma"),
+        ({"mu": np.zeros(3), "sigma": np.eye(3)}, "has statistics of 3 features, and the network here has 2048"),
+    ],
+    ids=["text", "half", "shapes", "not finite", "pickled", "other network"],
+)
+def test_a_file_of_no_statistics_is_refused(content, message, tmp_path):
+    path = tmp_path / "known.npz"
+    path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
+    with pytest.raises(UserError, match=message):
+        Known.read(path, 2048)
+    with pytest.raises(UserError, match="cannot read statistics"):
+        Known.read(tmp_path / "none.npz")

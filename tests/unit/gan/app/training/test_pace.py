@@ -1,0 +1,70 @@
+"""The time to the end, and what a line says."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gan import Phase
+from gan.app.training import pace
+from gan.app.training.pace import Bar, Pace, between_steps
+from strategies import PhaseStrategy
+from tests.support.hard_games import Plain
+from tests.support.parity import parts, trainer
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now)
+
+
+def test_after_ten_steps_the_time_to_the_end_is_true(monkeypatch):
+    """Phases that are due in some steps, a slow first step, and what comes between steps: all have their part."""
+    clock = Clock(monkeypatch)
+    phases = (Phase("d", print, "d"), Phase("r1", print, "d", every=16), Phase("path", print, "g", every=4))
+    takes = {"d": 1.0, "r1": 1.0, "path": 1.0}
+    found = Pace(phases, 0, 1000)
+    found.paused("grid", 100, 7.0)  # before training, as a validation: 10 more to come
+    found.paused("validation", 250, 20.0)
+
+    def left(step):
+        steps = sum(takes[phase.name] for at in range(step, 1000) for phase in phases if phase.due(at, None))
+        return steps + 7.0 * (10 - step // 100) + 20.0 * (4 - step // 250)
+
+    for step in range(300):
+        clock.now += 90.0 if step == 0 else sum(takes[phase.name] for phase in phases if phase.due(step, None))
+        found.stepped()
+        for name, every, seconds in (("grid", 100, 7.0), ("validation", 250, 20.0)):
+            if (step + 1) % every == 0:
+                clock.now += seconds
+                found.paused(name, every, seconds)
+        if step == 0:
+            assert found.left() is None
+        if step in (9, 99, 299):
+            assert found.left() == pytest.approx(left(step + 1), rel=0.01)
+
+
+def test_the_bar_tells_losses_pictures_and_the_time_to_the_end(capsys):
+    made = trainer(PhaseStrategy("single"), 1, 5, callbacks=[Bar(16, 2)], enable_progress_bar=True)
+    made.fit(Plain(), parts(5))
+    said = capsys.readouterr()
+    assert "5/5 steps" in said.err
+    lines = re.findall(r"^step (\d) of 5: (\S+) kimg, \S+ pictures/s, \S+ s/kimg, .*to go$", said.out, re.MULTILINE)
+    assert lines == [("2", "0.032"), ("4", "0.064")]
+
+
+def test_losses_are_told_by_phase_without_gradient_norms():
+    losses = {
+        "d/real": torch.tensor(0.5),
+        "d/fake": torch.tensor(0.25),
+        "d/d_grad_norm": torch.tensor(9.0),
+        "g/loss": torch.tensor(-1.0),
+    }
+    assert pace._losses(losses) == "d: real 0.500 fake 0.250 | g: loss -1.000"
+
+
+def test_other_bars_are_not_told(monkeypatch):
+    with between_steps(SimpleNamespace(progress_bar_callback=None), "grid", 3):
+        pass
