@@ -69,9 +69,14 @@ class Frame:
         picture = _shallow(picture)
         if picture.has_transparency_data:
             picture = picture.convert("RGBA")
-            if self.channels != 4:
-                ground = Image.new("RGBA", picture.size, (*self.colour(), 255))
-                picture = Image.alpha_composite(ground, picture)
+        elif picture.mode in ("1", "P"):
+            picture = picture.convert("L" if picture.mode == "1" else "RGB")
+        shrink = min(picture.height // (4 * self.height), picture.width // (4 * self.width))
+        if shrink > 1:  # a mean of whole pixels, far above the final size: saves most of the memory of large pictures
+            picture = picture.reduce(shrink)
+        if picture.mode == "RGBA" and self.channels != 4:
+            ground = Image.new("RGBA", picture.size, (*self.colour(), 255))
+            picture = Image.alpha_composite(ground, picture)
         picture = picture.convert({1: "L", 3: "RGB", 4: "RGBA"}[self.channels])
         return torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
 

@@ -69,7 +69,7 @@ def layout_of(data: str) -> Layout:
     """Which set with label maps lies in a folder. A plan without pictures is one of a folder's."""
     root = Path(data).expanduser()
     found = next((layout for layout in LAYOUTS if layout.lies_in(root)), None)
-    if found is not None or (is_planned() and not root.is_dir()):
+    if found is not None or is_planned():
         return found or FOLDER
     if not root.is_dir():
         raise UserError(f"there is no folder {data}; give the folder in which the data set lies")

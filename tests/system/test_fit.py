@@ -469,7 +469,7 @@ def pairs(here):
 
 
 FOLDER = dict(
-    run="sean-folder", data="mine", devices=1, size=16, batch_size=4, held_out=2, max_steps=2, workers=0,
+    run="sean-folder", data="mine", labels=19, devices=1, size=16, batch_size=4, held_out=2, max_steps=2, workers=0,
     width=4, hidden=4, style=4, upsamplings=2, perceptual="off", pixels=10,
 )  # fmt: skip
 
@@ -541,7 +541,7 @@ def labelled(path, value):
 )
 def test_a_file_or_folder_that_is_wrong_is_named_before_anything_is_trained(spoil, words, pairs, here, capsys):
     spoil(pairs)
-    assert fit.main(on_folder()) == 2
+    assert fit.main(on_folder(run="sean")) == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert said.startswith("error: ") and said.count("error: ") == 1
