@@ -109,7 +109,7 @@ class StyleGan(FromNoise):
         with torch.no_grad():
             fake, _ = self.styled(self.latents(image), wanted)
         fake = self.score(fake, wanted)
-        real = self._counted(self.score(image, self.labels(batch)), len(image))
+        real = self._counted(self.score(image, self.labels(batch)), new=True)
         return {"adversarial": non_saturating_discriminator(real, fake)}
 
     def flatten(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -139,12 +139,12 @@ class StyleGan(FromNoise):
         penalty = (lengths - mean).square().mean()
         return {"path": self.path_every * self.path * penalty + 0 * pictures.mean()}
 
-    def _counted(self, scores: Tensor, pictures: int = 0) -> Tensor:
-        """Scores of real pictures, counted for the augmentation: how many, and how many `pictures` are new."""
+    def _counted(self, scores: Tensor, new: bool = False) -> Tensor:
+        """Scores of real pictures, counted for the augmentation, and the pictures, if they are `new` in this step."""
         if self.ada is not None:
-            count = torch.tensor([(scores > 0).sum(), len(scores), pictures], device=scores.device)
+            count = torch.ones_like(scores, dtype=torch.int64).sum()
             # Whole numbers over all ranks: their sum is the same in any order, and so p is.
-            self._scored.append(ranks.sum(count))
+            self._scored.append(ranks.sum(torch.stack([(scores > 0).sum(), count, new * count])))
         return scores
 
     def training_step(self, batch: Any) -> None:
@@ -152,8 +152,9 @@ class StyleGan(FromNoise):
         super().training_step(batch)
         with torch.no_grad():
             # Lengths that are not finite belong to a step whose update is skipped.
-            if self._means and (mean := torch.stack(self._means).mean()).isfinite():
-                self.path_mean.copy_(mean)
+            if self._means:
+                mean = torch.stack(self._means).mean()
+                self.path_mean.copy_(torch.where(mean.isfinite(), mean, self.path_mean))
             if self._scored:
                 self.scored += torch.stack(self._scored).sum(0)
             if self.ada is not None and (self.step + 1) % self.ada_every == 0:

@@ -2,20 +2,26 @@
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from jsonargparse.typing import (
+    ClosedUnitInterval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from gan.ema import half_life
 from gan.files.errors import UserError, this_rank
-from gan.runs.pictures import OnPictures
+from gan.runs.pictures import FoundPictures, OnPictures
 from gan.runs.run import Run
-from nets.ada import Ada
+from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
-Config = Literal["auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"]
-Augment = Literal["blit", "geom", "color", "bg", "bgc", "bgcfnc", "off"]
+CONFIGS = "auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"
 SCORES = {"val/distance": "distance of drawn from held-out pictures"}
 
 
@@ -56,11 +62,13 @@ def preset(config: str, side: int, batch_size: int | None = None) -> Preset:
         width, rate = 1.0 if side >= 512 else 0.5, 0.002 if side >= 1024 else 0.0025
         gamma, ema = 0.0002 * side**2 / batch, batch * 10 / 32
         return Preset(batch, rate, gamma, ema, min(batch, 4), width, mapping=2, ramp_up=0.05)
+    if config not in PRESETS:
+        raise UserError(f"config '{config}' is not known; type --config {', '.join(CONFIGS[:-1])} or {CONFIGS[-1]}")
     return replace(PRESETS[config], batch=batch_size or PRESETS[config].batch)
 
 
 def stylegan2(
-    config_: Config = "auto",
+    config_: str = "auto",
     kimg: PositiveFloat | None = None,
     max_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
@@ -71,10 +79,11 @@ def stylegan2(
     mixing: ClosedUnitInterval | None = None,
     path: NonNegativeFloat | None = None,
     ema_kimg: NonNegativeFloat | None = None,
-    augment: Augment = "bgc",
+    augment: str = "bgc",
     augment_target: float = 0.6,
-    augment_kimg: PositiveFloat = 500.0,
+    augment_kimg: PositiveFloat | None = None,
     freeze_d: NonNegativeInt = 0,
+    from_: str | None = None,
     **settings: Any,
 ) -> Run:
     """StyleGAN2-ADA on pictures of yours: new pictures like these, from noise.
@@ -98,11 +107,14 @@ def stylegan2(
         augment: What the discriminator sees changed: blit (flips, quarter turns, whole pixels), geom, color, bg, bgc
             (these three, as published), bgcfnc (also filters, noise and cuts), or off.
         augment_target: It grows while the mean sign of the scores of real pictures is above this; published: 0.6.
-        augment_kimg: In so many thousand pictures its probability can rise by 1; published: 500.
+        augment_kimg: In so many thousand pictures its probability can rise by 1; published: 500, and 100 with from.
         freeze_d: The first layers of the discriminator that do not learn (FreezeD), for training from other weights.
+        from_: Typed --from: a published file of StyleGAN2 networks (.pkl), to begin with these networks and weights.
     """
     from gan.games.stylegan import StyleGan
 
+    if augment not in ("off", *PIPES):
+        raise UserError(f"augment '{augment}' is not known; type --augment {', '.join(PIPES)} or off")
     pictures = OnPictures(**settings)
     found = pictures.find()
     side = 1 << (max(found.size) - 1).bit_length()
@@ -115,12 +127,18 @@ def stylegan2(
     steps = max_steps or max(1, round(1000 * p.kimg / p.batch))
 
     torch.manual_seed(pictures.seed)
-    shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width), clamp=256.0)
-    generator = StyleGenerator(found.size, mapping=p.mapping, **shape)
-    discriminator = StyleDiscriminator(found.size, skip=p.skip, group=p.group, **shape)
+    if from_ is None:
+        shape: dict[str, Any] = dict(channels=found.channels, classes=found.classes, base=int(32768 * p.width))
+        generator = StyleGenerator(found.size, mapping=p.mapping, clamp=256.0, **shape)
+        discriminator = StyleDiscriminator(found.size, skip=p.skip, group=p.group, clamp=256.0, **shape)
+    elif width or mapping:
+        raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
+    else:
+        generator, discriminator = networks_of(Path(from_), found)
     layers = discriminator.layers()
     if freeze_d > len(layers):
         raise UserError(f"the discriminator has {len(layers)} layers that can be frozen; type --freeze-d {len(layers)}")
+    images = 1000 * (augment_kimg or (100 if from_ else 500))
     game = StyleGan(
         generator,
         discriminator,
@@ -128,8 +146,9 @@ def stylegan2(
         gamma=p.gamma,
         path=p.path,
         mixing=p.mixing,
-        ema=half_life(1000 * p.ema, p.batch, p.ramp_up),
-        ada=None if augment == "off" else Ada(augment_target, int(1000 * augment_kimg), augment),
+        # Weights that are good already need no quick average at the beginning.
+        ema=half_life(1000 * p.ema, p.batch, None if from_ else p.ramp_up),
+        ada=None if augment == "off" else Ada(augment_target, int(images), augment),
         freeze=freeze_d,
     )
     if this_rank() == 0:
@@ -141,3 +160,30 @@ def stylegan2(
             flush=True,
         )
     return Run(game, found.data(p.batch), steps, SCORES if len(found.val) else {})
+
+
+def networks_of(path: Path, found: FoundPictures) -> tuple[StyleGenerator, StyleDiscriminator]:
+    """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
+    from nets.published.from_noise import ours
+    from nets.published.pickles import read
+
+    saved = read(path)
+    if missing := {"G", "D"} - saved.keys():
+        raise UserError(
+            f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
+        )
+    generator, discriminator = ours(saved["G"]).train(), ours(saved["D"]).train()
+    if not (isinstance(generator, StyleGenerator) and isinstance(discriminator, StyleDiscriminator)):
+        raise UserError(f"{path} has no StyleGAN2 networks, but {type(generator).__name__}; type another run")
+    side, channels = generator.size[0], generator.channels
+    if 1 << (max(found.size) - 1).bit_length() != side:
+        raise UserError(f"{path} draws {side} x {side}, and pictures have {found.size}; type --size {side}")
+    if channels != found.channels:
+        raise UserError(
+            f"{path} draws {channels} channels, and pictures have {found.channels}; type --channels {channels}"
+        )
+    if generator.classes != found.classes:
+        advice = "type --classes false" if not generator.classes else "take other pictures, or another file"
+        raise UserError(f"{path} knows {generator.classes} classes, and pictures have {found.classes}; {advice}")
+    generator.size = found.size
+    return generator, discriminator

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize, softplus
 
 from gan import Phase, noise, ranks
-from nets.stylegan import MinibatchDeviation
+from nets.stylegan_layers import MinibatchDeviation
 from strategies.micro_batches import deal_batch
 from tests.support.hard_games import BatchNorms, Plain
 from tests.support.parity import BROKEN, distance, equals, train

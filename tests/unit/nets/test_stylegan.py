@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from gan.files.errors import UserError
-from nets.stylegan import Conv, Dense, Mapping, MinibatchDeviation, ModulatedConv, StyleDiscriminator, StyleGenerator
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+from nets.stylegan_layers import Conv, Dense, Mapping, MinibatchDeviation, ModulatedConv
 
 SMALL = dict(base=64, most=8)
 Generator = partial(StyleGenerator, latent=5, style=6, mapping=2, **SMALL)

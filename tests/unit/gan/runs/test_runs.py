@@ -10,12 +10,13 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning import Trainer
+from PIL import Image
 
 from datasets import Faces
 from gan.files.errors import UserError
 from gan.games.spade import Spade
 from gan.runs import RUNS, Run, build, faces, pairs
-from gan.runs.pairs import planned
+from gan.runs.run import planned
 from nets.sean.ace import ACE
 from strategies import PhaseStrategy
 from tests.support import layouts, narrow_vgg
@@ -31,6 +32,7 @@ SMALL = {
     "r3gan-faces": {"width": 4, **FACES},
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
+    "stylegan2": {"width": 0.01, "mapping": 1, "held_out": 0.5, "workers": 0},
     "dmd2-faces": {"width": 4, **FACES},
     "dmd2-lora-faces": {"width": 4, **FACES},
     "vqgan-faces": {"width": 4, **FACES},
@@ -53,6 +55,8 @@ FROM_NOISE = ("r3gan-faces", "wgan-gp-faces", "stylegan-faces", "dmd2-faces", "d
 
 def small(name: str, **settings) -> Run:
     on_files = {"data": str(written(name.partition("-")[2])), "perceptual": vgg()} if name in ON_FILES else {}
+    if name == "stylegan2":
+        on_files = {"data": str(pictures())}
     size = {} if name.endswith("tones") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
 
@@ -62,6 +66,14 @@ def written(layout: str) -> Path:
     """A tiny data set in its exact layout."""
     root = Path(tempfile.mkdtemp())
     getattr(layouts, layout)(root)
+    return root
+
+
+@functools.cache
+def pictures() -> Path:
+    root = Path(tempfile.mkdtemp())
+    for number in range(16):
+        Image.new("RGB", (16, 16), (16 * number, 0, 0)).save(root / f"{number}.png")
     return root
 
 

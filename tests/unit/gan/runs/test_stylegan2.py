@@ -9,6 +9,9 @@ from gan.app.run.options import arguments
 from gan.files.errors import UserError
 from gan.runs import build
 from gan.runs.stylegan2 import PRESETS, preset
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.stylegan import StyleDiscriminator, StyleGenerator
 from tests.support import families
 
 CONFIGS = ["auto, 1 device", *PRESETS]
@@ -63,6 +66,43 @@ def test_what_is_typed_comes_before_the_configuration(classes):
     assert game.frozen == ["b16.fromrgb", "b16.conv0"]
     with pytest.raises(UserError, match="has 5 layers that can be frozen; type --freeze-d 5"):
         build("stylegan2", data=classes, size=16, config_="cifar", **rules | {"freeze_d": 9})
+
+
+def test_a_published_file_is_trained_on(classes, tmp_path):
+    torch.manual_seed(0)
+    wide = dict(base=64, most=4)
+    nets = {"G": StyleGenerator(16, latent=4, style=4, mapping=2, **wide), "D": StyleDiscriminator(16, group=2, **wide)}
+    path = tmp_path.parent / f"{tmp_path.name}.pkl"
+    write(path, {name: published(net) for name, net in nets.items()})
+    rules = {name: value for name, value in TINY.items() if name not in ("width", "mapping")}
+    rules |= dict(data=classes, from_=str(path), size="16x12", classes=False)
+    game = build("stylegan2", **rules).game
+    for net, begun in zip((game.generator, game.discriminator), nets.values(), strict=True):
+        assert net.training
+        assert all(torch.equal(value, begun.state_dict()[name]) for name, value in net.state_dict().items())
+    batch = {"image": torch.zeros(4, 3, 12, 16)}
+    assert game.fool(batch)["adversarial"].isfinite()
+    assert game.ada.images == 100_000
+    for wrong, words in (
+        ({"width": 1.0}, "networks of its own; leave --width and --mapping out"),
+        ({"size": 32}, "draws 16 x 16, and pictures have .*; type --size 16"),
+        ({"channels": 1}, "draws 3 channels, and pictures have 1; type --channels 3"),
+        ({"classes": True}, "knows 0 classes, and pictures have 2; type --classes false"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build("stylegan2", **rules | wrong)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ({"config_": "paper64"}, "config 'paper64' is not known; type --config auto, stylegan2, .* or cifar"),
+        ({"augment": "gbc"}, "augment 'gbc' is not known; type --augment blit, geom, .* or off"),
+    ],
+)
+def test_what_is_unknown_is_answered_with_what_is_known(typed, words, classes):
+    with pytest.raises(UserError, match=words):
+        build("stylegan2", data=classes, size=16, **TINY, **typed)
 
 
 def test_words_that_are_also_others_can_be_typed():
