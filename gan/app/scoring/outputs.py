@@ -115,8 +115,9 @@ def _cyclegan(game: CycleGan, batch: dict[str, Tensor], numbers: Tensor) -> dict
 
 @makes.register
 def _from_noise(game: FromNoise, batch: dict[str, Tensor], numbers: Tensor) -> dict[str, Made]:
-    """As many pictures from noise as there are samples; a sample's number decides its noise."""
-    return {"from noise": Made(game.numbered(numbers, like=batch["image"]), batch["image"], paired=False)}
+    """As many pictures from noise as there are samples, of their classes; a sample's number decides its noise."""
+    image = batch["image"]
+    return {"from noise": Made(game.numbered(numbers, image, game.labels(batch)), image, paired=False)}
 
 
 @makes.register
@@ -152,6 +153,7 @@ def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | No
     judge = getattr(game, "discriminator", getattr(game, "critic", None))
     if judge is None:
         return None
-    image = batch["image"]
-    fakes = game.draw(image)
-    return Judged(judge(image), judge(fakes), image, fakes)
+    image, labels = batch["image"], game.labels(batch)
+    fakes = game.draw(image, labels)
+    known = () if labels is None else (labels,)
+    return Judged(judge(image, *known), judge(fakes, *known), image, fakes)
