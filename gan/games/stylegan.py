@@ -125,7 +125,7 @@ class StyleGan(FromNoise):
         if left:
             raise UserError(
                 f"path lengths are of one in {self.path_shrink} samples, and a rank (or micro-batch) has {len(image)}; "
-                f"type a batch size that can be divided, or path_shrink=1"
+                f"take a batch size that can be divided, or StyleGan(path_shrink=1)"
             )
         place = noise.here()
         with nullcontext() if place is None else noise.at(sparse(place, self.path_shrink)):
