@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -15,8 +15,6 @@ from gan.runs.pictures import FoundPictures, OnPictures
 from gan.runs.run import Run
 from nets.ada import Augmentation
 from nets.r3 import R3Discriminator, R3Generator
-
-Config = Literal["auto", "cifar10", "ffhq64", "ffhq256", "imagenet32", "imagenet64"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ PRESETS = {
 }
 
 
-def preset(config: Config, size: tuple[int, int]) -> Preset:
+def preset(config: str, size: tuple[int, int]) -> Preset:
     """The configuration of that name; `auto` is FFHQ's at another size, with its `gamma` by the number of pixels."""
     stages = max(2, (max(size) - 1).bit_length() - 1)
     if config == "auto":
@@ -51,6 +49,8 @@ def preset(config: Config, size: tuple[int, int]) -> Preset:
         # FFHQ's 2 at 64 pixels and 150 at 256 lie on a power of the number of pixels a side.
         gamma = 2 * (4 * 2 ** (stages - 1) / 64) ** 3.1
         return Preset(widths, (gamma, gamma / 10), 0.3, 5e5, 256, low=min(4, stages - 1))
+    if config not in PRESETS:
+        raise UserError(f"--config {config} is not known; type one of auto, {', '.join(PRESETS)}")
     side = 4 * 2 ** (len(PRESETS[config].widths) - 1)
     if max(size) > side:
         raise UserError(f"config '{config}' is for {side} pixels, and pictures have {max(size)}; type --config auto")
@@ -58,7 +58,7 @@ def preset(config: Config, size: tuple[int, int]) -> Preset:
 
 
 def r3gan(
-    config_: Config = "auto",
+    config_: str = "auto",
     kimg: PositiveFloat | None = None,
     max_steps: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,

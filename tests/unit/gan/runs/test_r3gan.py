@@ -41,6 +41,8 @@ def test_other_sizes_are_between_the_published_ones():
         assert (found.low, found.batch, found.images) == (wanted.low, wanted.batch, wanted.images)
     with pytest.raises(UserError, match="type --config auto"):
         preset("cifar10", (64, 64))
+    with pytest.raises(UserError, match="one of auto, cifar10"):
+        preset("ffhq", (64, 64))
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ SMALL = {
     "wgan-gp-faces": {"width": 4, **FACES},
     "stylegan-faces": {"width": 4, **FACES},
     "stylegan2": {"width": 0.01, "mapping": 1, "held_out": 0.5, "workers": 0},
+    "r3gan": {"width": 0.02, "held_out": 0.5, "workers": 0},
     "dmd2-faces": {"width": 4, **FACES},
     "dmd2-lora-faces": {"width": 4, **FACES},
     "vqgan-faces": {"width": 4, **FACES},
@@ -55,7 +56,7 @@ def small(name: str, **settings) -> Run:
     on_files = {}
     if name in (*ON_FILES, "sean", "spade"):
         on_files = {"data": str(written(name.partition("-")[2] or "folder")), "perceptual": vgg()}
-    if name == "stylegan2":
+    if name in ("stylegan2", "r3gan"):
         on_files = {"data": str(pictures())}
     size = {} if name.endswith("tones") else {"size": 16}
     return build(name, **{"batch_size": 2, "max_steps": 1} | size | SMALL[name] | on_files | settings)
