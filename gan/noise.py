@@ -15,20 +15,17 @@ own, and of these at most the two at the ends for nothing:
     block 1   rows 4 to 7        rank 0, rank 1 (which throws away rows 4 and 5)
     block 2   rows 8 to 11       rank 1
 
-How large a block is depends on the draw alone, never on the rank.
-
-[Note: pages]
-To seed a generator for each small draw would take longer than to draw. So small draws on a CPU take their numbers from
-pages of PAGE numbers, which are filled, each from a seed of its own, when they are needed. Where a draw begins depends
-only on how many numbers the draws before it have taken, for the whole global batch. So every rank finds its rows by
-counting. A rank for which another one computes a part of a network adds what the draws there have taken.
+How large a block is depends on the draw alone, never on the rank. A small draw is a single block.
 """
 
-import math
+import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +33,170 @@ from torch.nn import functional as F
 
 from gan.files.errors import UserError
 from gan.files.loading import not_compiled
-from gan.place import GROUP, TAKEN, Place, current, here, seed_for
-from gan.place import Drawn as Drawn
-from gan.place import at as at
-from gan.place import go_to as go_to
 
 SMALL, FEW_ROWS, LARGE, PARTS = 2**10, 8, 2**17, 16  # sizes of a block: see `_rows_of_a_block`
-# One launch for most draws. A GPU writes a block in some 30 us, and no rank draws more than two of them for nothing.
-OF_ACCELERATOR = 2**24
-FEW, PAGE = 256, 1024  # numbers that a draw from a page has at most, and a page
-NORMAL, UNIFORM = Tensor.normal_, Tensor.uniform_
+OF_ACCELERATOR = 2**20
+COPIES = 4  # so many rows for each sample are taken for rows of samples, where no trial has shown it
+MASK = 2**64 - 1
+
+
+def seed_for(*parts: int | str) -> int:
+    """A seed made of parts, the same on every machine. Parts that differ by one give unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little") >> 1
+
+
+class Drawn(NamedTuple):
+    """A draw of a network by torch's own functions.
+
+    `rows` is how many samples were computed where it was drawn. `dim` is the dimension of the samples; None is one draw
+    for the whole batch. `whole`: they were all, so the draw is the same whichever dimension is that of samples.
+    `beside`: several rows of one sample lie side by side, as the heads of attention do.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    dim: int | None
+    whole: bool = False
+    beside: bool = False
+
+    def like(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a draw is of this kind. What is before the samples is often a time, and varies."""
+        return self.name == name and (len(self.shape) == len(shape) if self.dim else self.shape[1:] == tuple(shape[1:]))
+
+
+@dataclass
+class Place:
+    """Which rows of the global batch are being computed: `rows` rows of `total`, every `stride`-th from `first` on.
+
+    `others` is for a batch of several loaders with batch sizes of their own: the first row of each, by its number of
+    rows. `calls` counts the draws. A copy of a place continues at the same count, so it draws the same noise.
+
+    The rest is for draws of networks by torch's own functions (strategies/draws.py). `follows`: they follow the sample
+    too. `known` are draws of which a trial has shown where their samples are, by call. `drawn` are those so far.
+    """
+
+    key: tuple[int | str, ...]
+    first: int
+    rows: int
+    total: int
+    stride: int = 1
+    others: Mapping[int, int] = field(default_factory=dict)
+    calls: int = 0
+    follows: bool = True
+    known: Mapping[int, Drawn] = field(default_factory=dict)
+    drawn: dict[int, Drawn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._seed = seed_for(*self.key)
+
+    def next_call(self) -> int:
+        self.calls += 1
+        return self.calls - 1
+
+    def seed(self, call: int, number: int) -> int:
+        """The seed of a block or row of a draw. It costs little, because there may be many."""
+        # The finalizer of SplitMix64 (Steele, Lea and Flood 2014), shortened.
+        bits = self._seed + call * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 & MASK
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        return bits ^ bits >> 27
+
+    def seeds(self, n: int) -> list[int]:
+        """A seed for each of n rows. Two copies of a sample have two seeds."""
+        call = self.next_call()
+        return [self.seed(call, row) for part in self.numbers_of(n) or [range(n)] for row in part]
+
+    def numbers(self, n: int) -> range:
+        """The numbers, in the global batch, of the samples of a draw of n rows.
+
+        They are those of the loader that has n rows here. A batch of fakes and reals together has each sample twice.
+        """
+        first, rows = (self.others[n], n) if n in self.others else (self.first, self.rows)
+        return range(first, first + rows * self.stride, self.stride)
+
+    def numbers_of(self, n: int) -> list[range] | None:
+        """The rows, of the whole draw, that a draw of n rows has here. None stands for all, in their order."""
+        if self.rows == self.total:
+            return None
+        numbers = self.numbers(n)
+        if n == len(numbers):
+            return [numbers]
+        if n % len(numbers):
+            raise UserError(
+                f"noise of {n} rows in a phase whose batch has {self.rows}: other ranks would draw other rows than one "
+                f"device does; draw a row for each sample and take some, or type common=True for one draw of all ranks"
+            )
+        total = self.whole(len(numbers))
+        starts = range(0, n // len(numbers) * total, total)
+        return [range(start + numbers.start, start + numbers.stop, numbers.step) for start in starts]
+
+    @property
+    def samples(self) -> int:
+        """How many samples are computed here."""
+        return self.rows
+
+    def whole(self, n: int) -> int:
+        """How many rows a draw of n rows has in the whole global batch."""
+        return self.total * n // self.rows
+
+    def drawn_by_network(self, call: int, name: str, shape: Sequence[int]) -> Drawn:
+        """A draw of a network: which dimension has the samples.
+
+        A trial has seen a shape with few samples, and with all ranks' (strategies/draws.py). Without one, what
+        looks like a row for each sample, or a few, is taken for it.
+        """
+        n, known = shape[0] if shape else 0, self.known.get(call)
+        if (
+            known is None and self.known
+        ):  # a call that no trial has seen is like others that have their samples further back
+            known = next((each for each in self.known.values() if each.dim and each.like(name, shape)), None)
+        if known is not None and known.like(name, shape):
+            dim = known.dim if known.dim is not None and self._fits(shape[known.dim]) else None
+        else:
+            dim = 0 if self._fits(n) and n <= COPIES * max(self.samples, *self.others, 1) else None
+        beside = known is not None and known.beside and dim == 0
+        drawn = Drawn(name, tuple(shape), self.samples, dim, self.samples == self.total, beside)
+        self.drawn[call] = drawn
+        return drawn
+
+    def parts_of(self, drawn: Drawn) -> list[range] | None:
+        """The rows that a draw of a network has here. None stands for all, in their order."""
+        if drawn.dim is None:
+            return None
+        n = drawn.shape[drawn.dim]
+        parts = self.numbers_of(self.samples if drawn.beside else n)
+        if parts is None or not drawn.beside:
+            return parts
+        each = n // self.samples
+        return [range(number * each, (number + 1) * each) for part in parts for number in part]
+
+    def _fits(self, n: int) -> bool:
+        return n > 0 and (n % self.samples == 0 or n in self.others)
+
+
+_place: ContextVar[Place | None] = ContextVar("place", default=None)
+
+
+def here() -> Place | None:
+    """The place that is set now; None outside a phase."""
+    return _place.get()
+
+
+@contextmanager
+def at(place: Place | None) -> Iterator[None]:
+    """Set the place for the code inside the `with`; None means outside a phase."""
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def go_to(place: Place | None, calls: int) -> None:
+    """Set the place, and how many draws it has made, for the rest of the innermost `at`."""
+    _place.set(place)
+    if place is not None:
+        place.calls = calls
 
 
 # ---- blocks ----
@@ -67,11 +218,11 @@ def fill(out: Tensor, draw: Callable[..., Any], place: Place, call: int, parts: 
 
     `draw(tensor, generator=...)` fills a tensor. Without `parts` all rows of the draw are here.
     """
-    token = current.set(None)  # torch's own kernels fill a block: see strategies/draws.py
+    token = _place.set(None)  # torch's own kernels fill a block: see strategies/draws.py
     try:
         return _fill(out, draw, place, call, parts)
     finally:
-        current.reset(token)
+        _place.reset(token)
 
 
 def _fill(out: Tensor, draw: Callable[..., Any], place: Place, call: int, parts: Sequence[range] | None) -> Tensor:
@@ -113,60 +264,17 @@ def _rows_of_a_block(total: int, width: int, cpu: bool) -> int:
     return total if total * width <= size else 1 << (size // width or 1).bit_length() - 1
 
 
-# ---- pages ----
-
-
-def _paged(
-    draw: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype, place: Place, parts: Any, taken: int
-) -> Tensor:
-    """These rows of the next draw, which takes so many numbers from pages. See [Note: pages]."""
-    begin = (place.calls >> TAKEN) * GROUP
-    number, begin = begin // PAGE, begin % PAGE
-    page, steps = _page(draw, dtype, place, number), _steps(shape)
-    if begin + taken > PAGE:
-        page = torch.cat([page, _page(draw, dtype, place, number + 1)])
-    place.next_call(taken)
-    if parts is None:
-        return torch.as_strided_copy(page, shape, steps, begin)
-    row, *inner = steps
-    found = [
-        torch.as_strided_copy(page, (len(part), *shape[1:]), (part.step * row, *inner), begin + part.start * row)
-        for part in parts
-    ]
-    return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _page(draw: Callable[..., Any], dtype: torch.dtype, place: Place, number: int) -> Tensor:
-    page = place.pages.get((draw, dtype, number))
-    if page is None:
-        page = torch.empty(PAGE, dtype=dtype, device="cpu")
-        place.pages[draw, dtype, number] = fill(page, draw, place, _kind(draw, dtype) + number, None)
-    return page
-
-
-@cache
-def _kind(draw: Callable[..., Any], dtype: torch.dtype) -> int:
-    """The seed of the first page, far from the numbers of calls."""
-    return seed_for(draw.__name__, str(dtype))
-
-
-@cache
-def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How far apart in memory neighbours of each dimension lie."""
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-
-
 # ---- draws ----
 
 
 def randn(shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
     """Normal noise, a row for each sample, with the device and dtype of `like`."""
-    return _draw(NORMAL, shape, like, common)
+    return _draw(Tensor.normal_, shape, like, common)
 
 
 def rand(shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
     """Uniform noise in [0, 1), a row for each sample, with the device and dtype of `like`."""
-    return _draw(UNIFORM, shape, like, common)
+    return _draw(Tensor.uniform_, shape, like, common)
 
 
 def randint(low: int, high: int, shape: Sequence[int], like: Tensor | None = None, *, common: bool = False) -> Tensor:
@@ -190,22 +298,15 @@ def _draw(
         dtype = torch.get_default_dtype() if like is None else like.dtype
         if not dtype.is_floating_point:
             raise UserError(f"noise has the dtype of `like`, which is {dtype}; type like=x.float(), or noise.randint")
-    place = current.get()
+    place = _place.get()
     if place is None:  # torch's own functions do no more than this
         return draw(torch.empty(shape, device=device, dtype=dtype), generator=None)
     if not (common or len(shape)):
         raise UserError("noise without a shape has no row for each sample; type common=True, if all samples share it")
     # In float64 the numbers of float32, so that every precision draws the same.
-    single, shape = torch.float32 if dtype is torch.float64 else dtype, tuple(shape)
-    parts = None if common else place.numbers_of(shape[0])
-    numbers = math.prod(shape) if parts is None else place.whole(shape[0]) * math.prod(shape[1:])
-    taken = numbers if 0 < numbers <= FEW and (draw is NORMAL or draw is UNIFORM) else 0
-    if taken and (torch.empty(0) if like is None else like).is_cpu:
-        out = _paged(draw, shape, single, place, parts, taken)
-    else:
-        out, call = torch.empty(shape, device=device, dtype=single), place.next_call(taken)
-        if not out.is_meta:
-            fill(out, draw, place, call, parts)
+    out = torch.empty(shape, device=device, dtype=torch.float32 if dtype is torch.float64 else dtype)
+    if not out.is_meta:
+        fill(out, draw, place, place.next_call(), None if common else place.numbers_of(shape[0]))
     return out.double() if dtype is torch.float64 else out
 
 
@@ -222,7 +323,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
     if not 0 <= p <= 1:
         raise UserError(f"dropout: p={p} is not between 0 and 1")
     # In float32 whatever x is, so that every precision drops the same.
-    kept = _draw(UNIFORM, x.shape, x, False, torch.float32) >= p
+    kept = _draw(Tensor.uniform_, x.shape, x, False, torch.float32) >= p
     mask = kept.to(x.dtype).mul_(1 / (1 - p) if p < 1 else 0)
     return x.mul_(mask) if inplace else x * mask
 

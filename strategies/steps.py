@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from nets.norm import synchronised
 from strategies import private
 from strategies.check.first_step import check_step
 from strategies.check.replicas import compare_replicas
-from strategies.check.trial import Forms, Trial, Trials
+from strategies.check.trial import Trial, Trials
 from strategies.draws import draws_follow
 from strategies.hooks import GameFirst
 from strategies.lockstep import Lockstep
@@ -41,8 +40,6 @@ class Steps:
         check: bool | Literal["often"],
         compared: bool,
     ) -> None:
-        self.forms = Forms(training.equal_rows)
-        training = replace(training, saw_losses=self.forms.saw) if check else training
         self.game, self.training, self.lockstep, self.compared = game, training, lockstep, compared
         self.guard, self.policies = training.guard, training.policies
         self.trials = Trials(game.phases if check and training.world.size > 1 else (), check == "often")
@@ -58,13 +55,10 @@ class Steps:
         self.lockstep.equal_rows.begin(batch)
         self.lockstep.places.begin_step(game.step)
         with self.lockstep.places.named():
-            tried = partial(check_step, game, self.training, batch, self.trials.ready)
             if self.trials.due(game.phases, step):
-                tried(partial(self._try, play, args, kwargs))
+                check_step(game, self.training, batch, self.trials.ready, partial(self._try, play, args, kwargs))
             self.losses = {}
             output = self._pass(play, batch, *args, **kwargs)
-            if self.forms.try_again():
-                tried(partial(self._try, play, args, kwargs))
             if not self.trials.played and any(phase.due(step, lambda _: False) for phase in game.phases):
                 raise UserError(
                     f"training_step() of {type(game).__name__} played no phase, so nothing has learned; call "

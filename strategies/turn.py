@@ -1,6 +1,6 @@
 """One phase, from its losses to the updates of its learners: the same for every policy."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,6 @@ class Training:
     equal_rows: EqualRows = field(default_factory=EqualRows)
     guard: Guard = field(default_factory=Guard)
     draws: Draws = field(default_factory=Draws)
-    saw_losses: Callable[[str, Iterable[Tensor]], None] = lambda phase, losses: None
 
 
 def play(phase: Phase, batch: Any, step: int, training: Training) -> dict[str, Tensor]:
@@ -104,7 +103,6 @@ def gradients(phase: Phase, batch: Any, step: int, training: Training, scale: fl
     for index, part in enumerate(split_batch(batch, counts[0], parts, phase.name)):
         place = _place(phase, counts, index, step, training)
         losses = _losses(phase, part, place, training.precision)
-        training.saw_losses(phase.name, losses.values())
         total = _sum(losses.values(), scale / parts)
         for name, loss in losses.items():
             mean = loss.detach() / parts if parts > 1 else loss.detach()

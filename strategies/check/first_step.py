@@ -3,11 +3,11 @@
 [Note: the law checks itself]
 Any number of ranks must give the training of one device. That is a law for the code of a game too, and a game can
 break it: by a statistic of the rank's own samples, a loss that is no mean over samples, a buffer that learns from the
-rank's own samples. So the first step of a fit is tried before it is played, and some later ones with a few samples.
-First each rank plays it with its own samples, as it will in training. Then each rank plays it with the samples of all
-ranks, as one device would. Gradients are reduced as in training, because then no weight must be whole anywhere, but
-nothing is updated. Losses, the norm of each weight's gradient, buffers and weights must be equal. Then all is put back:
-buffers, weights, random states, attributes of modules.
+rank's own samples. So, before the first step of a fit, the step is tried on a few samples of each rank. First each
+rank plays it with its own samples, as it will in training. Then each rank plays it with the samples of all ranks, as
+one device would. Gradients are reduced as in training, because then no weight must be whole anywhere, but nothing is
+updated. Losses, the norm of each weight's gradient, buffers and weights must be equal. Then all is put back: buffers,
+weights, random states, attributes of modules.
 
 What differs only later, such as a mask that is full in the first batch, is found when later steps are tried too
 (`PhaseStrategy(check="often")`).
@@ -28,13 +28,15 @@ from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
 from gan.pool import ImagePool
-from nets.norm import unsynchronised
-from strategies.check.trial import RanksDiffer, Snapshot, Trial, few_samples, on_cpu
+from nets.norm import rows_together, unsynchronised
+from strategies.check.trial import RanksDiffer, Snapshot, Trial
 from strategies.draws import BY_GENERATOR, ByPhase
-from strategies.micro_batches import join_batches, rows
+from strategies.micro_batches import first_rows, join_batches, rows
 from strategies.policies.policy import Policy
 from strategies.turn import Training
 
+SAMPLES = 2  # of each rank, at least
+ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
 SHOWN = 6  # differences in the error
 
 # Two numbers are equal if they differ by less than this part of their size: sums in another order are rounded anew.
@@ -78,7 +80,7 @@ def check_step(
 
     `ready`: whether a phase with a `when` is tried. `play(trial, batch)` plays the step for a trial.
     """
-    own, gather = few_samples(game, training.policies.values(), training.world, batch), training.world.gather
+    own, gather = _few_samples(game, training, batch), training.world.gather
     if len(set(gather(None if own is None else rows(own)))) > 1 or own is None:  # unequal rows are refused in the phase
         return
     kept = Snapshot(game, training.policies)
@@ -108,11 +110,6 @@ def check_step(
             lines[f"phase '{phase.name}' has micro-batches, and draws {', '.join(wrong)}"] = IN_MICRO_BATCHES
     if lines:
         raise RanksDiffer(_said(lines, training, game.step, together.drawn))
-    if together.own:
-        rank_zero_warn(
-            f"a loss keeps other values in {', '.join(together.own)} than one device would; right for a log, but "
-            f"what losses read must be the same on all ranks: keep gan.ranks.mean(x) or gan.ranks.sum(x) in place of x"
-        )
 
 
 class Tries:
@@ -122,7 +119,7 @@ class Tries:
         self.game, self.training, self.kept, self.play = game, training, kept, play
         # A trial deals the samples out otherwise, so each pool gets the images of all ranks.
         self.pools = [each for each in game.modules() if isinstance(each, ImagePool)]
-        self.images = training.world.gather([on_cpu(pool.own()) for pool in self.pools])
+        self.images = training.world.gather([_on_cpu(pool.own()) for pool in self.pools])
 
     def __call__(self, samples: Any, alone: bool = False, shake: int = 0) -> Trial:
         step, world = self.game.step, self.training.world
@@ -146,7 +143,7 @@ class Tries:
                     f"{tried}, and a loss fails, perhaps because it remembers a larger batch: {error}"
                 ) from error
             trial.meet("has ended the step")
-            trial.state, trial.remembered = self.kept.written(), self.kept.remembered()
+            trial.state = self.kept.written()
         return trial
 
     def compare(self, own: Any, samples: Any) -> tuple[Trial, dict[str, str]]:
@@ -162,7 +159,6 @@ class Tries:
         learners = [policy for policy in training.policies.values() if policy.requiring_grad]
         dtypes = together.dtypes | {weight.dtype for policy in learners for weight in policy.requiring_grad.values()}
         rounding = max(ROUNDING.get(dtype, COARSE) for dtype in dtypes)
-        together.own = [] if together.unlike else sorted(_apart_in(together.remembered, alone.remembered, rounding))
         losses, repeated = gather(together.losses), gather(alone.losses)
         comparison = Comparison(losses, repeated, together, alone, rounding, together.unlike)
         lines = comparison.lines({})
@@ -185,6 +181,33 @@ class Tries:
                     f"decides, and {not answers[0]} on others; let it read what is the same on all ranks, such as "
                     f"gan.ranks.mean(x)"
                 )
+
+
+def _on_cpu(batch: Any) -> Any:
+    return move_data_to_device(batch, torch.device("cpu"))
+
+
+def _few_samples(game: GanModule, training: Training, batch: Any) -> Any:
+    """The first samples of this rank's batch, on the CPU; None, with a warning, if there can be no trial."""
+    together = math.lcm(*(phase.micro_batches for phase in game.phases))
+    together *= math.lcm(*(rows_together(policy.player.module) for policy in training.policies.values()))
+    try:
+        own_rows = rows(batch)
+        room = ROOM.get(training.world.device.type, 1) * own_rows // training.world.size
+        few = together * max(1, min(SAMPLES, own_rows, room) // together)
+        samples = f"{few * training.world.size} samples, {few} of each rank"
+        why = f"which may have no memory for {samples}; check it once on fewer ranks"
+        for count in range(few, min(own_rows, room) + 1, together):
+            own = _on_cpu(first_rows(batch, count))
+            try:
+                first_rows(own, count)
+                return own
+            except UserError as error:  # so few may look like something else: two rows in each item of a pair
+                why = f"because its first samples cannot be cut: {error}"
+    except UserError as error:
+        why = f"because its batch cannot be cut: {error}"
+    rank_zero_warn(f"the first step is not checked against one device, {why}")
+    return None
 
 
 @torch.no_grad()
@@ -217,14 +240,6 @@ def gap_of(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None or one.shape != other.shape:
         return math.inf
     return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
-
-
-def _apart_in(one: Mapping[str, Tensor], other: Mapping[str, Tensor], rounding: float) -> set[str]:
-    """The attributes whose values differ. Of another shape are those with a row for each sample."""
-    pairs = {name: (each, other[name]) for name, each in one.items() if name in other and each.numel()}
-    sizes = {name: max(each.abs().max().item() for each in pair) for name, pair in pairs.items()}
-    gaps = {name: gap_of(*pair) for name, pair in pairs.items()}
-    return {f"'{name}'" for name, gap in gaps.items() if rounding * sizes[name] < gap < math.inf}
 
 
 class TooFew(Exception):

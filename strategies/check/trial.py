@@ -1,32 +1,22 @@
 """A trial of one step: its phases are played without updates."""
 
-import dis
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gan import ranks
 from gan.files.errors import UserError
 from gan.module import GanModule
 from gan.phase import Phase
-from nets.norm import rows_together
 from strategies import random_state
 from strategies.draws import ByPhase, Draws
 from strategies.hooks import NO_HOOKS
-from strategies.micro_batches import first_rows, rows
 from strategies.policies.policy import Policy
-from strategies.processes.equal_rows import EqualRows
 from strategies.ranks import World
 from strategies.reachable import Reachable, content_of, copied, differs, kind_of
 from strategies.turn import Training, finish, gradients, ready
@@ -48,13 +38,10 @@ class Snapshot:
         held = [tensor for each in storages for tensor in each.held()]
         tensors = [each for each in dict.fromkeys([*self.names, *held]) if content_of(each) is not None]
         self.values = {tensor: copied(tensor) for tensor in tensors}
+        objects = [value for _, value in reachable.objects.values()]
         known = set(map(id, tensors))
-        kinds = [
-            (name, content_of(value), value) for name, value in reachable.objects.values() if id(value) not in known
-        ]
-        self.contents = [(name, kind, value, kind.read(value)) for name, kind, value in kinds if kind is not None]
-        functions = [each for _, each in reachable.objects.values() if isinstance(each, FunctionType)]
-        self.read = {name for function in functions for name in _reads(function.__code__)}
+        kinds = [(content_of(value), value) for value in objects if id(value) not in known]
+        self.contents = [(kind, value, kind.read(value)) for kind, value in kinds if kind is not None]
         self.random = random_state.capture()
 
     @contextmanager
@@ -70,77 +57,13 @@ class Snapshot:
         changed = [tensor for tensor, value in self.values.items() if differs(tensor, value)]
         return {self.names.get(each, "a shard of the weights"): each.detach().clone() for each in changed}
 
-    def remembered(self) -> dict[str, Tensor]:
-        """The new numbers and tensors in attributes and lists that code of the game reads, by their names."""
-        found: dict[str, Tensor] = {}
-        for name, kind, value, before in self.contents:
-            if not isinstance(before, dict | list):
-                continue
-            now, old = kind.read(value), before if isinstance(before, dict) else dict(enumerate(before))
-            for key, each in now.items() if isinstance(now, dict) else enumerate(now):
-                path = [*filter(None, name.split(".")), str(key)]
-                attribute = next((part for part in reversed(path) if not part.isdigit()), "")
-                is_new = each is not old.get(key) and isinstance(each, int | float | np.number | Tensor)
-                if is_new and attribute in self.read and not (isinstance(each, Tensor) and content_of(each) is None):
-                    found[".".join(path)] = torch.as_tensor(each).detach().to("cpu", torch.float64, copy=True)
-        return found
-
     def put_back(self) -> None:
         """Make everything as it was. What is as it was already is not touched."""
-        for _, kind, value, before in self.contents:
+        for kind, value, before in self.contents:
             kind.fill(value, before)
         for tensor, before in self.values.items():
             kind_of(tensor).fill(tensor, before)
         random_state.restore(self.random)
-
-
-def _reads(code: CodeType) -> Iterator[str]:
-    """The names of attributes and globals from which a function takes values; a log is only written or appended to."""
-    for order, then in pairwise(dis.get_instructions(code)):
-        if order.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")) and then.argval not in APPENDS:
-            yield str(order.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _reads(inner)
-
-
-APPENDS = {"append", "appendleft", "extend", "add"}
-
-
-class Forms:
-    """Notices a loss that is computed in a new way: by the first nodes of its graph.
-
-    It asks no other rank while nothing is new. A rank with a new form writes that into torch's store before backward.
-    When gradients are reduced, every other rank has begun its backward, and has written if the form is new there. So a
-    rank with a new form reads what all have written, and they agree on a trial; none if it is new on some ranks only.
-    """
-
-    NODES, MOST = 16, 12  # of a graph; forms of a phase
-
-    def __init__(self, rows: EqualRows) -> None:
-        self.rows = rows
-        self.known: dict[str, set[int]] = {}
-        self.new: list[str] = []  # keys of this step, without the rank
-
-    def saw(self, phase: str, losses: Iterable[Tensor]) -> None:
-        """These are the losses of a phase, before their backward."""
-        nodes: list[Any] = [loss.grad_fn for loss in losses]
-        for node in nodes:
-            if node is not None and len(nodes) < self.NODES:
-                nodes += [inner for inner, _ in node.next_functions]
-        known, form = self.known.setdefault(phase, set()), hash(tuple(map(type, nodes)))
-        if form not in known and len(known) < self.MOST:
-            known.add(form)
-            if len(known) > 1 and self.rows.store is not None:
-                self.new.append(f"form of '{phase}', {self.rows.run}, {self.rows.steps}, rank ")
-                self.rows.store.set(own := f"{self.new[-1]}{self.rows.rank}", "")
-                self.rows.store.check([own])  # returns when the store has it
-
-    def try_again(self) -> bool:
-        """Whether a phase of this step had a new form on all ranks."""
-        new, self.new = self.new, []
-        store, size = self.rows.store, self.rows.size
-        return store is not None and any(store.check([f"{key}{rank}" for rank in range(size)]) for key in new)
 
 
 TIMES = 10  # a phase is played so often from trial to trial
@@ -210,8 +133,6 @@ class Trial:
     losses: dict[tuple[str, str], float] = field(default_factory=dict)  # by phase and name
     norms: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # of gradients, by phase and player
     state: dict[str, Tensor] = field(default_factory=dict)  # buffers, and weights that were written
-    remembered: dict[str, Tensor] = field(default_factory=dict)  # what losses keep in attributes
-    own: list[str] = field(default_factory=list)  # of these, what differs from one device
     drawn: ByPhase = field(default_factory=dict)  # by networks
     dtypes: set[torch.dtype] = field(default_factory=set)  # of losses: an author may cast by autocast
     unlike: set[str] = field(default_factory=set)  # phases with draws that differ by rank, which cannot be compared
@@ -228,9 +149,7 @@ class Trial:
         """What `turn.play` does, but without the update, without torch.compile and in full precision."""
         self.meet(f"plays phase '{phase.name}'")
         policies, draws = training.policies, Draws(training.draws.known)
-        training = replace(
-            training, precision=_exact(training), hooks=NO_HOOKS, draws=draws, saw_losses=Training.saw_losses
-        )
+        training = replace(training, precision=_exact(training), hooks=NO_HOOKS, draws=draws)
         if any(policy.compiled for policy in policies.values()):
             phase = replace(phase, second_order=True)  # then all play eagerly: nothing is compiled for a few samples
         before = random_state.capture()
@@ -275,41 +194,3 @@ def _exact(training: Training) -> Precision:
     mixed = isinstance(training.precision, MixedPrecision)
     halves = any("bf16" in policy.options for policy in training.policies.values())
     return Precision() if mixed and not halves else training.precision
-
-
-# ---- its samples ----
-
-SAMPLES = 2  # of each rank, at least
-ROOM = {"cpu": 4}  # a device may get so many times its own batch; a GPU once, because it may have no more memory
-
-
-def on_cpu(batch: Any) -> Any:
-    return move_data_to_device(batch, torch.device("cpu"))
-
-
-def few_samples(game: GanModule, policies: Iterable[Policy], world: World, batch: Any) -> Any:
-    """The first samples of this rank's batch, on the CPU; None, with a warning, if there can be no trial."""
-    together = math.lcm(*(phase.micro_batches for phase in game.phases))
-    together *= math.lcm(*(rows_together(policy.player.module) for policy in policies))
-    size = world.size
-    try:
-        own_rows = rows(batch)
-        room = ROOM.get(world.device.type, 1) * own_rows // size
-        # The first step is tried with whole batches, if there is room: a mask may be true for few samples. Later
-        # trials avoid training's number of samples: a loss may keep what it made for this number in an earlier step.
-        first = game.step == 0 and room >= own_rows
-        few = together * max(1, min(own_rows if first else SAMPLES, own_rows, room) // together)
-        samples = f"{few * size} samples, {few} of each rank"
-        why = f"which may have no memory for {samples}; check it once on fewer ranks"
-        counts = range(few, min(own_rows, room) + 1, together)
-        for count in sorted(counts, key=lambda count: not first and own_rows in (count, count * size)):
-            own = on_cpu(first_rows(batch, count))
-            try:
-                first_rows(own, count)
-                return own
-            except UserError as error:  # so few may look like something else: two rows in each item of a pair
-                why = f"because its first samples cannot be cut: {error}"
-    except UserError as error:
-        why = f"because its batch cannot be cut: {error}"
-    rank_zero_warn(f"the first step is not checked against one device, {why}")
-    return None

@@ -1,21 +1,19 @@
 """What differs from one device only after the first step is named, because later steps are tried too."""
 
-import re
 import warnings
 from unittest import mock
 
 import pytest
 import torch
 
-from gan import Phase, noise
-from gan import ranks as all_ranks
+from gan import Phase
 from gan.files.errors import UserError
 from strategies import PhaseStrategy
 from strategies.check import trial
 from strategies.check.trial import Trials
-from tests.ranks.test_check import One, Stateful, _warned
+from tests.ranks.test_check import One, Stateful
 from tests.support.hard_games import HARD
-from tests.support.parity import distance, equals, often, refused, train, vectors
+from tests.support.parity import distance, often, refused, train, vectors
 
 LATER = 11  # steps: from step 0 to 10
 
@@ -33,38 +31,6 @@ def masked(step):
     if step:
         mask[[2, 8, 12]] = 0.0
     return {**batch, "mask": mask}
-
-
-class Rare(One):
-    """A mean over what a mask leaves: a few samples, and none of the first ones of a rank."""
-
-    def play(self, batch):
-        score, mask = self.net(batch["x"]).square().mean(1), batch["mask"]
-        return score.mean() + (score * mask).sum() / mask.sum().clamp(min=1)
-
-
-def rare(step):
-    batch = vectors(step)
-    mask = torch.zeros(len(batch["x"]), dtype=torch.float64)
-    mask[[5, 6, 13]] = 1.0
-    return {**batch, "mask": mask}
-
-
-class Cached(One):
-    """It keeps what it has drawn for a number of samples, for ever."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = {}
-
-    def play(self, batch):
-        out = self.net(batch["x"])
-        made = self.made.setdefault(len(out), noise.randn((3,), out, common=True))
-        return (out - made).square().mean()
-
-
-def eight(step):
-    return {"x": vectors(step)["x"][:8]}
 
 
 class Running(One):
@@ -96,64 +62,8 @@ class Named(Joins):
         return losses | ({"spread": out.std()} if self.step >= 4 else {})
 
 
-class Adapts(One):
-    """ADA: the signs of some steps move a probability, which does not differ in a trial."""
-
-    probability, own = 0.0, True
-
-    def __init__(self):
-        super().__init__()
-        self.signs = []
-
-    def play(self, batch):
-        out = self.net(batch["x"])
-        signs = out.detach().sign().mean()
-        self.signs.append((signs if self.own else all_ranks.mean(signs)).item())
-        self.adjust()
-        seen = noise.rand((len(out), 1), out) < self.probability
-        return (out * ~seen).square().mean()
-
-    def adjust(self):
-        if len(self.signs) == 4:
-            self.probability = min(max(self.probability + 0.2 * sum(self.signs), 0), 0.5)
-            self.signs.clear()
-
-
-class AdaptsAlike(Adapts):
-    own = False
-
-
-class Logs(One):
-    """It keeps its own losses, and never reads them."""
-
-    def __init__(self):
-        super().__init__()
-        self.losses = []
-
-    def play(self, batch):
-        loss = self.net(batch["x"]).square().mean()
-        self.last = loss.item()
-        self.losses.append(loss.item())
-        return loss
-
-
-class NowAndThen(One):
-    """A sum in place of a mean, in a step between two trials."""
-
-    def play(self, batch):
-        score = self.net(batch["x"]).square().mean(1)
-        return score.sum() if self.step % 7 == 5 else score.mean()
-
-
 # A game, its batches, and the step whose trial names it.
-GAMES = [
-    (Masked, masked, 1),
-    (Rare, rare, 0),
-    (Running, vectors, 1),
-    (Joins, vectors, 3),
-    (Named, vectors, 4),
-    (NowAndThen, vectors, 5),
-]
+GAMES = [(Masked, masked, 1), (Running, vectors, 1), (Joins, vectors, 3), (Named, vectors, 5)]
 
 
 @pytest.mark.parametrize(("game", "batches", "step"), GAMES)
@@ -162,16 +72,6 @@ def test_what_differs_later_is_named(policy, game, batches, step, ranks):
     said = ranks(2).run(refused, game, batches, policy, 2, steps=LATER, check=True)
     assert said[0] == said[1]
     assert f"In a trial of step {step}" in said[0] and "phase 'play': loss '" in said[0]
-
-
-def test_what_is_kept_for_a_number_of_samples_is_not_named(ranks):
-    equals(ranks(2).run(train, Cached, eight, world=2, steps=LATER, check=True), train(Cached, eight, steps=LATER))
-
-
-@pytest.mark.parametrize(("game", "named"), [(Adapts, ["'signs.0'"]), (AdaptsAlike, []), (Logs, [])])
-def test_what_a_loss_reads_later_and_differs_from_one_device_is_said(game, named, ranks):
-    said = ranks(2).run(_warned, game)[0]
-    assert re.findall(r"a loss keeps other values in (.*) than one device would", said) == named
 
 
 def test_what_ranks_remember_differently_is_said(ranks):

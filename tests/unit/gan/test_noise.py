@@ -1,7 +1,6 @@
 """Noise follows the sample: rank, micro-batch and copy do not matter, step, phase and call do."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -289,58 +288,3 @@ def test_a_network_is_converted_in_place():
     assert list(net.state_dict()) == keys
     assert (net[1].p, net[2]["deep"].p, net[2]["deep"].inplace) == (0.1, 0.2, True)
     assert type(net[1]) is type(net[2]["deep"]) is noise.Dropout
-
-
-# ---- pages of small draws ----
-
-SIZES = [(n % 7 + 1, 1 + n * n % 5) for n in range(60)]  # rows a sample and width, of draws that take several pages
-
-
-def small_draws(first, rows, stride=1, skipped=()):
-    """Normal and uniform draws of all sizes. Of those that are skipped, only the count is added."""
-    with noise.at(Place((1,), first, rows, 8, stride)):
-        place, found = noise.here(), []
-        for number, (times, width) in enumerate(SIZES):
-            draw = (noise.randn, noise.rand)[number % 2]
-            if number in skipped:
-                other = copy.copy(place)
-                with noise.at(other):
-                    draw((times * rows, width))
-                    noise.rand((3,), common=True)
-                place.calls += other.calls - place.calls
-            else:
-                found.append(draw((times * rows, width)).view(times, rows, width))
-                common = noise.rand((3,), common=True)
-        return [*found, common]
-
-
-def test_small_draws_are_the_same_for_all_ranks_and_micro_batches_on_every_page():
-    *whole, common = small_draws(0, 8)
-    numbers = torch.cat([each.flatten() for each in whole])
-    assert len(numbers) > 4 * noise.PAGE and len(numbers.unique()) > 0.999 * len(numbers)
-    for stride, starts in ((1, (0, 2, 4, 6)), (2, (0, 1, 4, 5))):
-        for first in starts:
-            *found, same = small_draws(first, 2, stride)
-            for one, all_rows in zip(found, whole, strict=True):
-                assert torch.equal(one, all_rows[:, first : first + 2 * stride : stride])
-            assert torch.equal(same, common)
-
-
-def test_a_rank_that_counts_what_others_have_drawn_goes_on_as_they_do():
-    assert torch.equal(small_draws(0, 4, skipped=range(5, 50))[-1], small_draws(0, 4)[-1])
-    place = Place((1,), 0, 4, 8)
-    with noise.at(place):
-        noise.randn((4, 3), like=torch.empty(0, device="meta"))
-        found = noise.randn((4, 3))
-    assert torch.equal(found, draw(0, 4, key=(1,), calls=2))
-
-
-def test_a_copy_of_a_place_goes_on_within_a_page_also_in_another_process():
-    with noise.at(Place((1,), 0, 4, 8)):
-        noise.randn((4, 3))
-        others = [copy.deepcopy(noise.here()), pickle.loads(pickle.dumps(noise.here()))]
-        assert not others[1].pages
-        found = noise.randn((4, 3)), noise.rand((4, 3))
-    for other in others:
-        with noise.at(other):
-            assert torch.equal(noise.randn((4, 3)), found[0]) and torch.equal(noise.rand((4, 3)), found[1])
