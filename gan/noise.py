@@ -35,7 +35,8 @@ from gan.files.errors import UserError
 from gan.files.loading import not_compiled
 
 SMALL, FEW_ROWS, LARGE, PARTS = 2**10, 8, 2**17, 16  # sizes of a block: see `_rows_of_a_block`
-OF_ACCELERATOR = 2**20
+# One launch for most draws. A GPU writes a block in some 30 us, and no rank draws more than two of them for nothing.
+OF_ACCELERATOR = 2**24
 COPIES = 4  # so many rows for each sample are taken for rows of samples, where no trial has shown it
 MASK = 2**64 - 1
 
