@@ -9,12 +9,13 @@ import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from gan.files.errors import UserError, this_rank
-from gan.games.r3gan import R3Gan, Range
 from gan.runs.faces_from_noise import SCORES
 from gan.runs.pictures import FoundPictures, OnPictures
 from gan.runs.run import Run
 from nets.ada import Augmentation
 from nets.r3 import R3Discriminator, R3Generator
+
+Range = tuple[float, float]  # what a schedule begins with, and what it ends with
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def r3gan(
         bf16: Compute the sizes that the published code names in bfloat16, which is faster on GPUs.
         from_: Typed --from: a published file of R3GAN's networks (.pkl), to begin with these networks and weights.
     """
+    from gan.games.r3gan import R3Gan
+
     pictures = OnPictures(**settings)
     found = pictures.find()
     chosen = preset(config_, found.size)

@@ -27,12 +27,12 @@ ACCELERATOR = "what to compute on: auto, cpu, gpu, mps, or another of Lightning'
 Indices = restricted_string_type("Indices", r"^\d+,(\d+(,\d+)*)?$", docstring="numbers of GPUs, such as 0,2")
 PASSING = ("resume", "dry_run", "list_runs", "debug", "config", "rendezvous", "slurm", "submit")
 
-INCEPTION = "file of FID's Inception: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's inception-2015-12-05.pt"
+INCEPTION = "FID's network: weights-inception-2015-12-05-6726825d.pth, or NVIDIA's .pt"
 
 EXAMPLES = """examples:
   python -m gan.fit                                   the built-in run, on all GPUs or on two CPU processes
   python -m gan.fit cyclegan-faces --devices 1
-  python -m gan.fit sean --data PATH                  the published training on your pictures
+  python -m gan.fit stylegan2 --data PATH             on pictures of yours; also r3gan, sean, spade
   python -m gan.fit --batch-size 32 --max-steps 5000 --precision bf16-mixed
   python -m gan.fit r3gan-faces --help                the settings of that run
   python -m gan.fit my_game.py:my_run                 a run of your own: a function in a file or a module
@@ -173,7 +173,7 @@ def _add_own(parser: Parser) -> None:
     what = "how often lost ranks are started again, from their last checkpoint"
     add("--restarts", type=NonNegativeInt, default=3, help=what)
     add("--accelerator", type=str, default="auto", help=ACCELERATOR)
-    what = "what ranks communicate by: gloo, nccl or mpi; default: nccl between GPUs, else mostly gloo"
+    what = "gloo, nccl or mpi, by which ranks communicate; default: nccl between GPUs"
     add("--backend", type=Literal["gloo", "nccl", "mpi"] | None, default=None, help=what)
     kinds = Literal["32-true", "bf16-mixed", "16-mixed", "64-true"]
     add("--precision", type=kinds, default="32-true", help="number format in which the networks compute")
@@ -190,12 +190,12 @@ def _add_own(parser: Parser) -> None:
     add("--keep_best", type=NonNegativeInt, default=0, metavar="COUNT", help=what)
     what = "the score that tells which are best, such as fid; default: the run's first score"
     add("--keep_best_by", type=str | None, default=None, metavar="NAME", help=what)
-    what = "steps between scores of the pictures made: FID, KID, precision and recall; default: none"
+    what = "steps between FID, KID, precision and recall; default: none"
     add("--score_every", type=PositiveInt | None, default=None, metavar="STEPS", help=what)
-    what = "pictures made for a score; default: as many as are trained on, 50,000 at most; published: 50,000"
+    what = "pictures made for a score; default: as many as are trained on, 50,000 at most"
     add("--score_count", type=PositiveInt | None, default=None, metavar="COUNT", help=what)
     add("--inception", type=str | None, default=None, metavar="FILE", help=INCEPTION)
-    what = "an .npz with mu and sigma of the true pictures' features; default: of all pictures that it trains on"
+    what = "mu and sigma of the true pictures' features (.npz); default: of those trained on"
     add("--statistics", type=str | None, default=None, metavar="FILE", help=what)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     what = "also log by tensorboard or wandb, which must be installed"
@@ -222,7 +222,7 @@ def add_checks(parser: Parser) -> None:
     """Add the options that say what a training checks. gan.verify has them too."""
     what = "try the first step on all ranks and on one, and compare"
     parser.add_argument("--check", type=bool, default=True, help=what)
-    what = "slower: deterministic, find what made a NaN, compare ranks, try every phase each tenth time"
+    what = "slower: be deterministic, find NaNs, compare ranks, try each phase more often"
     parser.add_argument("--debug", action="store_true", help=what)
 
 
@@ -299,13 +299,17 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
 def _renamed(argv: Sequence[str]) -> list[str]:
     """Options that a run's argument cannot be called: `--from` is a word of Python, `--config` names a file too.
 
-    `--config paper256` is the run's argument `config_`; `--config settings.yaml` is a file of settings.
+    `--config paper256` is the run's argument `config_`; `--config settings.yaml`, or what is there, is a file.
     """
+
+    def is_word(value: str) -> bool:
+        return bool(re.fullmatch(r"\w+", value)) and not Path(value).exists()
+
     words = [re.sub(r"^--from(?==|$)", "--from_", word) for word in argv]
-    words = [re.sub(r"^--config(?==\w+$)", "--config_", word) for word in words]
-    for at, (word, value) in enumerate(pairwise(words)):
-        if word == "--config" and re.fullmatch(r"\w+", value):
-            words[at] = "--config_"
+    for at, (word, value) in enumerate(pairwise([*words, ""])):
+        name, given, config = word.partition("=")
+        if name == "--config" and is_word(config if given else value):
+            words[at] = f"--config_{given}{config}"
     return words
 
 

@@ -215,7 +215,7 @@ def test_scores_are_the_first_and_the_last_and_settings_those_of_the_file(run, s
 
 def test_a_chart_a_phase(run):
     charts = run_tables.curves(run)
-    assert list(charts.drawings) == ["discriminator", "generator", "held-out scores", "gradient norms"]
+    assert list(charts.drawings) == ["discriminator", "generator", "gradient norms", "held-out scores"]
     assert all("</svg>" in drawing for drawing in charts.drawings.values())
 
 

@@ -81,7 +81,7 @@ def test_the_scores_of_untrained_networks_are_logged_and_others_are_left_to_ligh
     "one warning; training goes on",
 )
 @pytest.mark.parametrize("spoil", ["samples", "curves"])
-def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_path, capsys):
+def test_pictures_that_cannot_be_written_are_said_once_and_left_out(spoil, tmp_path, capsys, curves):
     folder = RunFolder(tmp_path)
     if spoil == "samples":
         folder.samples.write_text("a file")
