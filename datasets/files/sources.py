@@ -5,6 +5,7 @@ import math
 import os
 import tarfile
 import zipfile
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,7 @@ SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 FORMS = "a folder of pictures, a .zip, .tar or .parquet file or a folder of those, or a name such as cifar10"
 
 
-class Source:
+class Source(ABC):
     """Pictures by number. `names` are bytes in one array, so that worker processes share its memory.
 
     `stamps` show whether a picture has changed: sizes and times. `note` says what was left out.
@@ -56,9 +57,9 @@ class Source:
     def name(self, index: int) -> str:
         return str(self.path / os.fsdecode(self.names[index]))
 
+    @abstractmethod
     def read(self, index: int) -> bytes | BinaryIO | Image.Image:
         """The picture's file, its content, or the picture."""
-        raise NotImplementedError
 
     def cache(self) -> Path:
         """The folder of what is known of these pictures."""
