@@ -114,7 +114,8 @@ def _style_arguments(network: Network) -> dict[str, Any]:
         widths = {side: shapes[f"synthesis.b{side}.conv1.weight"][0] for side in sides}
     most = max(widths.values())
     layers = {
-        "channel_base": min((side * width for side, width in widths.items() if width < most), default=most * sides[-1]),
+        # The least number that, divided by each side and rounded down, gives its width.
+        "channel_base": max(side * width for side, width in widths.items()),
         "channel_max": most,
         "num_fp16_res": 0,
         "conv_clamp": network.settings.get("synthesis_kwargs", network.settings).get("conv_clamp"),

@@ -21,6 +21,10 @@ NETWORKS = {
         StyleGenerator(16, latent=5, style=6, mapping=2, **STYLE),
         StyleDiscriminator(16, skip=False, group=2, **STYLE),
     ),
+    "stylegan2 of a width that no power of two divides": lambda: (
+        StyleGenerator(16, latent=5, style=6, mapping=2, **STYLE | {"base": 75, "most": 512}),
+        StyleDiscriminator(16, group=2, **STYLE | {"base": 75, "most": 512}),
+    ),
     "r3gan": lambda: (R3Generator(5, embedding=6, **R3), R3Discriminator(**R3)),
 }
 
