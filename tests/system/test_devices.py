@@ -12,6 +12,7 @@ from tests.support.rehearsal.device import NO_FLOAT64, possible
 pytestmark = pytest.mark.skipif(not possible(), reason="this torch has no device in Python that holds its own memory")
 
 SMALL = ("--faces", 12, "--held-out", 4, "--batch-size", 4, "--workers", 0, "--log-every", 1)
+WGAN = ("wgan-gp-faces", *SMALL, "--size", 16, "--width", 4, "--latent", 4, "--precision", "64-true")
 R3GAN = ("r3gan-faces", *SMALL, "--size", 16, "--width", 4, "--latent", 4, "--precision", "64-true")
 SEAN = ("sean-faces", *SMALL, "--size", 32, "--width", 4, "--hidden", 8, "--style", 8)
 OTHERS = {
@@ -40,18 +41,18 @@ def test_the_device(check, tmp_path):
 
 def test_commands_on_one_device_and_on_two(tmp_path):
     steps = ("--save-every", 1, "--max-steps")
-    run(tmp_path, "gan.fit", *R3GAN, *steps, 3, "--devices", 1, "--out", "one")
-    said = run(tmp_path, "gan.fit", *R3GAN, *steps, 2, "--strategy", "zero3", "--out", "two", ranks=2)
-    assert "r3gan-faces on 2 REHEARSAL processes, strategy zero3" in said
-    run(tmp_path, "gan.fit", "--resume", "two/001-r3gan-faces", "--strategy", "ddp", *steps, 3, ranks=2)
+    run(tmp_path, "gan.fit", *WGAN, *steps, 3, "--devices", 1, "--out", "one")
+    said = run(tmp_path, "gan.fit", *WGAN, *steps, 2, "--strategy", "zero3", "--out", "two", ranks=2)
+    assert "wgan-gp-faces on 2 REHEARSAL processes, strategy zero3" in said
+    run(tmp_path, "gan.fit", "--resume", "two/001-wgan-gp-faces", "--strategy", "ddp", *steps, 3, ranks=2)
     for name in ("one", "two"):
-        run(tmp_path, "gan.export", f"{name}/001-r3gan-faces", "--to", f"{name}/networks")
-    for player in ("generator", "discriminator"):
+        run(tmp_path, "gan.export", f"{name}/001-wgan-gp-faces", "--to", f"{name}/networks")
+    for player in ("generator", "critic"):
         one, two = (load_file(tmp_path / name / "networks" / f"{player}.safetensors") for name in ("one", "two"))
         for key, weight in one.items():
             torch.testing.assert_close(two[key], weight, rtol=0, atol=EXACT, msg=f"{player}: {key}")
-    run(tmp_path, "gan.sample", "two/001-r3gan-faces", "show", "--count", 2, "--device", "rehearsal:1")
-    assert "saved in two" in run(tmp_path, "gan.evaluate", "two/001-r3gan-faces", ranks=2)
+    run(tmp_path, "gan.sample", "two/001-wgan-gp-faces", "show", "--count", 2, "--device", "rehearsal:1")
+    assert "saved in two" in run(tmp_path, "gan.evaluate", "two/001-wgan-gp-faces", ranks=2)
 
 
 FAST = """
