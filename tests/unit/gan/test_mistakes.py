@@ -11,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from strategies.policies import POLICIES
 from tests.support.posix import only_on_linux
 
 GOLDEN, FOLDER = Path(__file__).with_name("mistakes.txt"), Path(__file__).with_name("mistakes")
 FOUND = re.findall(r"^\$ (.*)\n((?:    .*\n)*)", GOLDEN.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _own_policies(monkeypatch):
+    """Without the controls that other tests of this process have added."""
+    for name in [name for name, policy in POLICIES.items() if policy.__module__.startswith("tests.")]:
+        monkeypatch.delitem(POLICIES, name)
 
 
 @pytest.fixture
