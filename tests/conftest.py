@@ -84,6 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = not (WINDOWS or session.config.option.collectonly)
     if wanted and {"ranks", "system", "faults"} & {item.path.parent.name for item in session.items}:
         worlds.context()  # before a command of ours would start a server that has imported less
+    commands.remember_plugins()
     commands.fork_ranks()
     commands.leave_out_curves()
 

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from lightning.fabric.utilities import registry
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from gan.app import outputs
@@ -101,6 +104,12 @@ def leave_out_curves() -> None:
                 pictures.folder.curves.touch()
 
     Pictures._curves = touch
+
+
+def remember_plugins() -> None:
+    """From now on in this process, a Trainer looks once for callbacks that installed packages bring along."""
+    registry.entry_points = cache(entry_points)
+    registry._load_external_callbacks("lightning.pytorch.callbacks_factory")
 
 
 def fork_ranks() -> None:

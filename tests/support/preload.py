@@ -13,9 +13,9 @@ import gan
 import nets
 import samples.gallery  # noqa: F401
 import strategies
-import tests.support.commands
 import tests.support.crashes  # noqa: F401
 from strategies.sharding.deepspeed_engine import package
+from tests.support import commands
 from tests.support.counted import forget
 
 for ours in (gan, nets, datasets, strategies):
@@ -26,4 +26,5 @@ if find_spec("deepspeed") is not None:
     import deepspeed.module_inject
     import deepspeed.runtime.zero.utils  # noqa: F401
 
+commands.remember_plugins()
 forget()  # a rank that looks for garbage need not look through what all ranks have imported
