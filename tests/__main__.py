@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 # The files with tests of the second tier. pytest need not import the others again.
 ALONE = sorted(str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text("utf-8"))
@@ -32,12 +34,29 @@ def run(*arguments: str) -> tuple[int, Counter[str]]:
     return process.wait(), Counter({kind: int(number) for number, kind in COUNTED.findall(closing)})
 
 
+def start_server() -> None:
+    """Start the server from which the processes of pytest fork ranks and commands: importing all takes six seconds."""
+    forkserver.set_forkserver_preload(["tests.support.preload"])
+    own = [(number, os.dup(number)) for number in (1, 2)]
+    with open(os.devnull, "w") as nothing, mock.patch.dict(os.environ, PYTHONPATH=str(Path.cwd())):
+        for number, _ in own:  # what ranks print
+            os.dup2(nothing.fileno(), number)
+        forkserver.ensure_running()
+    for number, kept in own:
+        os.dup2(kept, number)
+        os.close(kept)
+    os.environ["TESTS_FORKSERVER"] = forkserver._forkserver._forkserver_address
+
+
 def said(counts: Counter[str], seconds: float) -> str:
     return f"{', '.join(f'{number} {kind}' for kind, number in counts.items())} in {seconds:.0f} s"
 
 
 def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of some 300 processes compiles all our files again
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if sys.platform != "win32":
+        start_server()
     lines, total, codes, began = [], Counter(), [], time.monotonic()
     for name, arguments in TIERS.items():
         print(f"==== {name}: pytest {' '.join(arguments)}", flush=True)
