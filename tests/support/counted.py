@@ -44,8 +44,7 @@ def forget() -> None:
     """Until the process ends, `held` counts and the garbage collector searches only what is made from now on."""
     gc.collect()
     gc.freeze()
-    many = gc.get_freeze_count()
-    gc.get_freeze_count = lambda: many  # counting takes 50 ms each time that a class of ours is imported by its name
+    gc.get_freeze_count = lambda: 1  # to count takes 50 ms, each time that a class of ours is imported by its name
 
 
 def held() -> int:
