@@ -51,7 +51,7 @@ def fit(
     **settings: Any,
 ) -> dict[str, Tensor]:
     """Train, and return what learners have learned: on ranks that train."""
-    strategy, module = PhaseStrategy(policy), game()
+    strategy, module = PhaseStrategy(policy, check=(save or resume) is None), game()
     made = trainer(
         strategy, total, steps, val_check_interval=HALF, limit_val_batches=1, sync_batchnorm=True, **settings
     )

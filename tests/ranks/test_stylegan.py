@@ -56,14 +56,13 @@ def alone(values):
     return values
 
 
-@pytest.mark.parametrize("buffer", ["path_mean", "generator.mapping.w_avg"])
-def test_means_of_each_ranks_own_are_another_training(buffer, ranks):
-    one = played(stylegan(), 1)[f"weight {buffer}"]
-    assert one.count_nonzero()
-    for state in ranks(2).run(played, stylegan(), 1, 2):
-        torch.testing.assert_close(state[f"weight {buffer}"], one, rtol=1e-12, atol=1e-15)
-    found = ranks(2).run(means_alone)
-    assert any((state[f"weight {buffer}"] - one).abs().max() > 1e-6 for state in found)
+def test_means_of_each_ranks_own_are_another_training(ranks):
+    one, found, apart = played(stylegan(), 1), ranks(2).run(played, stylegan(), 1, 2), ranks(2).run(means_alone)
+    for name in ("weight path_mean", "weight generator.mapping.w_avg"):
+        assert one[name].count_nonzero()
+        for state in found:
+            torch.testing.assert_close(state[name], one[name], rtol=1e-12, atol=1e-15)
+        assert any((state[name] - one[name]).abs().max() > 1e-6 for state in apart)
 
 
 def means_alone() -> dict:
@@ -87,12 +86,17 @@ def test_frozen_layers_do_not_learn():
     assert still == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
 
 
+@pytest.fixture(scope="module")
+def four_steps() -> dict:
+    return train(stylegan, pictures, "single", steps=4)
+
+
 @pytest.mark.parametrize(
     ("policy", "world"),
     often([("zero3", 2), ("zero2", 2), pytest.param("ddp", 4, marks=pytest.mark.slow)]),
 )
-def test_the_discriminator_compares_the_samples_of_all_ranks(policy, world, ranks):
-    equals(ranks(world).run(train, stylegan, pictures, policy, world, 4), train(stylegan, pictures, "single", steps=4))
+def test_the_discriminator_compares_the_samples_of_all_ranks(policy, world, ranks, four_steps):
+    equals(ranks(world).run(train, stylegan, pictures, policy, world, 4), four_steps)
 
 
 def own_samples():
@@ -101,8 +105,8 @@ def own_samples():
         return train(stylegan, pictures, world=2, steps=4)
 
 
-def test_the_control_that_compares_a_ranks_own_samples_differs(ranks):
-    assert distance(ranks(2).run(own_samples)[0], train(stylegan, pictures, "single", steps=4)) > BROKEN
+def test_the_control_that_compares_a_ranks_own_samples_differs(ranks, four_steps):
+    assert distance(ranks(2).run(own_samples)[0], four_steps) > BROKEN
 
 
 def save_and_go_on(folder: str, world: int) -> dict:
@@ -113,8 +117,8 @@ def save_and_go_on(folder: str, world: int) -> dict:
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_resumed_run_equals_the_unbroken_one(world, ranks, tmp_path):
-    unbroken, folder = ada_trained(1), str(tmp_path)
+def test_a_resumed_run_equals_the_unbroken_one(world, ranks, unbroken, tmp_path):
+    folder = str(tmp_path)
     resumed = [save_and_go_on(folder, 1)] if world == 1 else ranks(2).run(save_and_go_on, folder, 2)
     saved = read_checkpoint(tmp_path / "step=3.ckpt")["state_dict"]
     assert saved["scored"][1] > 0
@@ -131,12 +135,16 @@ def ada_trained(world: int, steps: int = 6, first: int = 0, **kwargs) -> dict:
     return played(game, steps, world, first, **kwargs)
 
 
+@pytest.fixture(scope="module")
+def unbroken() -> dict:
+    return ada_trained(1)
+
+
 @pytest.mark.promise("statistics kept by hand")
-def test_the_probability_follows_the_scores_of_all_ranks(ranks):
-    expected = ada_trained(1)
-    assert 0 < expected["weight ada.p"] < 1
+def test_the_probability_follows_the_scores_of_all_ranks(ranks, unbroken):
+    assert 0 < unbroken["weight ada.p"] < 1
     for found in ranks(2).run(ada_trained, 2):
-        assert found["weight ada.p"] == expected["weight ada.p"]
+        assert found["weight ada.p"] == unbroken["weight ada.p"]
 
 
 def own_signs() -> float:
@@ -146,5 +154,5 @@ def own_signs() -> float:
 
 
 @pytest.mark.promise("statistics kept by hand")
-def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks):
-    assert ada_trained(1)["weight ada.p"].item() not in ranks(2).run(own_signs)
+def test_the_control_that_asks_no_other_rank_adjusts_otherwise(ranks, unbroken):
+    assert unbroken["weight ada.p"].item() not in ranks(2).run(own_signs)

@@ -63,7 +63,7 @@ def fit(
     resume: str | None = None,
     strict: bool = True,
 ) -> dict[str, Any]:
-    module, strategy = game(), PhaseStrategy(policy)
+    module, strategy = game(), PhaseStrategy(policy, check=(save or resume) is None)
     module.strict_loading = strict
     made = trainer(strategy, world, steps, sync_batchnorm=True)
     loader = Whole(40, dist.get_rank() if world > 1 else 0, world)

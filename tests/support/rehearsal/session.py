@@ -1,11 +1,11 @@
 """What a person types on a system: a run that is trained, stopped, resumed, looked at, scored and exported."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.rehearsal import stops
+from tests.support.rehearsal.systems import status_of_fork
 
 RUN = f"{Path(stops.__file__)}:stops"
 TRAIN = (RUN, "--devices", "1", "--accelerator", "cpu", "--save-every", "2", "--sample-every", "4")
@@ -13,17 +13,21 @@ TRAIN = (RUN, "--devices", "1", "--accelerator", "cpu", "--save-every", "2", "--
 
 def main() -> None:
     """The first command is a process of its own, and the others take this one: to import takes most of their time."""
-    stopped = [sys.executable, "-m", "gan.fit", *TRAIN, *sys.argv[1:]]
-    assert subprocess.run(stopped, env={**os.environ, stops.VARIABLE: "3"}).returncode == 0
     from gan import evaluate as evaluate
     from gan import export as export
     from gan import fit as fit
     from gan import plan as plan
     from gan import sample as sample
-    from gan.app.outputs import outputs
+    from gan.app.outputs import end, outputs
     from gan.bench import command as bench
     from gan.files.system import WINDOWS
 
+    def stop() -> None:
+        os.environ[stops.VARIABLE] = "3"
+        with outputs():
+            end(fit.main([*TRAIN, *sys.argv[1:]]))
+
+    assert status_of_fork(stop) == 0
     with outputs():
         for command, words in (
             (fit, ["--resume", "auto", "--workers", "0", "--strategy", "auto"]),

@@ -307,6 +307,14 @@ def _held(real: Mapping[str, Callable[..., Any]]) -> set[str]:
     return found | {line.split(None, 5)[5].decode() for line in text.splitlines() if line.count(b" /")}
 
 
+def status_of_fork(work: Callable[[], None]) -> int:
+    """How a fork of this process ends, which does the work and ends itself. Also where the system has no forks."""
+    process = os.fork()
+    if not process:
+        work()
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 def environment(name: str) -> dict[str, str]:
     """The variables under which Python, and all that it starts, is on that system."""
     path = [str(ROOT / "tests" / "support" / "rehearsal" / "start"), str(ROOT), os.environ.get("PYTHONPATH", "")]
