@@ -43,6 +43,7 @@ from tests.support.saved import read_checkpoint
 from tests.support.watch import WatchedStrategy, moved, watched
 
 ON_READ = "strategies.sharding.unshard_on_read"
+BUCKET = 8 * 64 * 64 + 8  # bytes: the weight of a layer is in it, and its bias fills it
 
 # ---- several buckets ----
 
@@ -224,7 +225,7 @@ def test_a_phase_moves_only_its_learners_bytes_and_each_once(policy, game, ranks
 
 
 class Deep(GanModule):
-    """Twenty-four layers of a megabyte each, one read by another's forward, one by the loss itself, one by a method."""
+    """Twenty-four layers of a bucket each, one read by another's forward, one by the loss itself, one by a method."""
 
     second_order = False
 
@@ -232,7 +233,7 @@ class Deep(GanModule):
         super().__init__()
         torch.manual_seed(0)
         self.net = Layers()
-        self.teacher = nn.Sequential(*(nn.Linear(362, 362) for _ in range(6)))
+        self.teacher = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
 
     def configure_players(self):
         yield Player("net", self.net, partial(Adam, lr=1e-3), ema=0.5, clip=0.1)
@@ -242,7 +243,7 @@ class Deep(GanModule):
         yield Phase("net", self.loss, "net", second_order=self.second_order)
 
     def loss(self, batch):
-        x = nn.functional.pad(batch["x"], (0, 356))
+        x = nn.functional.pad(batch["x"], (0, 58))
         made = self.net.second_half(self.net(x))
         decay = sum(weight.square().sum() for weight in self.net.last.parameters())
         return {"error": (made - self.teacher(x)).square().mean(), "decay": 1e-3 * decay}
@@ -257,9 +258,9 @@ class Penalised(Deep):
 class Layers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Sequential(*(nn.Linear(362, 362) for _ in range(12)))
-        self.second = nn.ModuleList(nn.Linear(362, 362) for _ in range(11))
-        self.last = nn.Linear(362, 362)
+        self.first = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+        self.second = nn.ModuleList(nn.Linear(64, 64) for _ in range(11))
+        self.last = nn.Linear(64, 64)
 
     def forward(self, x):
         return torch.tanh(self.first(x)) @ self.last.weight
@@ -301,7 +302,7 @@ class Wholes:
 def deep(policy, game, world, steps=4):
     module, strategy, wholes = game(), WatchedStrategy(policy, check=False), Wholes()
     seeded = mock.patch.dict(os.environ, PL_GLOBAL_SEED="11")
-    with mock.patch("strategies.sharding.bucket.SIZE", 2**20), seeded, wholes.counting():
+    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET), seeded, wholes.counting():
         trainer(strategy, world, steps, callbacks=[CountFromNow(wholes)]).fit(module, parts(steps, world))
     gathers = [
         [size for name, size in trace.collectives if name == "_allgather_base_"] for *_, trace in strategy.traces
@@ -349,7 +350,7 @@ def test_a_player_is_never_whole_while_a_phase_reads_it(deep_on_two):
 
 def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
     """Forward gathers each bucket, and backward those that it has let go; whole, each once."""
-    layer = 8 * (362 * 362 + 362)
+    layer = 8 * (64 * 64 + 64)
     *_, before, lean = deep_on_two("zero3")[0][2]
     # All layers forward, the last one twice, for it is read by the network and by the loss; backward all but the first,
     # whose input needs no gradient, and two that are still there.
@@ -361,7 +362,7 @@ def test_gathers_are_those_of_the_schedule(ranks, deep_on_two):
 
 def order_of_operations():
     kept = {"c10d._allgather_base_.default": "gather", "aten.addmm.default": "layer"}
-    with mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
         traces = watched(Deep, "zero3", 2, 2)
     return [[kept[name] for name, _ in trace.operations if name in kept][:8] for *_, trace in traces]
 
@@ -374,7 +375,7 @@ def test_the_next_bucket_is_on_its_way_while_one_is_used(ranks):
 
 class Chosen(Deep):
     def loss(self, batch):
-        x = nn.functional.pad(batch["x"], (0, 356))
+        x = nn.functional.pad(batch["x"], (0, 58))
         order = (0, 1, 2, 3) if dist.get_rank() == 0 else (1, 0, 2, 3)
         for number in order:
             x = torch.tanh(self.teacher[number](x))
@@ -404,7 +405,7 @@ class Straddling(Deep):
         self.net = nn.ModuleList(Residual() for _ in range(6))
 
     def loss(self, batch):
-        x = nn.functional.pad(batch["x"], (0, 356)).requires_grad_()
+        x = nn.functional.pad(batch["x"], (0, 58)).requires_grad_()
         for block in self.net:
             x = block(x)
         return x.square().mean()
@@ -413,14 +414,14 @@ class Straddling(Deep):
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last, self.norm = nn.Linear(362, 362), nn.Linear(362, 362), nn.LayerNorm(362)
+        self.first, self.last, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.LayerNorm(64)
 
     def forward(self, x):
         return x + self.last(torch.tanh(self.first(self.norm(x))))
 
 
 def gathers_of(game, kept):
-    with mock.patch("strategies.sharding.bucket.SIZE", 2.5 * 2**20), mock.patch(f"{ON_READ}.KEPT", kept):
+    with mock.patch("strategies.sharding.bucket.SIZE", 2.5 * BUCKET), mock.patch(f"{ON_READ}.KEPT", kept):
         strategy = WatchedStrategy("zero3", check=False)
         trainer(strategy, 2, 2).fit(game(), parts(2, 2))
     buckets = len(strategy.policies["net"].storage.buckets)
@@ -439,14 +440,14 @@ class Fewer(Deep):
     """One rank leaves a layer out."""
 
     def loss(self, batch):
-        x = nn.functional.pad(batch["x"], (0, 356))
+        x = nn.functional.pad(batch["x"], (0, 58))
         for number in (0, 1, 2) if dist.get_rank() == 0 else (0, 2):
             x = torch.tanh(self.teacher[number](x))
         return self.net(x).mean()
 
 
 def reads_fewer(policy):
-    with mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
         return refused(Fewer, policy=policy, world=2, steps=1)
 
 
@@ -466,7 +467,7 @@ class Reads(Callback):
 
     def on_exception(self, trainer, game, exception):
         with mock.patch.object(Bucket, "start_unshard") as started:
-            assert game.net.last.weight.shape == (362, 362)
+            assert game.net.last.weight.shape == (64, 64)
             list(game.parameters())
             with pytest.raises(UserError, match="is sharded"):
                 game.state_dict()
@@ -475,7 +476,7 @@ class Reads(Callback):
 
 def read_after_a_failure():
     reads = Reads()
-    with mock.patch("strategies.sharding.bucket.SIZE", 2**20), pytest.raises(ValueError, match="in the middle"):
+    with mock.patch("strategies.sharding.bucket.SIZE", BUCKET), pytest.raises(ValueError, match="in the middle"):
         trainer(PhaseStrategy("zero3", check=False), 2, 1, callbacks=[reads]).fit(Failing(), parts(1, 2))
     return reads.started
 
@@ -495,7 +496,7 @@ def mixed(policy):
         def on_train_batch_end(self, trainer, game, *_):
             kinds.update(state["exp_avg"].dtype for state in strategy.policies["net"].optimizer.state.values())
 
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.sharding.bucket.SIZE", 2**20):
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch("strategies.sharding.bucket.SIZE", BUCKET):
         trainer(strategy, 2, 4, precision="bf16-mixed", callbacks=[Kinds()]).fit(module, parts(4, 2, single))
     moved = {size for name, size in strategy.traces[-1][2].collectives if name == "_allgather_base_"}
     return snapshot(module, strategy), moved, kinds
