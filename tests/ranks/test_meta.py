@@ -150,7 +150,7 @@ def test_a_game_on_meta_is_loaded_from_a_checkpoint(tmp_path):
 
 # ---- memory ----
 
-LAYERS, WIDTH = 128, 24
+LAYERS, WIDTH = 64, 24
 
 
 class Deep(Vectors):

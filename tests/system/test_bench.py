@@ -1,8 +1,15 @@
-"""The benchmark command finds its benchmarks and lists them."""
+"""The benchmark command finds its benchmarks and lists them; those of saving, loading, launchers and the grid."""
+
+import csv
+import re
 
 import pytest
+import torch
 
 from gan.bench import command as bench
+from gan.bench import launchers, loading, saving
+from gan.bench.launchers import LaunchersBenchmark
+from gan.bench.saving import SavingBenchmark
 from gan.files.errors import UserError
 
 
@@ -40,3 +47,129 @@ def test_what_a_user_can_mend_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(bench.BENCHMARKS, "sean", Echo)
     assert bench.main(["sean"]) == 2
     assert capsys.readouterr().err == "error: no\n"
+
+
+# ---- saving ----
+
+
+def test_it_prints_what_each_kind_of_save_costs(capsys, tmp_path):
+    options = "--megabytes", "5", "--steps", "2", "--rounds", "2", "--folder", str(tmp_path)
+    assert SavingBenchmark(options).main() == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^5 MB of state, zero3 on 2 ranks, \d+ ms a step$", said, re.MULTILINE)
+    row = r"^{} +([\d.]+) +([\d.]+) +-?[\d.]+ +-?[\d.]+$"
+    rows = [re.search(row.format(kind), said, re.MULTILINE).groups() for kind in ("at once", "in the background")]
+    (at_once, one), (background, ratio) = (map(float, row) for row in rows)
+    assert min(at_once, background) > 0 and one == 1
+    assert ratio == pytest.approx(background / at_once, rel=0.3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_windows_are_counted_to_their_kind():
+    calls = {"without": [0.0] * 3, "at once": [0.5, 0.7, 0.6], "in the background": [0.2, 0.1, 0.3]}
+    windows = {"without": [2.0, 1.0, 9.0], "at once": [2.5, 2.6, 2.7], "in the background": [2.0, 1.9, 2.1]}
+    figures = saving.costs(calls, windows, steps=5)
+    assert figures["at once"] == pytest.approx({"the call, s": 0.5, "all of it, s": 1.5, "step": 0.2})
+    assert figures["in the background"] == pytest.approx({"the call, s": 0.1, "all of it, s": 0.9, "step": 0.2})
+
+
+# ---- loading ----
+
+
+def test_it_prints_a_figure_for_every_step_and_number_of_workers(capsys, monkeypatch):
+    monkeypatch.setattr(loading, "WORKERS", (0, 1))
+    threads = torch.get_num_threads()
+    assert loading.LoadingBenchmark(["--size", "16", "--stored", "64", "--pictures", "9"]).main() == 0
+    said = capsys.readouterr().out
+    assert "9 pictures, JPEG of 64 px" in said and "to 16 px" in said
+    for line in ("decode the picture", "resize the picture, bicubic", "all, with the cut of 286 to 256"):
+        milliseconds, rate = re.search(rf"^{line} +([\d.]+) +(\d+)$", said, re.MULTILINE).groups()
+        assert float(milliseconds) * int(rate) == pytest.approx(1000, rel=0.2)
+    for workers in (0, 1):
+        rate, each = re.search(rf"^{workers} workers +[\d.]+ +(\d+) +(\d+)$", said, re.MULTILINE).groups()
+        assert int(rate) > 0 and rate == each
+    assert len(re.findall(r"^(?:first|second) start +[\d.]+ +\d+$", said, re.MULTILINE)) == 2
+    assert torch.get_num_threads() == threads
+
+
+def test_an_option_that_is_none_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        loading.LoadingBenchmark(["--sise", "16"])
+    assert "--sise" in capsys.readouterr().err
+
+
+# ---- launchers ----
+
+
+@pytest.mark.slow
+def test_each_launcher_has_a_line_and_the_first_is_one(capsys, monkeypatch):
+    few = {name: command for name, command in launchers.LAUNCHERS.items() if name in ("popen", "fork")}
+    monkeypatch.setattr(launchers, "LAUNCHERS", few)
+    assert LaunchersBenchmark(["--rounds", "1", "--steps", "5"]).main() == 0
+    said = capsys.readouterr().out
+    rows = dict(re.findall(r"^(\w+) +((?:[\d.]+ *){4})$", said, re.MULTILINE))
+    assert list(rows) == ["popen", "fork"]
+    assert [float(each) for each in rows["popen"].split()][1::2] == [1.0, 1.0]
+    assert all(float(each) > 0 for row in rows.values() for each in row.split())
+
+
+def test_figures_are_medians_and_a_start_that_fails_is_named(capsys, monkeypatch):
+    starts = {"popen": (4.0, 6.0, 5.0), "spawn": (8.0, 6.0, 10.0), "torchrun": (2.0, 3.0, 2.5)}
+    starts = {name: iter(seconds) for name, seconds in starts.items()}
+    words = {words: name for name, words in launchers.LAUNCHERS.items()}
+
+    def measure(command, steps):
+        if words[command] == "fork":
+            raise UserError("fork failed:\nno")
+        return {"start, s": next(starts[words[command]]), "steps/s": 10.0}
+
+    monkeypatch.setattr(launchers, "measure", measure)
+    assert LaunchersBenchmark(["--rounds", "3"]).main() == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-6:]]
+    assert rows[0] == ["popen", "5.0", "1.00", "10.0", "1.00"]
+    assert rows[1] == ["spawn", "8.0", "2.00", "10.0", "1.00"]
+    assert rows[2] == ["fork", "see", "(1)"]
+    assert rows[3] == ["torchrun", "2.5", "0.50", "10.0", "1.00"]
+    assert rows[5] == ["(1)", "fork", "failed:", "no"]
+
+
+def test_a_start_that_fails_is_said():
+    with pytest.raises(UserError, match=r"-c raise SystemExit.* failed"):
+        launchers.measure(("-c", "raise SystemExit('no')"), 1)
+
+
+# ---- grid ----
+
+
+TINY = ("--width", "4", "--generator-blocks", "4", "--discriminator-blocks", "1", "--size", "4")
+FEW = ("--rounds", "1", "--steps", "2", "--warm", "2", "--batch-sizes", "8")
+
+
+@pytest.mark.slow
+def test_it_prints_and_writes_every_cell(capsys, tmp_path):
+    mixed = "generator=pipeline,*=ddp"
+    cells = ("--policies", "ddp", mixed, "--chunks", "2,3", "--stages", "2,9")
+    assert bench.main(["grid", *TINY, *FEW, *cells, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "generator=pipeline+stages:2+chunks:2,*=ddp on 2, 8 in 2 parts: " in said
+    rows = list(csv.DictReader((tmp_path / "out" / "grid.csv").open()))
+    by_cell = {(row["strategy"], row["parts"], row["stages"]): row for row in rows}
+    assert len(by_cell) == len(rows) == 2 * 4
+    for row in (by_cell["one process", "2", ""], by_cell["ddp", "2", ""], by_cell[mixed, "2", "2"]):
+        assert float(row["of_one"]) > 0 and float(row["pictures_per_second"]) > 0 and row["why_not"] == ""
+        assert int(row["peak_memory_bytes"]) >= 0 and float(row["memory_of_one"]) >= 0
+    assert float(by_cell["one process", "2", ""]["of_one"]) == 1
+    assert by_cell["one process", "2", ""]["payload_bytes"] == "0"
+    assert int(by_cell["ddp", "2", ""]["payload_bytes"]) > 0
+    assert float(by_cell[mixed, "2", "2"]["bubble"]) == 0.3333
+    assert "can be cut into 6 stages, and there are 2 ranks" in by_cell[mixed, "2", "9"]["why_not"]
+    assert "batch of 8 does not divide into 3 micro-batches" in by_cell["one process", "3", ""]["why_not"]
+    assert "do not divide into 3 chunks" in by_cell[mixed, "3", "2"]["why_not"]
+    assert (tmp_path / "out" / "grid.png").stat().st_size > 10_000
+
+    # Of 8 samples, 4 maps of 4 x 4 numbers go in, 4 over the cut and 3 out, each number of 4 bytes. The discriminator's
+    # turn has this once, the generator's also has gradients of what came out and of the cut. ddp adds those of weights.
+    maps = 8 * 4 * 4 * 4
+    discriminator = 4 * ((27 * 4 + 4) + 2 * (36 * 4 + 4) + (4 * 16 + 1))
+    least = 2 * (4 + 4 + 3) * maps + (4 + 3) * maps + discriminator
+    assert least < int(by_cell[mixed, "2", "2"]["payload_bytes"]) < least + 3000
