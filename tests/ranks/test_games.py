@@ -48,6 +48,7 @@ from tests.support.saved import read_checkpoint
 from tests.support.watch import moved, sizes_of
 
 LABELS, SIZE = 4, 16
+STEPS = 6  # in which each phase is due twice; make matrix trains ten
 
 
 def judge(edges: bool) -> MultiScaleDiscriminator:
@@ -206,25 +207,25 @@ def pictures(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.T
 @pytest.fixture(scope="module")
 def alone() -> Callable[[str], dict]:
     """Each game trained in one process, once."""
-    return cache(lambda name: train(GAMES[name], pictures, "single"))
+    return cache(lambda name: train(GAMES[name], pictures, "single", steps=STEPS))
 
 
 @pytest.mark.parametrize("name", rarely(GAMES.keys() - {"r3gan", "vqgan"}))
 def test_two_ranks_train_the_same(name, ranks, alone):
     """`make matrix` has every game under every policy, on two and four ranks."""
-    for together in ranks(2).run(train, GAMES[name], pictures, "ddp", world=2):
+    for together in ranks(2).run(train, GAMES[name], pictures, "ddp", 2, STEPS):
         assert distance(alone(name), together) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["vqgan", "byol"])
 def test_what_looks_at_the_whole_batch_trains_the_same(name, ranks, alone):
     """And the check says nothing."""
-    equals(ranks(2).run(train, GAMES[name], pictures, "zero3", 2, check=True), alone(name))
+    equals(ranks(2).run(train, GAMES[name], pictures, "zero3", 2, STEPS, check=True), alone(name))
 
 
 @pytest.mark.parametrize("name", rarely(GAMES.keys() - {"r3gan"}))
 def test_without_synchronisation_training_differs(name, ranks, alone):
-    apart = ranks(2).run(train, GAMES[name], pictures, "deaf", world=2)
+    apart = ranks(2).run(train, GAMES[name], pictures, "deaf", 2, STEPS)
     assert min(distance(alone(name), one) for one in apart) > 1e-6
 
 
@@ -258,7 +259,7 @@ FEATURES, STYLES = [16, 8192, 8192], [64]
 )
 def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
     """Once each, and a byte for each weight where one is out of reach."""
-    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 14, pictures)[0], sizes_of(GAMES[name])
+    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, STEPS, pictures)[0], sizes_of(GAMES[name])
     last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
     for phase, names in learners.items():
         expected = sorted(sizes[learner] for learner in names) + asked.get(phase, [])

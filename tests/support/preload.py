@@ -14,6 +14,7 @@ import nets
 import samples.gallery  # noqa: F401
 import strategies
 import tests.support.crashes  # noqa: F401
+from gan.app.run import options
 from strategies.sharding.deepspeed_engine import package
 from tests.support import commands
 from tests.support.counted import forget
@@ -21,10 +22,13 @@ from tests.support.counted import forget
 for ours in (gan, nets, datasets, strategies):
     for module in walk_packages(ours.__path__, f"{ours.__name__}."):
         import_module(module.name)
+if find_spec("omegaconf") is not None:
+    import omegaconf  # noqa: F401 - Lightning asks for it when it saves
 if find_spec("deepspeed") is not None:
     package(torch.device("cpu"))
     import deepspeed.module_inject
     import deepspeed.runtime.zero.utils  # noqa: F401
 
+options.parse(["r3gan-faces"])  # imports what reads a command line
 commands.remember_plugins()
 forget()  # a rank that looks for garbage need not look through what all ranks have imported
