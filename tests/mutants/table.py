@@ -290,8 +290,8 @@ MUTANTS = (
     Mutant(
         "the worst checkpoint is kept",
         "gan/app/training/keep.py",
-        "(self.scores[step], -step)",
-        "(-self.scores[step], -step)",
+        "(sign * self.scores[step], -step)",
+        "(-sign * self.scores[step], -step)",
         "unit/gan/app/training/test_keep.py",
     ),
     Mutant(
