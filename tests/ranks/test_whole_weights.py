@@ -127,7 +127,7 @@ class Weighing(Callback):
 
 def held(world):
     weighing = Weighing()
-    trainer(PhaseStrategy("zero1"), world, 2, callbacks=[weighing]).fit(Layers(), parts(2, world))
+    trainer(PhaseStrategy("zero1", check=False), world, 2, callbacks=[weighing]).fit(Layers(), parts(2, world))
     return weighing.held
 
 
