@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,8 +102,11 @@ def test_a_daemon_process_that_does_not_end_is_named_and_killed():
     """Such as a loader's worker, which leaves SIGTERM to the trainer and waits for a disk."""
     status, pid, error = run(f"{DEAF}\nprint(deaf.pid)\nend(3)")
     assert (status, error) == (3, f"process {int(pid)} (deaf) does not end, so it is killed\n")
+    deadline = time.monotonic() + 20
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+        while time.monotonic() < deadline:  # until somebody has asked for its status
+            os.kill(int(pid), 0)
+            time.sleep(0.05)
 
 
 @only_on_linux
