@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import Cityscapes as Published
 
-from datasets.files.cache import cache_folder, raise_problems, remember
+from datasets.files.cache import MAX_PROBLEMS, cache_folder, raise_problems, remember
 from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, read_map, unpacked_folder
 from gan.files.errors import UserError
 
@@ -184,6 +184,7 @@ class FolderPairs(Pairs):
             stamps,
             lambda todo: lambda row: str(read_map(paths[row], stamps[row]).max()),
             "finding labels",
+            most=MAX_PROBLEMS,
         )
         raise_problems(problems, root)
         return 1 + max(int(text) for text in texts if text is not None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.files.cache import SHOWN_PROBLEMS, remember
+from datasets.files.cache import listed, remember
 from datasets.files.decoding import Frame, header, opened_picture
 from datasets.files.sources import Source
 from gan.files.errors import UserError
@@ -82,7 +82,7 @@ class Pictures(Dataset):
         self.file = source.cache() / f"{stem}.bytes"
         texts, self.problems = remember(
             self.file.with_suffix(".npz"), source.names, source.stamps, self._begin, "decoding pictures",
-            good=self._is_there, saved=self._on_disk,
+            good=self._is_there, saving=self._on_disk,
         )  # fmt: skip
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
@@ -179,12 +179,9 @@ class Pictures(Dataset):
 
 def raise_broken(source: Source, problems: Sequence[str]) -> None:
     """Name the pictures that cannot be used, the first few of them."""
-    shown = [*problems[:SHOWN_PROBLEMS]]
-    if len(problems) > SHOWN_PROBLEMS:
-        shown.append(f"... and {len(problems) - SHOWN_PROBLEMS} more")
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
     count = f"{len(problems)} of {len(source)} pictures in {source.path} cannot be used; {advice}:"
-    raise UserError("\n  ".join([count, *shown]))
+    raise UserError(listed(count, problems))
 
 
 def _content(source: Source, index: int) -> Any:
