@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.image.kid import KernelInceptionDistance
 
-from gan.files.disk import whole_file
 from gan.files.errors import UserError, reason
 
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 0  # KID's, as Binkowski et al. 2018 have them
@@ -52,8 +51,6 @@ class Known:
         try:
             with np.load(path, allow_pickle=False) as file:
                 mean, sigma = (torch.from_numpy(np.asarray(file[name], np.float64)) for name in ("mu", "sigma"))
-                features = torch.from_numpy(file["features"]) if "features" in file else None
-                count = int(file["count"]) if "count" in file else None
         except OSError as error:
             raise UserError(f"cannot read statistics from '{path}': {reason(error)}") from error
         except (ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
@@ -63,15 +60,7 @@ class Known:
         if size not in (None, len(mean)):
             raise UserError(f"'{path}' has statistics of {len(mean)} features, and the network here has {size}")
         values, vectors = torch.linalg.eigh(sigma)
-        return Known(mean, values.clamp_min(0).sqrt()[:, None] * vectors.T, count, features)
-
-    def write(self, path: Path) -> None:
-        """`mu` and `sigma`, which the programs of others read too, and what else is known."""
-        assert self.features is not None and self.count is not None, "those of a file are not written again"
-        beside = {"features": self.features.float().numpy(), "count": np.array(self.count)}
-        sigma = self.root.T @ self.root
-        with whole_file(path) as part, part.open("wb") as file:
-            np.savez(file, mu=self.mean.numpy(), sigma=sigma.numpy(), **beside)
+        return Known(mean, values.clamp_min(0).sqrt()[:, None] * vectors.T)
 
 
 def spread(count: int, most: int = COMPARED) -> Tensor:

@@ -1,10 +1,7 @@
 """How far the pictures that a game makes are from the true ones, as sets, while the game trains on any ranks."""
 
-import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +20,32 @@ from gan.runs import Run
 from strategies.ranks import World
 
 MOST = 50_000  # pictures that are made for a score, as published
-SAMPLED = 64  # samples by which a data set is known again
 PIXELS = 2**22  # in a batch, at most: it does not depend on the number of ranks, or the scores would
 
 Prepare = Callable[[Any], Any]
-Features = dict[tuple[str, str], list[Tensor]]  # by title, and "made" or "truth"
+Features = dict[tuple[str, str], Tensor]  # by title, and "made" or "truth"
 
 
 class Sets:
     """Compares `count` pictures that a game makes with all true ones, by the features of a network.
 
     The true ones are those that the game trains on, as published, without mirroring. A game that paints its held-out
-    samples is compared with those. What is known of the true pictures is computed once, and kept in a file for all
-    runs on these data. `file` is such a file that a person names.
+    samples is compared with those. What is known of the true pictures is computed once, unless a person's `file` of
+    statistics says it.
     """
 
     def __init__(self, run: Run, extractor: Extractor, count: int | None = None, file: Path | None = None) -> None:
         if not has_numbers(run.data):
             raise UserError("--score-every needs samples with numbers, held-out ones too: give the run a GanData")
         self.data, self.extractor, self.asked = run.data, extractor, count
-        self.file = file
-        self.given = None if file is None else Known.read(file, extractor.size)
-        self.known: dict[str, Known] = {}
+        self.file, self.truth = file, None if file is None else Known.read(file, extractor.size)
+        self.known: dict[str, Known] | None = None  # by title, on the first rank
         self.about: dict[str, Any] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the scores in metrics.csv, of a game that makes one kind of picture."""
-        alone = self.given is not None and self.given.features is None
-        figures = dict.fromkeys(ALL[:1] if alone else ALL, 0.0)
+        figures = dict.fromkeys(ALL if self.truth is None else ALL[:1], 0.0)
         return tuple(f"score/{name}" for name in named(figures, self.extractor.fid))
 
     @torch.no_grad()
@@ -63,25 +57,21 @@ class Sets:
         self.extractor.network.to(world.device)
         samples, titles, rows = self._source(prepared, game)
         count = self.asked or min(MOST, len(samples))
-        places = {title: self._place(samples, title) for title in titles} if world.rank == 0 else {}
-        if world.rank == 0:
-            self._take_up(places)
-        wanted = world.answer(lambda: not self.known)
+        if self.truth is not None:
+            self.known = dict.fromkeys(titles, self.truth)
+        wanted = self.known is None
         features = self._features(world, prepared, game, samples, rows, count, wanted)
+        if self.known is None:
+            first = {title: each[: len(samples)] for (title, kind), each in features.items() if kind == "truth"}
+            self.known = {title: Known.of(each) for title, each in first.items()}
         if world.rank:
             return {}
-        for title, path in places.items() if wanted else ():
-            self.known[title] = Known.of(torch.cat(features[title, "truth"])[: len(samples)])
-            with suppress(OSError):  # then another run computes them again
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self.known[title].write(path)
         found = {}
         for title in titles:
-            made = torch.cat(features[title, "made"])[:count]
+            made = features[title, "made"][:count]
             for name, value in named(distances(made, self.known[title], ALL), self.extractor.fid).items():
                 found[f"score/{name}" if len(titles) == 1 else f"score/{title}: {name}"] = value
-        first = self.known[titles[0]]
-        self.about |= {"pictures made": count, "true pictures": first.count or "as in the file"}
+        self.about |= {"pictures made": count, "true pictures": self.known[titles[0]].count or "as in the file"}
         return found
 
     def _source(self, prepared: Prepare, game: Any) -> tuple[Prepared, list[str], int]:
@@ -121,7 +111,7 @@ class Sets:
         rows are left out as those after the last one.
         """
         total = max(count, len(samples))
-        found: Features = defaultdict(list)
+        found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
         turns = self._batches(samples, total if wanted else count, rows, world.rank, world.size)
         for turn, (numbers, batch) in enumerate(turns):
             with noise.at(noise.Place(("evaluate",), numbers[0], len(numbers), total)):
@@ -134,7 +124,7 @@ class Sets:
                         with torch.autocast(world.device.type, enabled=False):
                             seen = ranks.gather(self.extractor.network(as_bytes(pictures.float())).float())
                         found[title, kind] += [seen.cpu()] if world.rank == 0 else []
-        return found
+        return {key: torch.cat(each) for key, each in found.items() if each}
 
     def _batches(self, samples: Prepared, count: int, rows: int, rank: int, size: int) -> Iterator[tuple[range, Any]]:
         """This rank's batches. Numbers beyond the last sample begin again with the first one."""
@@ -142,20 +132,3 @@ class Sets:
         own = [cut[min(turn + rank, len(cut) - 1)] for turn in range(0, len(cut), size)]
         picks = [[(0, number % len(samples)) for number in numbers] for numbers in own]
         yield from zip(own, DataLoader(samples, batch_sampler=picks, num_workers=self.data.workers), strict=True)
-
-    def _take_up(self, places: dict[str, Path]) -> None:
-        """What is known of the true pictures, if a file has it."""
-        if self.given is not None:
-            self.known = dict.fromkeys(places, self.given)
-        elif not self.known:
-            with suppress(UserError):  # not there yet, or damaged
-                self.known = {title: Known.read(path, self.extractor.size) for title, path in places.items()}
-
-    def _place(self, samples: Prepared, title: str) -> Path:
-        """The file of what is known of these true pictures, by this network."""
-        said = hashlib.blake2b(f"{self.extractor.name} {self.extractor.about} {title} {len(samples)}".encode())
-        for number in range(0, len(samples), -(-len(samples) // SAMPLED)):
-            for name, value in sorted(samples[0, number].items()):
-                said.update(f"{name} {value.numpy().tobytes() if isinstance(value, Tensor) else value}".encode())
-        where = os.environ.get("GAN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gan"
-        return Path(where) / "statistics" / f"{said.hexdigest()[:16]}.npz"

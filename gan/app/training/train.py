@@ -164,7 +164,7 @@ def train(
         check_val_every_n_epoch=None,
         num_sanity_val_steps=-1 if checkpoint is None else 0,
         callbacks=[
-            Bar(settings.get("batch_size"), every, log),
+            Bar(run.batch_size, every, log),
             Pictures(where, log, every),
             Score(run.scores),
             Health(run.max_steps),
@@ -238,7 +238,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
-    batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
+    batch = f" of {run.batch_size} samples" if run.batch_size else ""
     say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))

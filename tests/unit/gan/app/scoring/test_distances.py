@@ -102,12 +102,8 @@ def test_one_mode_has_precision_and_no_recall():
 
 
 @pytest.mark.parametrize("count", [40, 4])
-def test_statistics_come_back_from_a_file_as_others_write_it(count, tmp_path):
+def test_statistics_are_read_from_a_file_as_others_write_it(count, tmp_path):
     one, other, path = some(count, 12), some(50, 12, seed=1), tmp_path / "known.npz"
-    Known.of(one).write(path)
-    again = Known.read(path, 12)
-    assert distances.frechet_distance(Known.of(other), again) == pytest.approx(frechet(other, one), rel=1e-6)
-    assert torch.equal(again.features.double(), one.float().double()) and again.count == count
     np.savez(path, mu=one.mean(0).numpy(), sigma=one.T.cov().numpy())
     found = distances.distances(other, Known.read(path), distances.ALL)
     assert found == {"frechet": pytest.approx(frechet(other, one), rel=1e-6)}
