@@ -91,7 +91,7 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Labelled, Label
         if not is_planned():
             raise
         labels = how["num_labels"] or 19 if layout is FOLDER else kind.num_labels
-        made_up = MadeUp(labels, how["size"], how.get("edges", False))
+        made_up = MadeUp(how["size"], 3, labels, how.get("edges", False))
         return made_up, made_up
 
 

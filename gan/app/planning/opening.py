@@ -63,7 +63,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     with planned():
         run = make()
     if isinstance(getattr(run.data, "train", None), MadeUp):
-        why += "; with made-up label maps, for there are no pictures"
+        why += "; with made-up samples, for there are no pictures"
     batch = _batch(run, ranks)
     run.game.assemble()
     return Opened(run.game, batch, rows(batch), why)
