@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 
 from gan.app.run.folder import RunFolder
-from gan.app.scoring import distances, features, sets
-from gan.app.scoring.sets import Sets
-from gan.app.training import health, metrics
+from gan.app.scoring import distances, features
+from gan.app.scoring.scorer import Scorer
+from gan.app.training import health, metrics, scores
 from gan.app.training.health import Health
 from gan.app.training.keep import Keep
 from gan.app.training.scores import Scores
@@ -23,15 +23,17 @@ STEPS = 4
 
 def trained(folder: str, policy: str, world: int = 1, measured: bool = True, count: int = 37):
     """What a training has made, and the rows of its metrics.csv."""
+    Path(folder).mkdir(exist_ok=True)
     where, run = RunFolder(Path(folder)), labelled.run()
     log, keep = metrics.Record(where), Keep(where, STEPS, best=1, score="score/feature_distance")
-    scores = Scores(where, Sets(run, features.always(), count), 2, keep)
+    scorer = Scorer(distances.ALL, extractor=features.always())
+    scored = Scores(where, run, scorer, 2, keep, count)
     health = Health(STEPS)
     health.every = 1
     strategy = PhaseStrategy(policy, check=False)
-    beside = {"callbacks": [health, keep, scores], "logger": [log]} if measured else {}
+    beside = {"callbacks": [health, keep, scored], "logger": [log]} if measured else {}
     # Batches of 8 pictures, some of which only one rank has.
-    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.object(sets, "PIXELS", 8 * 16):
+    with mock.patch.dict(os.environ, PL_GLOBAL_SEED="11"), mock.patch.object(scores, "PIXELS", 8 * 16):
         trainer(strategy, world, STEPS, num_sanity_val_steps=0, log_every_n_steps=1, **beside).fit(run.game, run.data)
     return snapshot(run.game, strategy), log.rows
 

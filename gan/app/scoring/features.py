@@ -155,7 +155,7 @@ def as_bytes(pictures: Tensor) -> Tensor:
     if pictures.shape[1] in (2, 4):
         colours, opaque = pictures[:, :-1], (pictures[:, -1:].clamp(-1, 1) + 1) / 2
         pictures = 1 + (colours - 1) * opaque
-    pictures = ((pictures.clamp(-1, 1) + 1) * 127.5).round().byte()
+    pictures = ((pictures.float().clamp(-1, 1) + 1) * 127.5).round().byte()
     return pictures.expand(-1, 3, -1, -1)
 
 

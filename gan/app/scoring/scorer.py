@@ -33,7 +33,7 @@ class Scorer:
     scores: tuple[str, ...]
     labels: int = 0
     extractor: Extractor | None = None
-    truth: Known | None = None  # statistics that a person has named, in place of the held-out pictures
+    truth: Known | None = None  # of true pictures; else the features of those that come with what is made
     segmenter: nn.Module | None = None
     segmenter_file: Path | None = None
     ignore: tuple[int, ...] = ()
@@ -45,8 +45,8 @@ class Scorer:
                 network.to(device)
         return self
 
-    def rows(self, made: Made | Heard) -> Rows:
-        """Numbers for each sample of one batch."""
+    def rows(self, made: Made | Heard, truth: bool = True) -> Rows:
+        """Numbers for each sample of one batch; with `truth` also of the true pictures by themselves."""
         if isinstance(made, Heard):
             return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).cpu().double()}
         rows: Rows = {}
@@ -68,8 +68,9 @@ class Scorer:
                 rows["region_spill"] = pixels.region_spill(seen.pictures, seen.before, seen.region)
         if self.extractor is not None:
             rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
-            rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
-        return {name: values.cpu() for name, values in rows.items()}
+            if truth:
+                rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
+        return rows
 
     def sums(self, made: Made | Heard) -> Rows:
         """What one batch adds to sums of whole numbers over all pictures."""

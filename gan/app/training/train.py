@@ -23,7 +23,7 @@ from gan.app.training.health import Health
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record, first_and_last
 from gan.app.training.pace import Bar
-from gan.app.training.scores import Scores, sets_of
+from gan.app.training.scores import Scores, names_of, scorer_of
 from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
@@ -148,9 +148,10 @@ def train(
     strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
     strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
-    sets = sets_of(settings, run)
-    keep = keeper(settings, run, where, every, () if sets is None else sets.names)
-    scored = [] if sets is None else [Scores(where, sets, settings.score_every, keep)]
+    scorer = scorer_of(settings)
+    keep = keeper(settings, run, where, every, names_of(scorer))
+    every_score = settings.score_every, keep, settings.score_count
+    scored = [] if scorer is None else [Scores(where, run, scorer, *every_score)]
     trainer = trainer_of(
         settings,
         strategy,
