@@ -180,7 +180,7 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
     except FileNotFoundError as error:
         raise UserError(f"there is no {path} any more; put it back") from error
     except Exception as error:  # Pillow raises many kinds for damaged files
-        raise UserError(f"{path} cannot be read as a picture ({_why(error)}); replace or remove it") from error
+        raise UserError(f"{path} cannot be read as a picture ({why(error)}); replace or remove it") from error
     if changed:
         how = f"it had {stamp[0]:,} bytes, and has {state.st_size:,}"
         if state.st_size == stamp[0]:
@@ -191,9 +191,10 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
         )
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception, formats: Sequence[str] = FORMATS) -> str:
+    """What is wrong with a picture that Pillow does not read, in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return f"it is none of {', '.join(FORMATS)}"
+        return f"it is none of {', '.join(formats)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from datasets.files.cache import listed, remember
-from datasets.files.decoding import Frame, header, opened_picture
+from datasets.files.decoding import Frame, header
 from datasets.files.sources import Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -32,19 +32,17 @@ class Headers:
     def __init__(self, source: Source) -> None:
         self.source = source
         file = source.cache() / f"headers-{_sum(source.path)}.npz"
-        texts, self.problems = remember(
+        texts, problems = remember(
             file, source.names, source.stamps, lambda todo: self._read, f"looking at {source.path.name}"
         )
-        self.good = np.array([text is not None for text in texts])
         rows = [text.split() for text in texts if text is not None]
         if not rows:
-            raise_broken(source, self.problems)
+            raise_broken(source, problems)
         self.sizes = Counter((int(width), int(height)) for width, height, _ in rows)
         self.modes = Counter(mode for *_, mode in rows)
 
     def _read(self, index: int) -> str:
-        name = self.source.name(index)
-        with opened_picture(_content(self.source, index), name) as picture:
+        with self.source.opened(index) as picture:
             return header(picture)
 
     @property
@@ -139,8 +137,7 @@ class Pictures(Dataset):
         return self._array
 
     def _decode(self, entry: int) -> Tensor:
-        name = self.source.name(entry)
-        with opened_picture(_content(self.source, entry), name) as picture:
+        with self.source.opened(entry) as picture:
             return self.frame.pixels(picture)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,14 +179,6 @@ def raise_broken(source: Source, problems: Sequence[str]) -> None:
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
     count = f"{len(problems)} of {len(source)} pictures in {source.path} cannot be used; {advice}:"
     raise UserError(listed(count, problems))
-
-
-def _content(source: Source, index: int) -> Any:
-    try:
-        return source.read(index)
-    except Exception as error:  # archives raise many kinds for damaged members
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        raise UserError(f"{source.name(index)}: {text.splitlines()[0]}") from error
 
 
 def _grow(file: int, start: int, more: int) -> None:
