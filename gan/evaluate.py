@@ -116,8 +116,6 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
     add("--inception", type=Path | None, default=None, help=options.INCEPTION)
-    what = "an .npz with mu and sigma of the true pictures' features, to compare with in place of held-out pictures"
-    add("--statistics", type=Path | None, default=None, help=what)
     what = "weights for mIoU: a state dict of a torchvision segmentation network"
     add("--segmenter", type=Path | None, default=None, help=what)
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
@@ -155,7 +153,6 @@ def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> 
         opened,
         scores=request.scores,
         inception=request.inception,
-        statistics=request.statistics,
         segmenter=request.segmenter,
         ignore=request.ignore_labels,
         count=request.count,

@@ -12,14 +12,12 @@ from gan.files.errors import UserError, printable, this_rank
 from gan.runs.run import Fit, Pixels, Run, Seed, Share, is_planned
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from datasets import GanData
     from datasets.files.made_up import MadeUp
     from datasets.files.pictures import Headers, Pictures
     from gan import GanModule
 
-N = TypeVar("N", bound="nn.Module")
+G, D = TypeVar("G"), TypeVar("D")
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -112,7 +110,7 @@ class FoundPictures:
         scores = {"val/distance": "distance of drawn from held-out pictures"} if len(self.val) else {}
         return Run(game, self.data(batch_size), steps, scores)
 
-    def networks(self, path: str, *kinds: type[N]) -> list[N]:
+    def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
         """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
         from nets.published.from_noise import ours
         from nets.published.pickles import read
@@ -123,7 +121,7 @@ class FoundPictures:
                 f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
             )
         found: list[Any] = [ours(saved[name]).train() for name in "GD"]
-        if not all(map(isinstance, found, kinds)):
+        if not all(map(isinstance, found, (drawer, judge))):
             raise UserError(f"{path} has other networks, such as {type(found[0]).__name__}; type another run")
         generator, side = found[0], found[1].side
         if not side // 2 < max(self.size) <= side:
@@ -137,7 +135,7 @@ class FoundPictures:
             advice = "type --classes false" if not generator.classes else "take other pictures, or another file"
             raise UserError(f"{path} knows {generator.classes} classes, and pictures have {self.classes}; {advice}")
         generator.size = self.size
-        return found
+        return found[0], found[1]
 
     def said(self, pictures: "Pictures", headers: "Headers", why: str) -> str:
         """What was found and decided, in one line."""

@@ -26,7 +26,7 @@ def trained(folder: str, policy: str, world: int = 1, measured: bool = True, cou
     Path(folder).mkdir(exist_ok=True)
     where, run = RunFolder(Path(folder)), labelled.run()
     log, keep = metrics.Record(where), Keep(where, STEPS, best=1, score="score/feature_distance")
-    scorer = Scorer(distances.ALL, extractor=features.always())
+    scorer = Scorer(scores.SCORES, extractor=features.always())
     scored = Scores(where, run, scorer, 2, keep, count)
     health = Health(STEPS)
     health.every = 1

@@ -195,8 +195,6 @@ def _add_own(parser: Parser) -> None:
     what = "pictures made for a score; default: as many as are trained on, 50,000 at most"
     add("--score_count", type=PositiveInt | None, default=None, metavar="COUNT", help=what)
     add("--inception", type=str | None, default=None, metavar="FILE", help=INCEPTION)
-    what = "mu and sigma of the true pictures' features (.npz); default: of those trained on"
-    add("--statistics", type=str | None, default=None, metavar="FILE", help=what)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     what = "also log by tensorboard or wandb, which must be installed"
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help=what)

@@ -42,6 +42,11 @@ class Extractor:
     fid: bool = False
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the Fréchet and the kernel distance by these features are called."""
+        return ("fid", "kid") if self.fid else ("feature_distance", "kernel_distance")
+
 
 def cached(name: str) -> Path:
     """Where torch stores its download of that name."""

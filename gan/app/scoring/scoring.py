@@ -37,7 +37,6 @@ def evaluate(
     *,
     scores: tuple[str, ...] = (),
     inception: Path | None = None,
-    statistics: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
     count: int | None = None,
@@ -61,18 +60,10 @@ def evaluate(
     # What the game makes of one sample shows which scores are possible.
     numbers, first, _ = next(_turns(opened, 1, 1, workers=0))
     shown = play(game, numbers, prepared(first), count)
-    files = {"inception": inception, "statistics": statistics, "segmenter": segmenter}
+    files = {"inception": inception, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
     with tqdm(total=count, unit="sample", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
-        found = scored(
-            game,
-            _turns(opened, count, batch_size, rank, ranks),
-            scorer,
-            count,
-            prepared,
-            truth=statistics is None,
-            bar=bar,
-        )
+        found = scored(game, _turns(opened, count, batch_size, rank, ranks), scorer, count, prepared, bar=bar)
     if rank:
         return None
     label_names = getattr(data, "label_names", ())

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from datasets.augment import Prepared
 from gan.app.outputs import say
 from gan.app.painting.reopen import has_numbers
 from gan.app.run.folder import RunFolder
-from gan.app.scoring.distances import ALL, Known, named
+from gan.app.scoring.distances import Known
 from gan.app.scoring.features import best
 from gan.app.scoring.outputs import Made
 from gan.app.scoring.scorer import Scorer
@@ -31,6 +30,7 @@ from strategies.ranks import World
 from strategies.strategy import phase_strategy
 
 MOST = 50_000  # pictures that are made for a score, as published
+SCORES = ("features", "precision", "recall")
 PIXELS = 2**22  # in a batch, at most: it does not depend on the number of ranks, or the scores would
 
 
@@ -89,8 +89,6 @@ class Scores(Callback):
         rows = max(8, min(64, PIXELS // max(each.pictures[0, 0].numel() for each in made)))
         count = self.asked or min(MOST, len(samples))
         scorer = self.scorer.to(world.device)
-        if scorer.truth is not None:
-            true, self.known = "statistics in a file", dict.fromkeys(shown, scorer.truth)
         new = self.known is None
         total = max(count, len(samples)) if new else count
         turns = turns_of(samples, total, rows, world.rank, world.size, self.data.workers)
@@ -100,8 +98,8 @@ class Scores(Callback):
             self.known = {title: Known.of(each) for title, each in truth.items()}
         figures = {}
         for title, (seen, _) in found.items():
-            of_title = replace(scorer, truth=self.known[title])
-            for name, value in of_title.figures({"features": seen["features"][:count]}, {}).items():
+            made_here = {"features": seen["features"][:count]}
+            for name, value in scorer.figures(made_here, {}, truth=self.known[title]).items():
                 figures[f"score/{name}" if len(shown) == 1 else f"score/{title}: {name}"] = value
         averaged = [name for name, player in game.players.items() if player.ema is not None]
         how = {"pictures made": count, "true": true, "averaged weights of": averaged, **scorer.about(count)}
@@ -115,13 +113,11 @@ def scorer_of(settings: Namespace) -> Scorer | None:
     extractor = best(settings.inception and Path(settings.inception))
     if not extractor.fid:
         say(f"no FID without Inception's weights (--inception): scores are distances by {extractor.name}")
-    truth = None if settings.statistics is None else Known.read(Path(settings.statistics), extractor.size)
-    return Scorer(ALL, extractor=extractor, truth=truth)
+    return Scorer(SCORES, extractor=extractor)
 
 
 def names_of(scorer: Scorer | None) -> tuple[str, ...]:
     """The names of the scores in metrics.csv, of a game that makes one kind of picture."""
     if scorer is None or scorer.extractor is None:
         return ()
-    figures = dict.fromkeys(ALL if scorer.truth is None else ALL[:1], 0.0)
-    return tuple(f"score/{name}" for name in named(figures, scorer.extractor.fid))
+    return tuple(f"score/{name}" for name in (*scorer.extractor.names, "precision", "recall"))
