@@ -151,7 +151,7 @@ class Pictures(Dataset):
         room = shutil.disk_usage(self.file.parent).free - len(todo) * self.bytes > MARGIN
         if room:
             with self.file.open("ab") as file:
-                _grow(file.fileno(), first * self.bytes, len(todo) * self.bytes)
+                file.truncate((first + len(todo)) * self.bytes)
         rows = {entry: first + place if room else -1 for place, entry in enumerate(todo)}
 
         def decode(entry: int) -> str:
@@ -179,14 +179,6 @@ def raise_broken(source: Source, problems: Sequence[str]) -> None:
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
     count = f"{len(problems)} of {len(source)} pictures in {source.path} cannot be used; {advice}:"
     raise UserError(listed(count, problems))
-
-
-def _grow(file: int, start: int, more: int) -> None:
-    """Make a file larger. Where the disk is full that is an error now, and none when the bytes are written."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, start, more)
-    else:
-        os.truncate(file, start + more)
 
 
 def _sum(path: Path, *rule: object) -> str:

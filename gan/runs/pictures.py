@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from datasets.files.pictures import Headers, Pictures
     from gan import GanModule
 
-G, D = TypeVar("G"), TypeVar("D")
+G = TypeVar("G")
+D = TypeVar("D")
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -139,27 +140,23 @@ class FoundPictures:
 
     def said(self, pictures: "Pictures", headers: "Headers", why: str) -> str:
         """What was found and decided, in one line."""
-        source = headers.source
-        (least, _), (most, _) = (min(headers.sizes.items()), max(headers.sizes.items()))
+        source, (height, width), ordered = headers.source, self.size, sorted(headers.sizes)
         (common, count), *_ = headers.sizes.most_common(1)
-        sizes = f"{least[0]}x{least[1]}" if len(headers.sizes) == 1 else f"{len(headers.sizes)} sizes"
-        if len(headers.sizes) > 1:
-            sizes += f" from {least[0]}x{least[1]} to {most[0]}x{most[1]}, {count:,} of {common[0]}x{common[1]}"
+        least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))
+        sizes = least if least == most else f"{len(ordered)} sizes from {least} to {most}, {count:,} of {common}"
         modes = ", ".join(f"{mode} {count:,}" for mode, count in headers.modes.most_common())
-        height, width = self.size
-        done = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.options.fit]
-        kinds = {1: "gray", 3: "RGB", 4: "RGBA"}[self.channels]
         classes = "no classes"
-        if source.labels is not None and source.labels.ndim == 1:
+        if source.labels is not None:
             shown = ", ".join(self.class_names[:5]) + (", ..." if self.classes > 5 else "")
             classes = f"{self.classes} classes ({shown}; --classes false for none)"
-        elif source.labels is not None:
-            classes = f"label vectors of {self.classes} numbers (--classes false for none)"
-        seen = any(mode.endswith(("+", "A")) for mode in headers.modes) and self.channels != 4
+        fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.options.fit]
+        fit += f" to {width}x{height} {({1: 'gray', 3: 'RGB', 4: 'RGBA'})[self.channels]} ({why})"
+        if self.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
+            fit += f", on {self.options.background}"
         notes = [
             f"data {self.options.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
             classes,
-            f"{done} to {width}x{height} {kinds} ({why})" + (f", on {self.options.background}" if seen else ""),
+            fit,
             f"{len(self.train):,} to train on and {len(self.val):,} held out",
         ]
         notes += [f"{len(pictures.problems):,} broken or tiny left out"] if pictures.problems else []
