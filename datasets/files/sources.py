@@ -90,7 +90,8 @@ class Source(ABC):
                 with Image.open(file, formats=READ) as picture:
                     yield picture
         except Exception as error:  # Pillow and archives raise many kinds for damaged files
-            raise UserError(f"{self.name(index)}: {why(error, READ)}") from error
+            name = self.name(index).replace("\n", "\\n")  # or the rest would look like another message
+            raise UserError(f"{name}: {why(error, READ)}") from error
 
     def kept(self, what: object, make: Callable[[], Any]) -> Any:
         """What `make` opens, until something else is asked for.
