@@ -23,9 +23,9 @@ from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, sam
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, Scorer, choose
 from strategies.micro_batches import rows
+from strategies.ranks import World
 
 T = TypeVar("T")
-CPU = torch.device("cpu")
 VERSIONS = {module.__name__: module.__version__ for module in (torch, torchvision, torchmetrics)}
 
 Turn = tuple[range, Any, bool]  # the numbers of samples, a batch of them, and whether another rank has it too
@@ -49,22 +49,22 @@ def evaluate(
     See [Note: the same figures at any number of ranks].
     """
     game, data = opened.run.game, getattr(opened.run.data, "val", None)
-    rank, ranks = this_rank(), _ranks()
+    world = ranks_here()
     count, held_out = _counts(opened, count)
-    if not held_out and rank == 0:
+    if not held_out and world.rank == 0:
         print(NOTHING_HELD_OUT, flush=True)
 
     def prepared(batch: Any) -> Any:
         return move_data_to_device(batch, torch.device(device))
 
     # What the game makes of one sample shows which scores are possible.
-    numbers, first, _ = next(_turns(opened, 1, 1, workers=0))
+    numbers, first, _ = next(_turns(opened, 1, 1, World(), workers=0))
     shown = play(game, numbers, prepared(first), count)
     files = {"inception": inception, "segmenter": segmenter}
     scorer = choose(shown, count, scores, labels=getattr(game, "labels", 0), ignore=ignore, **files).to(device)
-    with tqdm(total=count, unit="sample", disable=rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
-        found = scored(game, _turns(opened, count, batch_size, rank, ranks), scorer, count, prepared, bar=bar)
-    if rank:
+    with tqdm(total=count, unit="sample", disable=world.rank > 0, dynamic_ncols=True, mininterval=0.5) as bar:
+        found = scored(game, _turns(opened, count, batch_size, world), scorer, count, prepared, world, bar=bar)
+    if world.rank:
         return None
     label_names = getattr(data, "label_names", ())
     return {
@@ -81,7 +81,7 @@ def evaluate(
         "about": scorer.about(count),
         "averaged": sorted(opened.averaged),
         "settings": opened.settings,
-        "computed": {"ranks": ranks, "batch_size": batch_size, "device": _device_name(device)},
+        "computed": {"ranks": world.size, "batch_size": batch_size, "device": _device_name(device)},
         "versions": {"python": platform.python_version(), **VERSIONS},
     }
 
@@ -106,58 +106,56 @@ def scored(
     scorer: Scorer,
     total: int,
     prepared: Callable[[Any], Any],
-    device: torch.device = CPU,
+    world: World,
     truth: bool = True,
     bar: tqdm | None = None,
 ) -> dict[str, tuple[Rows, Rows]]:
     """The rows of all samples and the sums over them, by the title of what is made, on the first rank.
 
-    All ranks must call it. `prepared` brings a batch to where it is played, and on `device` the ranks exchange numbers.
-    `truth` says whether rows of the true pictures by themselves are wanted.
+    All ranks must call it. `prepared` brings a batch to where it is played. `truth` says whether rows of the true
+    pictures by themselves are wanted.
     """
     found: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, Rows] = defaultdict(dict)
     for numbers, batch, spare in turns:
         for title, each in play(game, numbers, prepared(batch), total).items():
-            with torch.autocast(device.type, enabled=False):
+            with torch.autocast(world.device.type, enabled=False):
                 rows, more = scorer.rows(each, truth), scorer.sums(each)
             for name, values in rows.items():
-                values = all_ranks.gather(values.to(device))
-                found[title][name] += [values.cpu()] if this_rank() == 0 else []
+                values = all_ranks.gather(values.to(world.device))
+                found[title][name] += [values.cpu()] if world.rank == 0 else []
             for name, values in more.items():
                 sums[title][name] = sums[title].get(name, 0) + all_ranks.sum(values * (not spare))
         if bar is not None:
-            bar.update(min(len(numbers) * _ranks(), total - bar.n))
-    if this_rank():
+            bar.update(min(len(numbers) * world.size, total - bar.n))
+    if world.rank:
         return {}
     joined = {title: {name: torch.cat(each)[:total] for name, each in rows.items()} for title, rows in found.items()}
     return {title: (rows, sums[title]) for title, rows in joined.items()}
 
 
-def turns_of(samples: Samples, count: int, batch_size: int, rank: int, ranks: int, workers: int) -> Iterator[Turn]:
+def turns_of(samples: Samples, count: int, batch_size: int, world: World, workers: int) -> Iterator[Turn]:
     """This rank's batches of the first so many samples; after the last one, the first one comes again."""
     cut = (range(at, min(at + batch_size, count)) for at in range(0, count, batch_size))
-    own = list(_in_turns(cut, rank, ranks))
+    own = list(_in_turns(cut, world))
     picks = [[(0, number % len(samples)) for number in numbers] for numbers, _ in own]
     loader = DataLoader(Prepared(samples), batch_sampler=picks, num_workers=workers)
     for (numbers, spare), batch in zip(own, loader, strict=True):
         yield numbers, batch, spare
 
 
-def _in_turns(batches: Iterable[T], rank: int, ranks: int) -> Iterator[tuple[T, bool]]:
+def _in_turns(batches: Iterable[T], world: World) -> Iterator[tuple[T, bool]]:
     batches = iter(batches)
-    while some := list(islice(batches, ranks)):
-        yield some[min(rank, len(some) - 1)], rank >= len(some)
+    while some := list(islice(batches, world.size)):
+        yield some[min(world.rank, len(some) - 1)], world.rank >= len(some)
 
 
-def _turns(
-    opened: SavedRun, count: int, batch_size: int, rank: int = 0, ranks: int = 1, workers: int | None = None
-) -> Iterator[Turn]:
+def _turns(opened: SavedRun, count: int, batch_size: int, world: World, workers: int | None = None) -> Iterator[Turn]:
     """This rank's batches. Loaders of a person's own are read on every rank, in their own batches."""
     data = opened.run.data
     if has_numbers(data):
         workers = data.workers if workers is None else workers
-        yield from turns_of(data.val, count, batch_size, rank, ranks, workers)
+        yield from turns_of(data.val, count, batch_size, world, workers)
         return
 
     def numbered() -> Iterator[tuple[range, Any]]:
@@ -165,7 +163,7 @@ def _turns(
         for batch in samples(opened.run, count)[0]:
             yield range(at, at := at + rows(batch)), batch
 
-    for (numbers, batch), spare in _in_turns(numbered(), rank, ranks):
+    for (numbers, batch), spare in _in_turns(numbered(), world):
         yield numbers, batch, spare
 
 
@@ -179,20 +177,9 @@ def _counts(opened: SavedRun, most: int | None) -> tuple[int, int]:
     return count, count if held else 0
 
 
-def this_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def from_first_rank(value: T) -> T:
-    """The first rank's value, on all ranks."""
-    values = [value]
-    if _ranks() > 1:
-        dist.broadcast_object_list(values)
-    return values[0]
+def ranks_here() -> World:
+    """The ranks of a command that share the work, by gloo: so on GPUs too they exchange what is in main memory."""
+    return World(dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else World()
 
 
 def _device_name(device: str) -> str:

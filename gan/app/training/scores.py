@@ -91,8 +91,8 @@ class Scores(Callback):
         scorer = self.scorer.to(world.device)
         new = self.known is None
         total = max(count, len(samples)) if new else count
-        turns = turns_of(samples, total, rows, world.rank, world.size, self.data.workers)
-        found = scored(game, turns, scorer, total, prepared, world.device, truth=new)
+        turns = turns_of(samples, total, rows, world, self.data.workers)
+        found = scored(game, turns, scorer, total, prepared, world, truth=new)
         if self.known is None:
             truth = {title: seen["features of truth"][: len(samples)] for title, (seen, _) in found.items()}
             self.known = {title: Known.of(each) for title, each in truth.items()}
