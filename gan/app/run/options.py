@@ -342,11 +342,12 @@ def without(argv: Sequence[str], options: Collection[str]) -> list[str]:
 def _written(name: str, value: Any) -> Any:
     """The value as settings.yaml has it, from which it is read again by its type.
 
-    The path of data that are there is written from the root, so that the run can be opened from any folder.
+    The path of data, or of a file to begin from, is written from the root: so the run can be opened from any folder.
     """
     if isinstance(value, Enum):
         return value.name
-    if (isinstance(value, Path) or (name == "data" and isinstance(value, str) and value)) and Path(value).exists():
+    path = isinstance(value, Path) or (name in ("data", "from_") and isinstance(value, str) and value)
+    if path and Path(value).exists():
         return str(Path(value).absolute())
     return str(value) if isinstance(value, Path | str) else _plain(value)
 
