@@ -96,7 +96,7 @@ def main(argv: list[str]) -> None:
     place = launched()
     take_place(place)
     if place is not None:
-        connect(place, "gloo")  # See [Note: one gathering]
+        connect(place, "gloo")
         _evaluate(request, computer, place.local_rank)
         dist.destroy_process_group()
     elif computer.processes > 1:
@@ -116,8 +116,6 @@ def parse(argv: list[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--scores", type=str, default="all", help=f"some of {','.join(NEEDS)}; default: all that are possible")
     add("--inception", type=Path | None, default=None, help=options.INCEPTION)
-    what = "an .npz with mu and sigma of the true pictures' features, to compare with in place of held-out pictures"
-    add("--statistics", type=Path | None, default=None, help=what)
     what = "weights for mIoU: a state dict of a torchvision segmentation network"
     add("--segmenter", type=Path | None, default=None, help=what)
     add("--ignore_labels", type=str, default="", help="labels whose pixels mIoU leaves out, such as 0,182")
@@ -134,18 +132,19 @@ def parse(argv: list[str] | None = None) -> Namespace:
 def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> None:
     """The work of one process; the first one prints and saves the result."""
     from gan.app.painting.reopen import open_run
-    from gan.app.scoring.scoring import evaluate, from_first_rank, this_rank
+    from gan.app.scoring.scoring import evaluate, ranks_here
 
     device = computer.device(local_rank)
 
     # All ranks open the checkpoint that the first one finds, since training may be writing newer ones.
     opened = failure = None
-    if this_rank() == 0:
+    here = ranks_here()
+    if here.rank == 0:
         try:
             opened = open_run(request.which, request.out, device, request.data, request.run)
         except UserError as error:
             failure = error
-    checkpoint, failure = from_first_rank((opened and opened.checkpoint, failure))
+    checkpoint, failure = here.broadcast((opened and opened.checkpoint, failure))
     if failure is not None:
         raise failure
     if opened is None:
@@ -155,7 +154,6 @@ def _evaluate(request: Namespace, computer: "Computer", local_rank: int = 0) -> 
         opened,
         scores=request.scores,
         inception=request.inception,
-        statistics=request.statistics,
         segmenter=request.segmenter,
         ignore=request.ignore_labels,
         count=request.count,

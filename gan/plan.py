@@ -3,7 +3,7 @@
 import re
 
 from jsonargparse import Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from gan.app.command import command, working
 from gan.app.outputs import run
@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   python -m gan.plan my_game.py:my_run --nodes 4 --devices 8 --memory 80G --batch-size 256
   python -m gan.plan my_game.py:my_run --strategy generator=zero3+hybrid,*=ddp --nodes 4 --devices 8
   python -m gan.plan samples/distillation.py:distillation --billions 14 --nodes 8 --devices 8
+  python -m gan.plan stylegan2 --data my-pictures --kimg 25000 --speed 120 --devices 8     also the hours
   python -m gan.plan samples/distillation.py:distillation --json
   python -m gan.plan r3gan-faces --help           the settings of that run
 
@@ -67,6 +68,8 @@ def _add_own(parser: Parser) -> None:
     add("--nodes", type=PositiveInt, default=1, help="number of hosts")
     add("--devices", type=PositiveInt, default=8, help="devices on each host")
     add("--memory", type=str, default="80G", help="the memory of one device")
+    what = "samples a second of one device, as gan.fit prints them while it trains there: tells the hours"
+    add("--speed", type=PositiveFloat | None, default=None, metavar="SAMPLES", help=what)
     add("--json", action="store_true", help="print one JSON object, in bytes, for programs")
 
 

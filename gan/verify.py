@@ -43,7 +43,7 @@ def _check(settings: Namespace) -> None:
     for strategy in settings.strategy:
         PhaseStrategy(strategy)
     for devices in settings.devices:
-        if "batch_size" in settings:
+        if settings.get("batch_size") is not None:
             check_divides(settings.batch_size, devices, "batch", "--batch-size ")
 
 
@@ -56,7 +56,7 @@ def _start(settings: Namespace) -> Path | None:
 
 
 def _verify(settings: Namespace, verification: "Verification") -> int:
-    batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
+    batch = f" of {settings.batch_size} samples" if settings.get("batch_size") else ""
     start = f" from {verification.start}" if verification.start else ""
     where = f"in float{settings.precision}, on ranks of this computer's CPU"
     say(f"{short_name(settings.run)}: {settings.steps} steps{batch}{start} {where}")

@@ -160,7 +160,7 @@ class R3Generator(nn.Module):
         low: int = 0,
     ) -> None:
         super().__init__()
-        self.latent, self.classes, self.size = latent, classes, size
+        self.latent, self.channels, self.classes, self.size = latent, channels, classes, size
         groups = groups or groups_of(widths, expansion)
         depth = blocks * len(widths)
         start = FromVector(latent + (embedding if classes else 0), widths[0])

@@ -5,6 +5,7 @@ save the sizes and times of its files. A later start works on new and changed en
 """
 
 import hashlib
+import math
 import multiprocessing
 import os
 import signal
@@ -28,7 +29,7 @@ from gan.files.errors import UserError, printable, this_rank
 
 FOLDER = "gan-cache"  # beside the data, where we may write there
 VARIABLE = "GAN_CACHE"  # the environment variable with another folder for the cache
-MAX_PROBLEMS = 100  # we stop at this many
+MAX_PROBLEMS = 100  # of pairs: we stop at this many
 SHOWN_PROBLEMS = 5
 SAVE_EVERY = 20.0  # seconds of work that are lost if the process is killed
 SILENT_WAIT = 2.0  # seconds to wait for another process before we print that we wait
@@ -80,80 +81,47 @@ def cache_folder(root: Path) -> Path:
     return where / f"{whole.name}-{hashlib.blake2b(os.fsencode(whole), digest_size=4).hexdigest()}"
 
 
-def process_changed(
-    file: Path,
-    keys: Sequence[str],
-    stamps: np.ndarray,
-    work: Callable[[int], None],
-    title: str,
-    lost: Callable[[], np.ndarray] | None = None,
-) -> list[str]:
-    """Call `work(index)` for every entry that is new or has changed, and return the problems.
-
-    An entry is a key and a row of stamps, the sizes and times of its files. `file` remembers them once the work is
-    done, and is saved while the work goes on, so a kill costs seconds. Where `work` raises a UserError, that is a
-    problem, and the entry is done again at the next start; so are entries whose result is `lost`. One process works
-    at a time. Ranks that start together wait for the first one, and then find the work done.
-    """
-    if not len(_to_do(file, keys, stamps, lost)):
-        return []
-    with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
-        for unfinished in file.parent.glob(f"{file.stem}.*.part"):
-            unfinished.unlink()
-        todo = _to_do(file, keys, stamps, lost)
-        good = np.ones(len(keys), bool)
-        good[todo] = False
-        problems: list[str] = []
-        saved = time.monotonic()
-        try:
-            for entry, problem, _ in _results(work, todo, title):
-                if problem is None:
-                    good[entry] = True
-                else:
-                    problems.append(problem)
-                    if len(problems) == MAX_PROBLEMS:
-                        break
-                if time.monotonic() - saved > SAVE_EVERY:
-                    _save(file, keys, stamps, good)
-                    saved = time.monotonic()
-        finally:
-            _save(file, keys, stamps, good)
-    return problems
-
-
 def remember(
     file: Path,
     keys: np.ndarray,
     stamps: np.ndarray,
     begin: Callable[[Sequence[int]], Callable[[int], str]],
     title: str,
+    *,
     good: Callable[[str], bool] = lambda text: True,
-    saved: Callable[[], None] = lambda: None,
+    saving: Callable[[], None] = lambda: None,
+    most: float = math.inf,
 ) -> tuple[list[str | None], list[str]]:
     """A short text for each entry, made once and kept in `file` while the entry's stamps stay; and the problems.
 
-    `begin(todo)` gets the entries that are new, and returns what makes the text of one of them; where that raises a
-    UserError the entry has no text, and is tried again at the next start. A text that is not `good` is made again.
-    `saved` is called before each saving. Keys are bytes.
+    An entry is a key, of bytes, and a row of stamps: the sizes and times of its files. `begin(todo)` gets the entries
+    that are new or have changed, and returns what makes the text of one of them. Where that raises a UserError, that is
+    a problem: the entry has no text, and is tried again at the next start; so is one whose text is not `good`. After
+    the `most` problems no more is looked for.
+
+    The file is saved while the work goes on, so a kill costs seconds; `saving` is called before. One process works at a
+    time. Ranks that start together wait for the first one, and then find the work done.
     """
     texts = _texts(file, keys, stamps, good)
     if None not in texts:
         return texts, []
     with _explained_write_errors(file.parent), _one_process_at_a_time(file.with_suffix(".lock")):
+        for unfinished in file.parent.glob(f"{file.stem}.*.part"):
+            unfinished.unlink()
         texts = _texts(file, keys, stamps, good)
         todo = np.array([entry for entry, text in enumerate(texts) if text is None], int)
         work, problems, when = begin(todo.tolist()), [], time.monotonic()
         try:
             for entry, problem, text in _results(work, todo, title):
-                if problem is None:
-                    texts[entry] = text
-                else:
-                    problems.append(problem)
+                texts[entry] = text
+                problems += [] if problem is None else [problem]
+                if len(problems) >= most:
+                    break
                 if time.monotonic() - when > SAVE_EVERY:
-                    _save_texts(file, keys, stamps, texts, saved)
+                    _save(file, keys, stamps, texts, saving)
                     when = time.monotonic()
         finally:
-            _save_texts(file, keys, stamps, texts, saved)
+            _save(file, keys, stamps, texts, saving)
     return texts, problems
 
 
@@ -163,30 +131,14 @@ def raise_problems(problems: Sequence[str], root: Path) -> None:
         return
     if len(problems) == 1:
         raise UserError(problems[0])
-    found = len(problems)
-    count = f"{found} problems" if found < MAX_PROBLEMS else f"{MAX_PROBLEMS} problems (and no more looked for)"
-    lines = [f"{count} in {root}:", *problems[:SHOWN_PROBLEMS]]
-    if found > SHOWN_PROBLEMS:
-        lines.append(f"... and {found - SHOWN_PROBLEMS} more")
-    raise UserError("\n  ".join(lines))
+    more = "" if len(problems) < MAX_PROBLEMS else " (and no more looked for)"
+    raise UserError(listed(f"{len(problems)} problems{more} in {root}:", problems))
 
 
-def _to_do(file: Path, keys: Sequence[str], stamps: np.ndarray, lost: Callable[[], np.ndarray] | None) -> np.ndarray:
-    """The entries that the file does not know with these stamps."""
-    try:
-        regular(file)
-        with np.load(file, allow_pickle=False) as known:
-            rows, old = {name: row for row, name in enumerate(known["keys"])}, known["stamps"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return np.arange(len(keys))
-    if old.shape[1:] != stamps.shape[1:]:
-        return np.arange(len(keys))
-    row = np.array([rows.get(os.fsencode(key), -1) for key in keys], int)
-    done = row >= 0
-    done[done] = (old[row[done]] == stamps[done]).all(1)
-    if lost is not None:
-        done &= ~lost()
-    return np.flatnonzero(~done)
+def listed(title: str, problems: Sequence[str]) -> str:
+    """A title, and below it the first few problems and how many more there are."""
+    more = len(problems) - SHOWN_PROBLEMS
+    return "\n  ".join([title, *problems[:SHOWN_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])])
 
 
 def _texts(file: Path, keys: np.ndarray, stamps: np.ndarray, good: Callable[[str], bool]) -> list[str | None]:
@@ -202,23 +154,15 @@ def _texts(file: Path, keys: np.ndarray, stamps: np.ndarray, good: Callable[[str
     return [text if text is not None and good(text) else None for text in found]
 
 
-def _save_texts(
-    file: Path, keys: np.ndarray, stamps: np.ndarray, texts: Sequence[str | None], saved: Callable[[], None]
+def _save(
+    file: Path, keys: np.ndarray, stamps: np.ndarray, texts: Sequence[str | None], saving: Callable[[], None]
 ) -> None:
-    saved()
+    saving()
     have = np.array([text is not None for text in texts])
     part = file.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as stream:
         kept = np.array([text.encode() for text in texts if text is not None], dtype="S")
         np.savez(stream, keys=keys[have], stamps=stamps[have], texts=kept)
-    part.replace(file)
-
-
-def _save(file: Path, keys: Sequence[str], stamps: np.ndarray, good: np.ndarray) -> None:
-    names = np.array([os.fsencode(keys[int(entry)]) for entry in np.flatnonzero(good)], dtype="S")
-    part = file.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as stream:
-        np.savez(stream, keys=names, stamps=stamps[good])
     part.replace(file)
 
 
@@ -252,32 +196,27 @@ def _one_process_at_a_time(file: Path) -> Iterator[None]:
         lock.release()
 
 
+Result = tuple[int, str | None, str | None]  # an entry, and what is wrong with it or else its text
+
+
 class _Work(Dataset):
     """The work, as a data set for a DataLoader, whose worker processes do it."""
 
-    def __init__(self, work: Callable[[int], str | None], todo: np.ndarray) -> None:
+    def __init__(self, work: Callable[[int], str], todo: np.ndarray) -> None:
         self.work, self.todo = work, todo
 
     def __len__(self) -> int:
         return len(self.todo)
 
-    def __getitem__(self, index: int) -> "Result":
+    def __getitem__(self, index: int) -> Result:
         entry = int(self.todo[index])
         try:
-            return Result(entry, None, self.work(entry))
+            return entry, None, self.work(entry)
         except (UserError, OSError) as error:
-            return Result(entry, str(error), None)
+            return entry, str(error), None
 
 
-class Result(NamedTuple):
-    """What became of an entry: a problem, or what the work has returned."""
-
-    entry: int
-    problem: str | None
-    text: str | None
-
-
-def _results(work: Callable[[int], str | None], todo: np.ndarray, title: str) -> Iterator[Result]:
+def _results(work: Callable[[int], str], todo: np.ndarray, title: str) -> Iterator[Result]:
     """The result of each entry, in order, with a progress bar after a second."""
     alone = len(todo) <= FEW or multiprocessing.current_process().daemon  # a daemon may not start processes
     loader = DataLoader(

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from datasets.drawn.drawing import FLIP_PAIRS, LABELS
-from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
-from datasets.files.pairs import MAPS, Column, Pairs, Size, look_up_split, opened, unpacked_folder
+from datasets.files.cache import MAX_PROBLEMS, all_files, cache_folder, raise_problems, remember
+from datasets.files.pairs import Column, Pairs, Size, look_up_split, opened, unpacked_folder
 from gan.files.disk import read_text
 from gan.files.errors import UserError
 
@@ -73,7 +73,7 @@ class Merge:
     present: np.ndarray  # [numbers, labels]: whether there is a mask
     part: str  # the start of the name of an unfinished file
 
-    def __call__(self, index: int) -> None:
+    def __call__(self, index: int) -> str:
         number = int(self.numbers[index])
         masks = [
             (label, _mask_path(self.root, number, LABELS[label]))
@@ -84,11 +84,7 @@ class Merge:
         part = self.labels.with_name(f"{self.part}.{number}-{os.getpid()}.part")
         merged.save(part, format="PNG")
         part.replace(self.labels / f"{number}.png")
-
-    def lost(self) -> np.ndarray:
-        """Which pictures have no label map now."""
-        made = _names(self.labels, MAPS)
-        return np.array([str(number) not in made for number in self.numbers])
+        return f"{number}.png"
 
 
 def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
@@ -97,11 +93,13 @@ def _merged(root: Path, numbers: np.ndarray, split: str) -> str:
     stamps = _mask_stamps(root, numbers)
     present = stamps[:, :, 1] > 0
     raise_problems(_missing(root, numbers, present), root)
-    file, keys = cache / f"merged-{split}.npz", list(map(str, numbers))
-    merge = Merge(root, cache / "labels", numbers, present, file.stem)
-    rows = stamps.reshape(len(keys), -1)
-    raise_problems(process_changed(file, keys, rows, merge, "merging masks", merge.lost), root)
-    labels = merge.labels
+    file, labels = cache / f"merged-{split}.npz", cache / "labels"
+    merge = Merge(root, labels, numbers, present, file.stem)
+    _, problems = remember(
+        file, numbers.astype("S"), stamps.reshape(len(numbers), -1), lambda todo: merge, "merging masks",
+        good=lambda name: (labels / name).exists(), most=MAX_PROBLEMS,
+    )  # fmt: skip
+    raise_problems(problems, root)
     return str(labels.relative_to(root)) if labels.is_relative_to(root) else str(labels.absolute())
 
 

@@ -1,21 +1,16 @@
 """How a picture of any format, mode and shape becomes pixels of one size."""
 
-import io
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageColor, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageColor, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from datasets.files.pairs import DEEP, FORMATS, PICTURES
-from gan.files.errors import UserError, reason
+from gan.files.errors import UserError
 
 SUFFIXES = (*PICTURES, ".gif", ".jfif", ".ppm", ".pgm", ".avif")
 READ = (*FORMATS, "PPM", "AVIF")
@@ -86,29 +81,6 @@ class Frame:
         if self.channels == 1:
             colour = (Image.new("RGB", (1, 1), self.colour()).convert("L").tobytes()[0],)
         return torch.tensor(colour, dtype=torch.uint8).view(-1, 1, 1).repeat(1, self.height, self.width)
-
-
-@contextmanager
-def opened_picture(content: bytes | BinaryIO | Image.Image, name: str) -> Iterator[Image.Image]:
-    """The picture in a file's content. What is wrong with it is a UserError that names it.
-
-    Pillow refuses pictures of more than 179 million pixels before it makes them.
-    """
-    try:
-        if isinstance(content, Image.Image):
-            yield content
-            return
-        if not content:
-            raise UserError("it is empty")
-        file = io.BytesIO(content) if isinstance(content, bytes) else content
-        with file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what Pillow finds odd, and reads
-            with Image.open(file, formats=READ) as picture:
-                yield picture
-    except UnidentifiedImageError as error:
-        raise UserError(f"{name}: it is none of {', '.join(READ)}") from error
-    except Exception as error:  # Pillow raises many kinds for damaged files
-        raise UserError(f"{name}: {reason(error)}") from error
 
 
 def header(picture: Image.Image) -> str:

@@ -1,7 +1,6 @@
 """Finds out what a typed PATH is, and reads what needs another package: Parquet, and torchvision's sets by name."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ class Parquet(Source):
                     rows = table.metadata.row_group(group).num_rows
                     places += [(number, group, row) for row in range(rows)]
                     names += [f"{file.name}/{group:04}-{row:07}" for row in range(rows)]
-                    stamps += [(state.st_size, state.st_mtime_ns)] * rows
+                    stamps += [(0, state.st_mtime_ns)] * rows
                     labels += table.read_row_group(group, [label])[label].to_pylist() if label else []
             except UserError:
                 raise
@@ -133,25 +132,20 @@ class Parquet(Source):
         self.files = files
         super().__init__("Parquet", path, names, stamps, known)
         self.places = np.array(places, np.int64)[self.order]
-        self._group: tuple[tuple[int, int, int], Any] | None = None
 
     def read(self, index: int) -> bytes:
         """One row. Its whole group is read, and kept until another one is asked for."""
         from pyarrow import parquet
 
+        def column() -> Any:
+            return parquet.ParquetFile(self.files[number]).read_row_group(group, [self.column])[self.column]
+
         number, group, row = self.places[index].tolist()
-        key = (os.getpid(), number, group)
-        if self._group is None or self._group[0] != key:
-            table = parquet.ParquetFile(self.files[number]).read_row_group(group, [self.column])
-            self._group = key, table[self.column]
-        value = self._group[1][row].as_py()
+        value = self.kept((number, group), column)[row].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes) or len(content) > MOST_BYTES:
             raise UserError("the row holds no picture's bytes")
         return content
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_group": None}
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str | None]:

@@ -1,12 +1,14 @@
 """Data sets of pictures with label maps that need no preparation: published ones, and any folder."""
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from torchvision.datasets import Cityscapes as Published
 
-from datasets.files.cache import cache_folder, raise_problems, remember
+from datasets.files.cache import MAX_PROBLEMS, cache_folder, raise_problems, remember
 from datasets.files.pairs import PICTURES, Column, Pairs, Size, look_up_split, read_map, unpacked_folder
 from gan.files.errors import UserError
 
@@ -134,11 +136,16 @@ class Facades(Pairs):
         self.keep_only(np.flatnonzero(np.isin(np.arange(len(self)) % 6, turns)))
 
 
+VOID = 255  # what many sets have where nobody knows the label
+RARE = 0.05  # of the maps
+
+
 class FolderPairs(Pairs):
     """`root/images/<name>.jpg` (or png, webp ...) with `root/labels/<name>.png`, resized to one size.
 
     Names may contain folders. A label map is a PNG, one-channel or palette, of the numbers 0 to num_labels - 1.
-    `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye.
+    `flip_pairs` are pairs of labels that change places when a picture is mirrored, such as left and right eye. `void`
+    are values in files, and the label that each stands for.
 
     Split "val" is the last `held_out` pictures by name, "train" is the others, and "all" is all of them. If there are
     folders `root/train` and `root/test`, each with images/ and labels/ (CelebA-HQ as prepared for SEAN), these are
@@ -154,10 +161,11 @@ class FolderPairs(Pairs):
         *,
         split: str = "all",
         held_out: int = 16,
+        void: Mapping[int, int] | None = None,
     ) -> None:
         if not 1 <= num_labels <= 65536:
             raise UserError(f"{num_labels} labels do not fit into a label map; try 1 to 65536")
-        self.num_labels, self.flip_pairs = num_labels, flip_pairs
+        self.num_labels, self.flip_pairs, self.void = num_labels, flip_pairs, void or {}
         self.label_names = tuple(str(label) for label in range(num_labels))
         root = Path(root).expanduser()
         prepared = not (root / "images").is_dir() and (root / "train" / "images").is_dir()
@@ -170,8 +178,12 @@ class FolderPairs(Pairs):
         self._hold_out(held_out, split)
 
     @classmethod
-    def count_labels(cls, root: str | Path) -> int:
-        """How many labels the maps of a folder have: the largest number in them, and one more for 0."""
+    def find_labels(cls, root: str | Path) -> tuple[int, dict[int, int], str]:
+        """How many labels the maps of a folder have, which value stands for another one, and what is odd about them.
+
+        The labels are the numbers up to the largest one. But a 255 that is far from the others is void, as in many
+        sets: that is one more label, after the others.
+        """
         root = Path(root).expanduser()
         folders = tuple(name for name in ("labels", "train/labels", "test/labels") if (root / name).is_dir())
         files, problems = Column("label map", folders or ("labels",)).find(root)
@@ -179,14 +191,28 @@ class FolderPairs(Pairs):
         paths = [root / file.path for file in files.values()]
         stamps = np.array([file[1:] for file in files.values()], np.int64)
         texts, problems = remember(
-            cache_folder(root) / "labels.npz",
+            cache_folder(root) / "values.npz",
             np.array([os.fsencode(file.path) for file in files.values()]),
             stamps,
-            lambda todo: lambda row: str(read_map(paths[row], stamps[row]).max()),
+            lambda todo: lambda row: " ".join(map(str, np.unique(read_map(paths[row], stamps[row])))),
             "finding labels",
+            most=MAX_PROBLEMS,
         )
         raise_problems(problems, root)
-        return 1 + max(int(text) for text in texts if text is not None)
+        maps = Counter(int(value) for text in texts if text is not None for value in text.split())
+        values = sorted(maps)
+        void = values[-1] == VOID and VOID - 1 not in maps and len(values) > 1
+        count = values[-1 - void] + 1
+        odd = f"{VOID} in a map is void, label {count}" if void else ""
+        first = next(value for value in range(count + 1) if value not in maps)  # that is in no map
+        stray = [value for value in values if first < value < count]
+        if stray and (most := max(maps[value] for value in stray)) <= RARE * len(texts):
+            named = ", ".join(map(str, stray))
+            odd = (
+                f"no map has the label {first}, and at most {most} of {len(texts)} maps have {named}; "
+                f"if that is a mistake, type --labels {first}, and the file is named"
+            )
+        return count + void, {VOID: count} if void else {}, odd
 
     def _hold_out(self, held_out: int, split: str) -> None:
         if len(self) == 1:

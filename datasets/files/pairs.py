@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from datasets.files.cache import FoundFile, all_files, cache_folder, process_changed, raise_problems
+from datasets.files.cache import MAX_PROBLEMS, FoundFile, all_files, cache_folder, raise_problems, remember
 from gan.files.disk import regular
 from gan.files.errors import UserError
 
@@ -104,8 +104,10 @@ class Pairs(Dataset):
         self._stamps = stamps.reshape(*self._files.shape, 2)
         rule = repr((1, self.num_labels, sorted(self.void.items()), columns, part))
         file = cache_folder(root) / f"checked-{zlib.crc32(rule.encode()):08x}.npz"
-        keys = ["|".join(row) for row in table]
-        raise_problems(process_changed(file, keys, stamps, self._check, f"checking {root.name}"), root)
+        keys = np.array([os.fsencode("|".join(row)) for row in table])
+        title = f"checking {root.name}"
+        _, problems = remember(file, keys, stamps, lambda todo: self._check, title, most=MAX_PROBLEMS)
+        raise_problems(problems, root)
 
     def keep_only(self, entries: slice | np.ndarray) -> None:
         """Drop all other entries: for splits that share their folders."""
@@ -142,8 +144,8 @@ class Pairs(Dataset):
             item["edges"] = tv_tensors.Mask(torch.from_numpy(edge_map(values)))
         return item
 
-    def _check(self, index: int) -> None:
-        """Read a pair to its end and raise what is wrong with it."""
+    def _check(self, index: int) -> str:
+        """Read a pair to its end and raise what is wrong with it. There is nothing to remember of a good one."""
         (picture, *maps), (stamp, *stamps) = self.paths(index), self._stamps[index]
         width, height = _try_picture(picture, stamp)
         for number, (path, stamp) in enumerate(zip(maps, stamps, strict=True)):
@@ -155,6 +157,7 @@ class Pairs(Dataset):
                 )
             if number == 0:
                 self._labels(path, values)
+        return ""
 
     def _labels(self, path: Path, values: np.ndarray) -> np.ndarray:
         labels = labels_in(path, values, self.num_labels, self.void)
@@ -177,7 +180,7 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
     except FileNotFoundError as error:
         raise UserError(f"there is no {path} any more; put it back") from error
     except Exception as error:  # Pillow raises many kinds for damaged files
-        raise UserError(f"{path} cannot be read as a picture ({_why(error)}); replace or remove it") from error
+        raise UserError(f"{path} cannot be read as a picture ({why(error)}); replace or remove it") from error
     if changed:
         how = f"it had {stamp[0]:,} bytes, and has {state.st_size:,}"
         if state.st_size == stamp[0]:
@@ -188,9 +191,10 @@ def opened(path: Path, stamp: np.ndarray | None = None) -> Iterator[Image.Image]
         )
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception, formats: Sequence[str] = FORMATS) -> str:
+    """What is wrong with a picture that Pillow does not read, in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return f"it is none of {', '.join(FORMATS)}"
+        return f"it is none of {', '.join(formats)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

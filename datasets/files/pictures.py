@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from datasets.files.cache import SHOWN_PROBLEMS, remember
-from datasets.files.decoding import Frame, header, opened_picture
+from datasets.files.cache import listed, remember
+from datasets.files.decoding import Frame, header
 from datasets.files.sources import Source
 from gan.files.errors import UserError
 from gan.noise import seed_for
@@ -32,19 +32,17 @@ class Headers:
     def __init__(self, source: Source) -> None:
         self.source = source
         file = source.cache() / f"headers-{_sum(source.path)}.npz"
-        texts, self.problems = remember(
+        texts, problems = remember(
             file, source.names, source.stamps, lambda todo: self._read, f"looking at {source.path.name}"
         )
-        self.good = np.array([text is not None for text in texts])
         rows = [text.split() for text in texts if text is not None]
         if not rows:
-            raise_broken(source, self.problems)
+            raise_broken(source, problems)
         self.sizes = Counter((int(width), int(height)) for width, height, _ in rows)
         self.modes = Counter(mode for *_, mode in rows)
 
     def _read(self, index: int) -> str:
-        name = self.source.name(index)
-        with opened_picture(_content(self.source, index), name) as picture:
+        with self.source.opened(index) as picture:
             return header(picture)
 
     @property
@@ -82,7 +80,7 @@ class Pictures(Dataset):
         self.file = source.cache() / f"{stem}.bytes"
         texts, self.problems = remember(
             self.file.with_suffix(".npz"), source.names, source.stamps, self._begin, "decoding pictures",
-            good=self._is_there, saved=self._on_disk,
+            good=self._is_there, saving=self._on_disk,
         )  # fmt: skip
         if self.problems and (not skip_broken or len(self.problems) == len(source)):
             raise_broken(source, self.problems)
@@ -139,8 +137,7 @@ class Pictures(Dataset):
         return self._array
 
     def _decode(self, entry: int) -> Tensor:
-        name = self.source.name(entry)
-        with opened_picture(_content(self.source, entry), name) as picture:
+        with self.source.opened(entry) as picture:
             return self.frame.pixels(picture)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,7 +151,7 @@ class Pictures(Dataset):
         room = shutil.disk_usage(self.file.parent).free - len(todo) * self.bytes > MARGIN
         if room:
             with self.file.open("ab") as file:
-                _grow(file.fileno(), first * self.bytes, len(todo) * self.bytes)
+                file.truncate((first + len(todo)) * self.bytes)
         rows = {entry: first + place if room else -1 for place, entry in enumerate(todo)}
 
         def decode(entry: int) -> str:
@@ -179,28 +176,9 @@ class Pictures(Dataset):
 
 def raise_broken(source: Source, problems: Sequence[str]) -> None:
     """Name the pictures that cannot be used, the first few of them."""
-    shown = [*problems[:SHOWN_PROBLEMS]]
-    if len(problems) > SHOWN_PROBLEMS:
-        shown.append(f"... and {len(problems) - SHOWN_PROBLEMS} more")
     advice = "replace or remove them" if len(problems) == len(source) else "type --skip-broken true to leave them out"
     count = f"{len(problems)} of {len(source)} pictures in {source.path} cannot be used; {advice}:"
-    raise UserError("\n  ".join([count, *shown]))
-
-
-def _content(source: Source, index: int) -> Any:
-    try:
-        return source.read(index)
-    except Exception as error:  # archives raise many kinds for damaged members
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        raise UserError(f"{source.name(index)}: {text.splitlines()[0]}") from error
-
-
-def _grow(file: int, start: int, more: int) -> None:
-    """Make a file larger. Where the disk is full that is an error now, and none when the bytes are written."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, start, more)
-    else:
-        os.truncate(file, start + more)
+    raise UserError(listed(count, problems))
 
 
 def _sum(path: Path, *rule: object) -> str:

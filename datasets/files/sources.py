@@ -1,13 +1,16 @@
 """What a typed PATH is: where each picture lies, how its file is read, and which class it has."""
 
+import io
 import json
 import math
 import os
 import tarfile
+import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -15,7 +18,8 @@ import numpy as np
 from PIL import Image
 
 from datasets.files.cache import FOLDER, all_files, cache_folder
-from datasets.files.decoding import MOST_BYTES, SUFFIXES
+from datasets.files.decoding import MOST_BYTES, READ, SUFFIXES
+from datasets.files.pairs import why
 from gan.files.disk import regular
 from gan.files.errors import UserError, reason
 
@@ -29,7 +33,7 @@ FORMS = "a folder of pictures, a .zip, .tar or .parquet file or a folder of thos
 class Source(ABC):
     """Pictures by number. `names` are bytes in one array, so that worker processes share its memory.
 
-    `stamps` show whether a picture has changed: sizes and times. `note` says what was left out.
+    `stamps` show whether a picture has changed: its size, or 0, and a time. `note` says what was left out.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Source(ABC):
         self.stamps = np.array(stamps, np.int64).reshape(len(names), 2)[order]
         self.order = np.array(order)
         self.labels, self.class_names = (None, ()) if labels is None else (labels[0][order], labels[1])
-        self._open: tuple[int, Any] = (0, None)
+        self._kept: tuple[tuple[Any, ...], Any] = ((), None)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -65,14 +69,41 @@ class Source(ABC):
         """The folder of what is known of these pictures."""
         return cache_folder(self.path if self.path.is_dir() else self.path.parent)
 
-    def in_this_process(self, make: Callable[[], Any]) -> Any:
-        """What `make` opens. A forked process opens its own: two would share one position in the file."""
-        if self._open[0] != os.getpid():
-            self._open = os.getpid(), make()
-        return self._open[1]
+    @contextmanager
+    def opened(self, index: int) -> Iterator[Image.Image]:
+        """The picture, to be read. What is wrong with it is a UserError that names it.
+
+        Pillow refuses pictures of more than 179 million pixels before it makes them.
+        """
+        try:
+            if self.stamps[index][0] > MOST_BYTES:
+                raise UserError(f"it has more than {MOST_BYTES:,} bytes")
+            content = self.read(index)
+            if isinstance(content, Image.Image):
+                yield content
+                return
+            if not content:
+                raise UserError("it is empty")
+            file = io.BytesIO(content) if isinstance(content, bytes) else content
+            with file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what Pillow finds odd, and reads
+                with Image.open(file, formats=READ) as picture:
+                    yield picture
+        except Exception as error:  # Pillow and archives raise many kinds for damaged files
+            name = self.name(index).replace("\n", "\\n")  # or the rest would look like another message
+            raise UserError(f"{name}: {why(error, READ)}") from error
+
+    def kept(self, what: object, make: Callable[[], Any]) -> Any:
+        """What `make` opens, until something else is asked for.
+
+        A forked process opens its own: two would share one position in the file.
+        """
+        if self._kept[0] != (os.getpid(), what):
+            self._kept = (os.getpid(), what), make()
+        return self._kept[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": (0, None)}
+        return {**vars(self), "_kept": ((), None)}
 
 
 class Folder(Source):
@@ -106,8 +137,6 @@ class Folder(Source):
         state = regular(path)
         if (state.st_size, state.st_mtime_ns) != stamp:
             raise UserError("it has changed since the data set was opened")
-        if state.st_size > MOST_BYTES:
-            raise UserError(f"it has more than {MOST_BYTES:,} bytes")
         if not state.st_size:
             raise UserError("it is empty")
         return Path(path).open("rb")
@@ -135,11 +164,8 @@ class Zip(Source):
         super().__init__("a zip" + (f" with {JSON}" if text is not None else ""), path, names, stamps, labels)
 
     def read(self, index: int) -> bytes:
-        file = self.in_this_process(lambda: zipfile.ZipFile(self.path))
-        member = file.getinfo(os.fsdecode(self.names[index]))
-        if member.file_size > MOST_BYTES:
-            raise UserError(f"it has more than {MOST_BYTES:,} bytes")
-        with file.open(member) as stream:
+        file = self.kept(None, lambda: zipfile.ZipFile(self.path))
+        with file.open(os.fsdecode(self.names[index])) as stream:
             return stream.read(MOST_BYTES)
 
 
@@ -178,8 +204,6 @@ class Tar(Source):
 
     def read(self, index: int) -> bytes:
         shard, offset, size = self.places[index].tolist()
-        if size > MOST_BYTES:
-            raise UserError(f"it has more than {MOST_BYTES:,} bytes")
         with self.shards[shard].open("rb") as file:
             file.seek(offset)
             return file.read(size)

@@ -85,13 +85,15 @@ def open_splits(layout: Layout, data: str, **how: Any) -> "tuple[Labelled, Label
     kind: Any = getattr(datasets, layout.kind)
     try:
         if how.get("num_labels", 1) is None:
-            how["num_labels"] = datasets.FolderPairs.count_labels(data)
+            how["num_labels"], how["void"], odd = datasets.FolderPairs.find_labels(data)
+            if odd and this_rank() == 0 and not is_planned():
+                print(printable(f"data {data}: {odd}"), file=sys.stderr, flush=True)
         return kind(data, split="train", **how), kind(data, split="val", **how)
     except UserError:
         if not is_planned():
             raise
         labels = how["num_labels"] or 19 if layout is FOLDER else kind.num_labels
-        made_up = MadeUp(labels, how["size"], how.get("edges", False))
+        made_up = MadeUp(how["size"], 3, labels, how.get("edges", False))
         return made_up, made_up
 
 

@@ -3,17 +3,22 @@
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gan.files.errors import UserError, printable, this_rank
-from gan.runs.run import Fit, Pixels, Seed, Share, is_planned
+from gan.runs.run import Fit, Pixels, Run, Seed, Share, is_planned
 
 if TYPE_CHECKING:
     from datasets import GanData
+    from datasets.files.made_up import MadeUp
     from datasets.files.pictures import Headers, Pictures
+    from gan import GanModule
 
+G = TypeVar("G")
+D = TypeVar("D")
 PLANNED = 64  # pixels of a side, for a plan without pictures and without a size
 
 
@@ -51,6 +56,7 @@ class OnPictures:
         """Look, decode what is new, and say in one line what there is."""
         from datasets.files.decoding import Frame
         from datasets.files.find import find_source
+        from datasets.files.made_up import MadeUp
         from datasets.files.pictures import Headers, Pictures
 
         size = _typed_size(self.size)
@@ -63,24 +69,26 @@ class OnPictures:
         except UserError:
             if not is_planned():
                 raise
-            return FoundPictures(self, _StandIn(size or (PLANNED, PLANNED), self.channels or 3))
+            made_up = MadeUp(size or PLANNED, self.channels or 3)
+            return FoundPictures(self, made_up, made_up)
         headers = Headers(source)
         fitting, why = headers.size()
         frame = Frame(*(size or fitting), self.channels or headers.channels, self.fit, self.background)
-        found = FoundPictures(self, Pictures(source, frame, self.skip_broken))
+        pictures = Pictures(source, frame, self.skip_broken)
+        found = FoundPictures(self, *pictures.split(self.held_out))
         if this_rank() == 0:
-            print(printable(found.said(headers, "as typed" if size else why)), file=sys.stderr, flush=True)
+            told = found.said(pictures, headers, "as typed" if size else why)
+            print(printable(told), file=sys.stderr, flush=True)
         return found
 
 
 class FoundPictures:
     """The pictures of a run, split into those to train on and those held out."""
 
-    def __init__(self, options: OnPictures, pictures: "Pictures | _StandIn") -> None:
-        self.options, self.pictures = options, pictures
-        self.size, self.channels = pictures.size, pictures.channels
-        self.classes, self.class_names = pictures.classes, pictures.class_names
-        self.train, self.val = pictures.split(options.held_out)
+    def __init__(self, options: OnPictures, train: "Pictures | MadeUp", val: "Pictures | MadeUp") -> None:
+        self.options, self.train, self.val = options, train, val
+        self.size, self.channels = train.size, train.channels
+        self.classes, self.class_names = train.classes, train.class_names
 
     def __len__(self) -> int:
         return len(self.train)
@@ -98,56 +106,63 @@ class FoundPictures:
             flip=self.options.flip,
         )
 
-    def said(self, headers: "Headers", why: str) -> str:
+    def run(self, game: "GanModule", batch_size: int, steps: int) -> Run:
+        """A run of a game that draws pictures like these, with a score where some are held out."""
+        scores = {"val/distance": "distance of drawn from held-out pictures"} if len(self.val) else {}
+        return Run(game, self.data(batch_size), steps, scores)
+
+    def networks(self, path: str, drawer: type[G], judge: type[D]) -> tuple[G, D]:
+        """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
+        from nets.published.from_noise import ours
+        from nets.published.pickles import read
+
+        saved = read(Path(path))
+        if missing := {"G", "D"} - saved.keys():
+            raise UserError(
+                f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
+            )
+        found: list[Any] = [ours(saved[name]).train() for name in "GD"]
+        if not all(map(isinstance, found, (drawer, judge))):
+            raise UserError(f"{path} has other networks, such as {type(found[0]).__name__}; type another run")
+        generator, side = found[0], found[1].side
+        if not side // 2 < max(self.size) <= side:
+            raise UserError(f"{path} draws {side} x {side}, and pictures have {self.size}; type --size {side}")
+        if generator.channels != self.channels:
+            raise UserError(
+                f"{path} draws {generator.channels} channels, and pictures have {self.channels}; type --channels "
+                f"{generator.channels}"
+            )
+        if generator.classes != self.classes:
+            advice = "type --classes false" if not generator.classes else "take other pictures, or another file"
+            raise UserError(f"{path} knows {generator.classes} classes, and pictures have {self.classes}; {advice}")
+        generator.size = self.size
+        return found[0], found[1]
+
+    def said(self, pictures: "Pictures", headers: "Headers", why: str) -> str:
         """What was found and decided, in one line."""
-        pictures, source = self.pictures, headers.source
-        (least, _), (most, _) = (min(headers.sizes.items()), max(headers.sizes.items()))
+        source, (height, width), ordered = headers.source, self.size, sorted(headers.sizes)
         (common, count), *_ = headers.sizes.most_common(1)
-        sizes = f"{least[0]}x{least[1]}" if len(headers.sizes) == 1 else f"{len(headers.sizes)} sizes"
-        if len(headers.sizes) > 1:
-            sizes += f" from {least[0]}x{least[1]} to {most[0]}x{most[1]}, {count:,} of {common[0]}x{common[1]}"
+        least, most, common = (f"{across}x{down}" for across, down in (ordered[0], ordered[-1], common))
+        sizes = least if least == most else f"{len(ordered)} sizes from {least} to {most}, {count:,} of {common}"
         modes = ", ".join(f"{mode} {count:,}" for mode, count in headers.modes.most_common())
-        height, width = self.size
-        done = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.options.fit]
-        kinds = {1: "gray", 3: "RGB", 4: "RGBA"}[self.channels]
         classes = "no classes"
-        if source.labels is not None and source.labels.ndim == 1:
+        if source.labels is not None:
             shown = ", ".join(self.class_names[:5]) + (", ..." if self.classes > 5 else "")
             classes = f"{self.classes} classes ({shown}; --classes false for none)"
-        elif source.labels is not None:
-            classes = f"label vectors of {self.classes} numbers (--classes false for none)"
-        seen = any(mode.endswith(("+", "A")) for mode in headers.modes) and self.channels != 4
+        fit = {"crop": "cropped", "pad": "padded", "stretch": "stretched"}[self.options.fit]
+        fit += f" to {width}x{height} {({1: 'gray', 3: 'RGB', 4: 'RGBA'})[self.channels]} ({why})"
+        if self.channels != 4 and any(mode.endswith(("+", "A")) for mode in headers.modes):
+            fit += f", on {self.options.background}"
         notes = [
             f"data {self.options.data}: {len(source):,} pictures in {source.kind} ({sizes}; {modes})",
             classes,
-            f"{done} to {width}x{height} {kinds} ({why})" + (f", on {self.options.background}" if seen else ""),
+            fit,
             f"{len(self.train):,} to train on and {len(self.val):,} held out",
         ]
-        notes += [f"{len(self.pictures.problems):,} broken or tiny left out"] if self.pictures.problems else []
+        notes += [f"{len(pictures.problems):,} broken or tiny left out"] if pictures.problems else []
         notes += [f"not pictures: {source.note}"] if source.note else []
         notes += [] if pictures.decoded else ["decoded again each time: the disk has no room for the pixels"]
         return "; ".join(notes)
-
-
-class _StandIn:
-    """Pictures for a plan: the right shape, all black."""
-
-    classes, class_names, problems, decoded = 0, (), (), True
-
-    def __init__(self, size: tuple[int, int], channels: int) -> None:
-        self.size, self.channels = size, channels
-
-    def split(self, held_out: float) -> "tuple[_StandIn, _StandIn]":
-        return self, self
-
-    def __len__(self) -> int:
-        return 1_000_000
-
-    def __getitem__(self, index: int) -> dict:
-        import torch
-        from torchvision import tv_tensors
-
-        return {"image": tv_tensors.Image(torch.zeros(self.channels, *self.size, dtype=torch.uint8))}
 
 
 def _typed_size(size: int | str | None) -> tuple[int, int] | None:

@@ -1,15 +1,12 @@
 """R3GAN in its published configurations, on pictures of a person's own."""
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from gan.files.errors import UserError, this_rank
-from gan.runs.faces_from_noise import SCORES
+from gan.files.errors import UserError
 from gan.runs.pictures import FoundPictures, OnPictures
 from gan.runs.run import Run
 from nets.ada import Augmentation
@@ -111,7 +108,7 @@ def r3gan(
     elif width != 1:
         raise UserError(f"{from_} has networks of its own; leave --width out")
     else:
-        generator, discriminator = networks_of(Path(from_), found)
+        generator, discriminator = found.networks(from_, R3Generator, R3Discriminator)
     game = R3Gan(
         generator,
         discriminator,
@@ -122,15 +119,7 @@ def r3gan(
         images=chosen.images,
         augment=Augmentation("r3gan") if chosen.p else None,
     )
-    if this_rank() == 0:
-        sizes = [sum(weight.numel() for weight in net.parameters()) / 1e6 for net in (generator, discriminator)]
-        print(
-            f"r3gan, config {config_}: {sizes[0]:.1f} + {sizes[1]:.1f} million weights, {steps:,} steps of {batch} "
-            f"pictures, gamma {gammas[0]:.4g}",
-            file=sys.stderr,
-            flush=True,
-        )
-    return Run(game, found.data(batch), steps, SCORES if len(found.val) else {})
+    return found.run(game, batch, steps)
 
 
 def _networks(chosen: Preset, found: FoundPictures, width: float, bf16: bool) -> tuple[R3Generator, R3Discriminator]:
@@ -143,27 +132,3 @@ def _networks(chosen: Preset, found: FoundPictures, width: float, bf16: bool) ->
         low=chosen.low if bf16 else 0,
     )
     return R3Generator(size=found.size, **rule), R3Discriminator(**rule)
-
-
-def networks_of(path: Path, found: FoundPictures) -> tuple[R3Generator, R3Discriminator]:
-    """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
-    from nets.published.from_noise import ours
-    from nets.published.pickles import read
-
-    saved = read(path)
-    if missing := {"G", "D"} - saved.keys():
-        raise UserError(f"{path} has no '{min(missing)}'; take a file with both networks, such as a snapshot")
-    generator, discriminator = ours(saved["G"]).train(), ours(saved["D"]).train()
-    if not (isinstance(generator, R3Generator) and isinstance(discriminator, R3Discriminator)):
-        raise UserError(f"{path} has no R3GAN networks, but {type(generator).__name__}; type another run")
-    side, channels = discriminator.side, generator.AggregationLayer.Layer.out_channels
-    if not side // 2 < max(found.size) <= side:
-        raise UserError(f"{path} draws {side} x {side}, and pictures have {found.size}; type --size {side}")
-    if channels != found.channels:
-        raise UserError(
-            f"{path} draws {channels} channels, and pictures have {found.channels}; type --channels {channels}"
-        )
-    if generator.classes != found.classes:
-        raise UserError(f"{path} knows {generator.classes} classes, and pictures have {found.classes}; take others")
-    generator.size = found.size
-    return generator, discriminator

@@ -37,6 +37,11 @@ class Run:
     scores: dict[str, str] = field(default_factory=dict)
 
     @property
+    def batch_size(self) -> int | None:
+        """The samples of a step, of all ranks together, if the data say so."""
+        return getattr(self.data, "batch_size", None)
+
+    @property
     def score(self) -> str:
         """The first of the scores, which says most."""
         return next(iter(self.scores))

@@ -1,8 +1,6 @@
 """StyleGAN2-ADA on pictures of a person's own, in the published configurations."""
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +13,13 @@ from jsonargparse.typing import (
 )
 
 from gan.ema import half_life
-from gan.files.errors import UserError, this_rank
-from gan.runs.pictures import FoundPictures, OnPictures
+from gan.files.errors import UserError
+from gan.runs.pictures import OnPictures
 from gan.runs.run import Run
 from nets.ada import PIPES, Ada
 from nets.stylegan import StyleDiscriminator, StyleGenerator
 
 CONFIGS = "auto", "stylegan2", "paper256", "paper512", "paper1024", "cifar"
-SCORES = {"val/distance": "distance of drawn from held-out pictures"}
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ def stylegan2(
     elif width or mapping:
         raise UserError(f"{from_} has networks of its own; leave --width and --mapping out")
     else:
-        generator, discriminator = networks_of(Path(from_), found)
+        generator, discriminator = found.networks(from_, StyleGenerator, StyleDiscriminator)
     layers = discriminator.layers()
     if freeze_d > len(layers):
         raise UserError(f"the discriminator has {len(layers)} layers that can be frozen; type --freeze-d {len(layers)}")
@@ -151,39 +148,4 @@ def stylegan2(
         ada=None if augment == "off" else Ada(augment_target, int(images), augment),
         freeze=freeze_d,
     )
-    if this_rank() == 0:
-        sizes = [sum(weight.numel() for weight in net.parameters()) / 1e6 for net in (generator, discriminator)]
-        print(
-            f"stylegan2, config {config_}: {sizes[0]:.1f} + {sizes[1]:.1f} million weights, {steps:,} steps of "
-            f"{p.batch} pictures, gamma {p.gamma:.4g}",
-            file=sys.stderr,
-            flush=True,
-        )
-    return Run(game, found.data(p.batch), steps, SCORES if len(found.val) else {})
-
-
-def networks_of(path: Path, found: FoundPictures) -> tuple[StyleGenerator, StyleDiscriminator]:
-    """The generator and the discriminator of a published file, for these pictures. The average begins anew."""
-    from nets.published.from_noise import ours
-    from nets.published.pickles import read
-
-    saved = read(path)
-    if missing := {"G", "D"} - saved.keys():
-        raise UserError(
-            f"{path} has no '{min(missing)}'; take a file with both networks, such as a training's snapshot"
-        )
-    generator, discriminator = ours(saved["G"]).train(), ours(saved["D"]).train()
-    if not (isinstance(generator, StyleGenerator) and isinstance(discriminator, StyleDiscriminator)):
-        raise UserError(f"{path} has no StyleGAN2 networks, but {type(generator).__name__}; type another run")
-    side, channels = generator.size[0], generator.channels
-    if 1 << (max(found.size) - 1).bit_length() != side:
-        raise UserError(f"{path} draws {side} x {side}, and pictures have {found.size}; type --size {side}")
-    if channels != found.channels:
-        raise UserError(
-            f"{path} draws {channels} channels, and pictures have {found.channels}; type --channels {channels}"
-        )
-    if generator.classes != found.classes:
-        advice = "type --classes false" if not generator.classes else "take other pictures, or another file"
-        raise UserError(f"{path} knows {generator.classes} classes, and pictures have {found.classes}; {advice}")
-    generator.size = found.size
-    return generator, discriminator
+    return found.run(game, p.batch, steps)

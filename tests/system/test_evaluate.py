@@ -19,6 +19,7 @@ from gan.app.painting.reopen import open_run
 from gan.app.scoring import distances, features, pixels, scorer, scoring
 from gan.app.scoring.distances import Known
 from gan.app.scoring.scorer import NEEDS
+from strategies.ranks import World
 from tests.support import inception, opening
 from tests.support.parity import often
 
@@ -143,7 +144,8 @@ def test_fid_and_kid_are_of_inceptions_features_of_all_pictures(sean_run, tmp_pa
     assert result["scores"]["transfer"].keys() == {"fid", "kid"}
     assert result["about"]["features"]["file"] == "weights.pth"
     with torch.no_grad():
-        ((_, made),) = scoring._made(found, 3, "cpu", 3)
+        ((numbers, batch, _),) = scoring._turns(found, 3, 3, World())
+        made = scoring.play(found.run.game, numbers, batch, 3)
         seen = [network(features.as_bytes(each))[0] for each in (made["transfer"].pictures, made["transfer"].truth)]
     fid = distances.frechet_distance(*map(Known.of, seen))
     assert result["scores"]["transfer"]["fid"] == pytest.approx(fid, rel=1e-3)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -289,6 +290,25 @@ def test_a_run_of_r3gan_is_written_as_a_published_file(averaged, tmp_path):
     for name, player in (("G", "generator"), ("G_ema", "generator"), ("D", "discriminator")):
         wanted = load_file(tmp_path / f"{player}.safetensors")
         assert all(torch.equal(found[name].weights[f"Model.{key}"], value) for key, value in wanted.items())
+
+
+def test_a_run_of_stylegan2_with_classes_and_opacity_begins_from_what_another_one_wrote(tmp_path):
+    for number in range(12):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGBA", (16, 16), (20 * number, 0, 99, 128)).save(path)
+    typed = dict(data=str(tmp_path / "data"), channels=4, batch_size=4, held_out=0.25, workers=0, max_steps=1)
+    first = build("stylegan2", width=0.005, mapping=1, **typed).game
+    for weight in first.generator.parameters():
+        torch.nn.init.normal_(weight)
+    for name, write in _published(first, networks(first, ())).items():
+        write(tmp_path / name)
+    game = build("stylegan2", from_=str(tmp_path / "network-snapshot.pkl"), **typed).game
+    assert (game.generator.channels, game.generator.classes) == (4, 2)
+    z, label = torch.randn(3, 512), torch.eye(2)[[0, 1, 0]]
+    pictures = [each.generator.eval()(z, label) for each in (first, game)]
+    assert torch.equal(*pictures)
+    assert torch.equal(*(each.discriminator(pictures[0], label) for each in (first, game)))
 
 
 def test_networks_of_another_form_are_not_published_and_nothing_is_written(sean):

@@ -57,6 +57,28 @@ def test_what_it_says_to_a_person(capsys):
     assert (typed.billions, str(typed.nodes), typed.devices, typed.batch_size) == (0.02, "2", 4, 8)
 
 
+def test_a_speed_gives_the_hours_of_the_whole_training(capsys, tmp_path):
+    words = [
+        "stylegan2",
+        "--data",
+        str(tmp_path / "none"),
+        "--size",
+        "16",
+        "--width",
+        "0.005",
+        "--workers",
+        "0",
+        "--devices",
+        "2",
+    ]
+    words += ["--kimg", "25000", "--batch-size", "32"]
+    main(words)
+    assert "781,250 steps are 25,000 thousand samples; for the hours type --speed" in capsys.readouterr().out
+    main([*words, "--speed", "125"])
+    assert "25,000 thousand samples: 27.8 hours at 125 samples/s on each rank" in capsys.readouterr().out
+    assert planned(capsys, *words, "--speed", "125")["hours"] == pytest.approx(25e6 / 250 / 3600)
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_told_by_how_much(capsys):
     words = [RUN, "--billions", "1.5", "--devices", "2", "--batch-size", "2"]

@@ -37,7 +37,7 @@ NO_PICTURES = "This game does not learn from pictures, or shows none that it mak
 def facts(opened: SavedRun) -> Table:
     """What the run is, how far it is and how good."""
     data, game = opened.run.data, opened.run.game
-    batch = opened.settings.get("batch_size")
+    batch = opened.run.batch_size
     what, size = _samples(opened)
     sizes = {name: sum(weight.numel() for weight in net.parameters()) for name, net in game.named_children()}
     found = scores(opened)

@@ -102,19 +102,22 @@ def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: i
     return short
 
 
-def picture(sample: Tensor | Sound) -> Image.Image:
-    """One sample as a picture: grey, RGB or RGBA in [-1, 1], a label map in `palette`'s colours, or a spectrogram."""
+def picture(sample: Tensor | Sound, transparent: bool = False) -> Image.Image:
+    """One sample as a picture: grey, RGB or RGBA in [-1, 1], a label map in `palette`'s colours, or a spectrogram.
+
+    What has opacity is shown on gray, or stays `transparent`, as in a file that others take.
+    """
     if isinstance(sample, Sound):
         return spectrogram(sample)
     sample = sample.detach().cpu()
     if sample.dtype == torch.int64:
         table = palette(int(sample.max()) + 1)
         return Image.fromarray(table[sample].numpy())
-    if len(sample) == 4:  # opacity: on gray, where neither white nor black gets lost
+    if len(sample) == 4 and not transparent:  # on gray, where neither white nor black gets lost
         opacity = (sample[3:].float().clamp(-1, 1) + 1) / 2
         sample = sample[:3].float().clamp(-1, 1) * opacity + GROUND * (1 - opacity)
     pixels = ((sample.float().clamp(-1, 1) + 1) * 127.5).round().byte()
-    return Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    return Image.fromarray(pixels.expand(max(3, len(pixels)), -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
 def spectrogram(sound: Sound) -> Image.Image:

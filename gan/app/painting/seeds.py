@@ -41,10 +41,10 @@ def draw(settings: Namespace) -> list[Path]:
         raise UserError(f"'{settings.networks}' holds no generator, but {', '.join(networks)}")
     net = ours(drawer).float().to(device_of(settings.device))
     path = Path(settings.file or f"{Path(settings.networks).stem}-seeds.png")
-    pictures = [picture(_drawn(net, seed, settings)) for seed in seeds]
+    pictures = [picture(_drawn(net, seed, settings), transparent=True) for seed in seeds]
     width, height = pictures[0].size
     columns = min(8, len(pictures)) if len(pictures) <= 64 else round(len(pictures) ** 0.5)
-    sheet = Image.new("RGB", (columns * width, -(-len(pictures) // columns) * height), "white")
+    sheet = Image.new(pictures[0].mode, (columns * width, -(-len(pictures) // columns) * height), "white")
     for number, each in enumerate(pictures):
         sheet.paste(each, (number % columns * width, number // columns * height))
     save_png(sheet, path)

@@ -27,9 +27,10 @@ TIMES = 6  # how many times the bytes of its weights a game may need, to be trie
 
 @dataclass
 class Opened:
-    """A game, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values."""
+    """A game, its steps, and a rank's batch of so many samples. `why`: why it was computed on a CPU, with values."""
 
     game: GanModule
+    steps: int
     batch: Any
     samples: int
     why: str = ""
@@ -52,7 +53,7 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
         game = run.game
         game.assemble()
         batch = _batch(run, ranks)
-        found = Opened(game, move_data_to_device(batch, torch.device("meta")), rows(batch))
+        found = Opened(game, run.max_steps, move_data_to_device(batch, torch.device("meta")), rows(batch))
         found.trace(frozenset())
         return found
     except UserError:
@@ -63,10 +64,10 @@ def opened(make: Callable[[], Run], ranks: int) -> Opened:
     with planned():
         run = make()
     if isinstance(getattr(run.data, "train", None), MadeUp):
-        why += "; with made-up label maps, for there are no pictures"
+        why += "; with made-up samples, for there are no pictures"
     batch = _batch(run, ranks)
     run.game.assemble()
-    return Opened(run.game, batch, rows(batch), why)
+    return Opened(run.game, run.max_steps, batch, rows(batch), why)
 
 
 def _check_that_it_can_be_tried(game: GanModule | None, why: str) -> None:

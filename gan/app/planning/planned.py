@@ -29,7 +29,7 @@ from strategies.serving import served
 MOST = 10**6  # ranks
 SPARE = 0.1  # of a device's memory, for what is not a tensor
 COLUMNS = ("weights", "gradients", "optimizer", "average", "flying")
-OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--json")
+OWN = ("--run", "--strategy", "--nodes", "--devices", "--memory", "--speed", "--json")
 
 
 def plan(argv: list[str], settings: Namespace) -> int:
@@ -91,6 +91,22 @@ class Planned:
         taken = assignment.decide(here, players, self.budget.belongings, self.budget.world, self.memory)
         return {**chosen, **{each.player: each.choice(chosen[each.player]) for each in taken}}
 
+    @property
+    def samples(self) -> int:
+        """How many samples the whole training is shown, again and again."""
+        return self.game.steps * self.game.samples * len(self.training)
+
+    def hours(self, speed: float | None) -> float | None:
+        """How long the training takes, if each rank that trains has so many samples a second."""
+        return None if speed is None else self.samples / (speed * len(self.training)) / 3600
+
+    def length(self, speed: float | None) -> str:
+        """How long the training is, in words."""
+        length = f"{self.game.steps:,} steps are {self.samples / 1000:,.6g} thousand samples"
+        if speed is None:
+            return f"{length}; for the hours type --speed and the samples/s of one device, which gan.fit prints"
+        return f"{length}: {self.hours(speed):,.3g} hours at {speed:g} samples/s on each rank that trains"
+
     def judged(self, chosen: Mapping[str, Choice], cost: Cost) -> Found:
         return Found(chosen, cost, cost.peak.bytes <= self.usable)
 
@@ -104,6 +120,7 @@ def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
     """Print it. Returns the exit status. Of players on ranks of their own, nothing else is proposed."""
     if settings.json:
         plan = {"ranks": settings.nodes * settings.devices, "memory": settings.memory}
+        plan |= {"samples": planned.samples, "hours": planned.hours(settings.speed)}
         parts = {ranks_as_typed(at): as_json(found) for at, found in planned.found.items()}
         if planned.serving:
             plan |= {"fits": planned.fits, "parts": parts}
@@ -113,7 +130,7 @@ def _plan(argv: list[str], settings: Namespace, planned: Planned) -> int:
         say(json.dumps(plan, indent=1))
         return 0 if planned.fits else 1
 
-    say(*head(settings, planned.game, planned.budget))
+    say(*head(settings, planned.game, planned.budget), planned.length(settings.speed))
     policies = planned.budget.everybody(planned.chosen)
     for at, found in planned.found.items():
         where = f", ranks {ranks_as_typed(at)}" if planned.serving else ""

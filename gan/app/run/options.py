@@ -195,8 +195,6 @@ def _add_own(parser: Parser) -> None:
     what = "pictures made for a score; default: as many as are trained on, 50,000 at most"
     add("--score_count", type=PositiveInt | None, default=None, metavar="COUNT", help=what)
     add("--inception", type=str | None, default=None, metavar="FILE", help=INCEPTION)
-    what = "mu and sigma of the true pictures' features (.npz); default: of those trained on"
-    add("--statistics", type=str | None, default=None, metavar="FILE", help=what)
     add("--log_every", type=PositiveInt, default=10, help="steps between rows of metrics.csv")
     what = "also log by tensorboard or wandb, which must be installed"
     add("--logger", type=Literal["tensorboard", "wandb"] | None, default=None, help=what)
@@ -344,11 +342,12 @@ def without(argv: Sequence[str], options: Collection[str]) -> list[str]:
 def _written(name: str, value: Any) -> Any:
     """The value as settings.yaml has it, from which it is read again by its type.
 
-    The path of data that are there is written from the root, so that the run can be opened from any folder.
+    The path of data, or of a file to begin from, is written from the root: so the run can be opened from any folder.
     """
     if isinstance(value, Enum):
         return value.name
-    if (isinstance(value, Path) or (name == "data" and isinstance(value, str) and value)) and Path(value).exists():
+    path = isinstance(value, Path) or (name in ("data", "from_") and isinstance(value, str) and value)
+    if path and Path(value).exists():
         return str(Path(value).absolute())
     return str(value) if isinstance(value, Path | str) else _plain(value)
 

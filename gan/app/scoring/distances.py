@@ -3,37 +3,28 @@
 Where the features are those of FID's Inception, the Fréchet distance is the FID and the kernel distance is the KID.
 """
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torchmetrics.image.kid import KernelInceptionDistance
-
-from gan.files.disk import whole_file
-from gan.files.errors import UserError, reason
+from torch import Tensor
 
 SUBSETS, SUBSET_SIZE, SEED = 100, 1000, 0  # KID's, as Binkowski et al. 2018 have them
 NEIGHBOURS = 3  # as Kynkäänniemi et al. 2019 have them
-ALL = ("frechet", "kernel", "precision", "recall")
 COMPARED = 10_000  # pictures of each set, evenly spread, that are compared one by one: for all but the Fréchet distance
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a set of pictures: the mean [D] of their features, and a root R of the covariance, R^T R.
+    """What is known of `count` pictures: the mean [D] of their features, and a root R of the covariance, R^T R.
 
-    `features` [N, D] are those of at most COMPARED pictures. Statistics in a file of others do not have them.
+    `features` [N, D] are those of at most COMPARED pictures.
     """
 
     mean: Tensor
     root: Tensor
-    count: int | None = None
-    features: Tensor | None = None
+    count: int
+    features: Tensor
 
     @staticmethod
     def of(features: Tensor) -> "Known":
@@ -44,66 +35,25 @@ class Known:
         root = (exact - mean) / max(1, count - 1) ** 0.5
         if count > size:
             root = torch.linalg.qr(root, mode="r").R
-        return Known(mean, root, count, features[spread(count)])
-
-    @staticmethod
-    def read(path: Path, size: int | None = None) -> "Known":
-        """Statistics from an .npz with `mu` and `sigma`, as pytorch-fid, EDM and ADM write them."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                mean, sigma = (torch.from_numpy(np.asarray(file[name], np.float64)) for name in ("mu", "sigma"))
-                features = torch.from_numpy(file["features"]) if "features" in file else None
-                count = int(file["count"]) if "count" in file else None
-        except OSError as error:
-            raise UserError(f"cannot read statistics from '{path}': {reason(error)}") from error
-        except (ValueError, TypeError, KeyError, EOFError, BadZipFile) as error:
-            raise UserError(f"'{path}' is not an .npz file with mu and sigma, as pytorch-fid writes it") from error
-        if mean.ndim != 1 or sigma.shape != 2 * mean.shape or not (mean.isfinite().all() and sigma.isfinite().all()):
-            raise UserError(f"'{path}' has no mean mu [D] and covariance sigma [D, D] of finite numbers")
-        if size not in (None, len(mean)):
-            raise UserError(f"'{path}' has statistics of {len(mean)} features, and the network here has {size}")
-        values, vectors = torch.linalg.eigh(sigma)
-        return Known(mean, values.clamp_min(0).sqrt()[:, None] * vectors.T, count, features)
-
-    def write(self, path: Path) -> None:
-        """`mu` and `sigma`, which the programs of others read too, and what else is known."""
-        assert self.features is not None and self.count is not None, "those of a file are not written again"
-        beside = {"features": self.features.float().numpy(), "count": np.array(self.count)}
-        sigma = self.root.T @ self.root
-        with whole_file(path) as part, part.open("wb") as file:
-            np.savez(file, mu=self.mean.numpy(), sigma=sigma.numpy(), **beside)
+        few = torch.arange(min(count, COMPARED)) * count // min(count, COMPARED)
+        return Known(mean, root, count, features[few])
 
 
-def spread(count: int, most: int = COMPARED) -> Tensor:
-    """The numbers of at most `most` of so many pictures, evenly spread."""
-    return torch.arange(min(count, most)) * count // min(count, most)
+def distances(made: Known, truth: Known, scores: Collection[str], names: tuple[str, str]) -> dict[str, float]:
+    """The figures of these scores, of fid, kid, features (which is both), precision and recall.
 
-
-def distances(made: Tensor, truth: Known, names: Iterable[str]) -> dict[str, float]:
-    """Those of the four figures that are named and that can be told of what is known of the truth."""
+    `names` are those that the Fréchet and the kernel distance may have.
+    """
     figures = {}
-    if "frechet" in names:
-        figures["frechet"] = frechet_distance(Known.of(made), truth)
-    if truth.features is None:
-        return figures
-    few = made[spread(len(made))]
-    if "kernel" in names:
-        figures["kernel"], deviation = kernel_distance(few, truth.features)
-        if kernel_subsets(min(len(few), len(truth.features)))["subsets"] > 1:
-            figures["kernel_deviation"] = deviation
-    if {"precision", "recall"} & set(names):
-        figures["precision"], figures["recall"] = precision_recall(few, truth.features)
+    if {"fid", "features"} & set(scores):
+        figures[names[0]] = frechet_distance(made, truth)
+    if {"kid", "features"} & set(scores):
+        figures[names[1]], deviation = kernel_distance(made.features, truth.features)
+        if kernel_subsets(min(len(made.features), len(truth.features)))["subsets"] > 1:
+            figures[f"{names[1]}_deviation"] = deviation
+    if {"precision", "recall"} & set(scores):
+        figures["precision"], figures["recall"] = precision_recall(made.features, truth.features)
     return figures
-
-
-def named(figures: dict[str, float], fid: bool) -> dict[str, float]:
-    """The distances by the names that they may have: FID and KID by the published Inception only."""
-    names = {"frechet": "fid", "kernel": "kid"} if fid else {"frechet": "feature_distance", "kernel": "kernel_distance"}
-    found = {}
-    for name, value in figures.items():
-        first, _, rest = name.partition("_")
-        found[f"{names.get(first, first)}_{rest}" if rest else names.get(first, first)] = value
-    return found
 
 
 def frechet_distance(made: Known, truth: Known) -> float:
@@ -121,35 +71,22 @@ def kernel_distance(made: Tensor, truth: Tensor) -> tuple[float, float]:
 
     Both are over seeded random subsets.
     """
-    # KID of Binkowski et al. 2018.
-    sizes = kernel_subsets(min(len(made), len(truth)))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*will save all extracted features.*")
-        metric = KernelInceptionDistance(
-            _Given(made.shape[1]), sizes["subsets"], sizes["subset_size"], sync_on_compute=False
-        )
-    metric.update(made.double(), real=False)
-    metric.update(truth.double(), real=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        mean, deviation = metric.compute()
-    return float(mean), float(deviation)
+    # KID of Binkowski et al. 2018, with the unbiased estimate: a feature is not compared with itself.
+    sizes, dice = kernel_subsets(min(len(made), len(truth))), torch.Generator().manual_seed(SEED)
+    size = sizes["subset_size"]
+    found = []
+    for _ in range(sizes["subsets"]):
+        both = torch.cat([some[torch.randperm(len(some), generator=dice)[:size]].double() for some in (made, truth)])
+        kernel = (both @ both.T / both.shape[1] + 1) ** 3
+        within = kernel.fill_diagonal_(0)[:size, :size].sum() + kernel[size:, size:].sum()
+        found.append(within / (size * (size - 1)) - 2 * kernel[:size, size:].mean())
+    values = torch.stack(found)
+    return float(values.mean()), float(values.std(correction=0))
 
 
 def kernel_subsets(count: int) -> dict[str, int]:
     """How many subsets there are, and of how many pictures; one subset where it has all pictures."""
     return {"subsets": SUBSETS if count > SUBSET_SIZE else 1, "subset_size": min(SUBSET_SIZE, count)}
-
-
-class _Given(nn.Module):
-    """Stands in a metric for its network, where the features are computed already."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.num_features = size
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features
 
 
 def precision_recall(made: Tensor, truth: Tensor) -> tuple[float, float]:

@@ -42,6 +42,11 @@ class Extractor:
     fid: bool = False
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the Fréchet and the kernel distance by these features are called."""
+        return ("fid", "kid") if self.fid else ("feature_distance", "kernel_distance")
+
 
 def cached(name: str) -> Path:
     """Where torch stores its download of that name."""
@@ -155,7 +160,7 @@ def as_bytes(pictures: Tensor) -> Tensor:
     if pictures.shape[1] in (2, 4):
         colours, opaque = pictures[:, :-1], (pictures[:, -1:].clamp(-1, 1) + 1) / 2
         pictures = 1 + (colours - 1) * opaque
-    pictures = ((pictures.clamp(-1, 1) + 1) * 127.5).round().byte()
+    pictures = ((pictures.float().clamp(-1, 1) + 1) * 127.5).round().byte()
     return pictures.expand(-1, 3, -1, -1)
 
 

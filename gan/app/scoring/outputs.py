@@ -157,3 +157,35 @@ def _judges_from_noise(game: FromNoise, batch: dict[str, Tensor]) -> Judged | No
     fakes = game.draw(image, labels)
     known = () if labels is None else (labels,)
     return Judged(judge(image, *known), judge(fakes, *known), image, fakes)
+
+
+@judges.register
+def _judges_pix2pix(game: Pix2pix, batch: dict[str, Tensor]) -> Judged:
+    image, mask = batch["image"], game.mask(batch)
+    fakes = game.generator(mask)
+    return Judged(_of_patches([game.score(mask, image)]), _of_patches([game.score(mask, fakes)]), image, fakes)
+
+
+@judges.register
+def _judges_spade(game: Spade, batch: dict[str, Tensor]) -> Judged:
+    """Also of SEAN."""
+    image, mask = batch["image"], game.mask(batch["label"], batch.get("edges"))
+    fakes = game.repaint(image, mask)
+    on_fake, on_real = ([scale[-1] for scale in scales] for scales in game.compare(mask, fakes, image))
+    return Judged(_of_patches(on_real), _of_patches(on_fake), image, fakes)
+
+
+@judges.register
+def _judges_cyclegan(game: CycleGan, batch: dict[str, Tensor]) -> Judged:
+    """Of both kinds of pictures, one after the other."""
+    kinds = zip(("of_b", "of_a"), game.translate(batch["a"], batch["b"]), (batch["b"], batch["a"]), strict=True)
+    each = [
+        Judged(_of_patches([game.score(which, image)]), _of_patches([game.score(which, fakes)]), image, fakes)
+        for which, fakes, image in kinds
+    ]
+    return Judged(*map(torch.cat, zip(*(vars(one).values() for one in each), strict=True)))
+
+
+def _of_patches(scores: list[Tensor]) -> Tensor:
+    """One score for each picture: the mean over patches, and over scales."""
+    return torch.stack([scale.flatten(1).mean(1) for scale in scores]).mean(0)

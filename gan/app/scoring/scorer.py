@@ -10,7 +10,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 
 from gan.app.scoring import features, pixels
-from gan.app.scoring.distances import ALL, SEED, Known, distances, kernel_subsets, named
+from gan.app.scoring.distances import SEED, Known, distances, kernel_subsets
 from gan.app.scoring.features import Extractor
 from gan.app.scoring.names import NEEDS
 from gan.app.scoring.outputs import Heard, Made
@@ -19,8 +19,6 @@ from gan.files.errors import UserError
 Rows = dict[str, Tensor]
 
 NO_FLOAT64 = ["mps"]  # devices without the numbers in which pixels are compared; a CPU compares them
-
-DISTANCES = {"fid": "frechet", "kid": "kernel"}  # by features that are not Inception's they have these names
 
 # The figures that are means of one number a picture.
 MEANS = ("ssim", "ssim_range_2", "rmse", "psnr", "region_error", "region_spill", "mel_error")
@@ -33,7 +31,6 @@ class Scorer:
     scores: tuple[str, ...]
     labels: int = 0
     extractor: Extractor | None = None
-    truth: Known | None = None  # statistics that a person has named, in place of the held-out pictures
     segmenter: nn.Module | None = None
     segmenter_file: Path | None = None
     ignore: tuple[int, ...] = ()
@@ -45,8 +42,8 @@ class Scorer:
                 network.to(device)
         return self
 
-    def rows(self, made: Made | Heard) -> Rows:
-        """Numbers for each sample of one batch."""
+    def rows(self, made: Made | Heard, truth: bool = True) -> Rows:
+        """Numbers for each sample of one batch; with `truth` also of the true pictures by themselves."""
         if isinstance(made, Heard):
             return {"mel_error": (made.mels - made.truth).abs().flatten(1).mean(1).cpu().double()}
         rows: Rows = {}
@@ -68,8 +65,9 @@ class Scorer:
                 rows["region_spill"] = pixels.region_spill(seen.pictures, seen.before, seen.region)
         if self.extractor is not None:
             rows["features"] = self.extractor.network(features.as_bytes(made.pictures))
-            rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
-        return {name: values.cpu() for name, values in rows.items()}
+            if truth:
+                rows["features of truth"] = self.extractor.network(features.as_bytes(made.truth))
+        return rows
 
     def sums(self, made: Made | Heard) -> Rows:
         """What one batch adds to sums of whole numbers over all pictures."""
@@ -81,17 +79,20 @@ class Scorer:
             for name, each in pictures.items()
         }
 
-    def figures(self, rows: Rows, sums: Rows, label_names: Sequence[str] = ()) -> dict[str, Any]:
-        """The scores of all pictures, from their rows and sums. Labels without a name go by their number."""
+    def figures(
+        self, rows: Rows, sums: Rows, label_names: Sequence[str] = (), truth: Known | None = None
+    ) -> dict[str, Any]:
+        """The scores of all pictures, from their rows and sums. Labels without a name go by their number.
+
+        `truth` is what is known of the true pictures, if their rows do not say it.
+        """
         figures: dict[str, Any] = {name: float(rows[name].mean()) for name in MEANS if name in rows}
         if "transfer" in rows:
             error, pixels_known = rows["transfer"].sum(0).tolist()
             figures["transfer_error"] = error / max(1.0, pixels_known)
         if self.extractor is not None and "features" in rows:
-            truth = self.truth or Known.of(rows["features of truth"])
-            wanted = {DISTANCES.get(name, name) for name in self.scores} & set(ALL)
-            wanted |= {"frechet", "kernel"} if "features" in self.scores else set()
-            figures |= named(distances(rows["features"], truth, wanted), self.extractor.fid)
+            made, truth = Known.of(rows["features"]), truth or Known.of(rows["features of truth"])
+            figures |= distances(made, truth, self.scores, self.extractor.names)
         for name, confusion in sums.items():
             found = pixels.intersection_over_union(confusion)
             suffix = name.removeprefix("confusion").replace(" ", "_")
@@ -139,7 +140,6 @@ def choose(
     *,
     labels: int = 0,
     inception: Path | None = None,
-    statistics: Path | None = None,
     segmenter: Path | None = None,
     ignore: tuple[int, ...] = (),
 ) -> Scorer:
@@ -177,8 +177,6 @@ def choose(
             scorer.left_out[name] = str(error)
         else:
             scorer.scores += (name,)
-    if statistics is not None:
-        scorer.truth = Known.read(statistics, None if scorer.extractor is None else scorer.extractor.size)
     return scorer
 
 

@@ -35,18 +35,6 @@ RANGES = {
         "the discriminator scores training pictures above held-out ones in {:.0%} of pairs, and 50 % is right: it "
         "learns them by heart; augment more, or give it more pictures",
     ),
-    "swing": (
-        0.0,
-        0.1,
-        "the share of fakes that the discriminator tells apart swings by {:.0%} between two looks: the players circle; "
-        "raise gamma (or the penalty), or lower the learning rates",
-    ),
-    "gap": (
-        0.0,
-        5.0,
-        "the gap between the scores of pictures and fakes has grown {:.0f}-fold: the discriminator runs away; raise "
-        "gamma (or the penalty), lower the learning rates, or go back to an earlier checkpoint",
-    ),
     "told_apart": (
         0.55,
         1.0,
@@ -65,8 +53,7 @@ RANGES = {
 class Health(Callback):
     """Measures now and then how the players are doing, for metrics.csv, and gives a line of advice.
 
-    `told_apart`: in how many pairs of a picture and a fake the picture scores higher; 0.5 is guessing. `swing`: by how
-    much this differs from the last time. `gap/scores`: the mean score of pictures above that of fakes. `memorised`: in
+    `told_apart`: in how many pairs of a picture and a fake the picture scores higher; 0.5 is guessing. `memorised`: in
     how many pairs of a training picture and a held-out one the training picture scores higher; 0.5 is a discriminator
     that learns nothing by heart. `diversity`: how much fakes differ from each other, as a share of what pictures do.
     `augmented`: the probability of augmentation, where a game has such a buffer `p`.
@@ -78,8 +65,6 @@ class Health(Callback):
         self.every = max(APART, -(-steps // TIMES))
         self.seen: dict[str, deque[float]] = {name: deque(maxlen=WHILE) for name in RANGES}
         self.said: set[str] = set()
-        self.before: float | None = None
-        self.gaps: list[float] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Measure, and log it."""
@@ -89,8 +74,7 @@ class Health(Callback):
         with between_steps(trainer, "health", self.every):
             found = self.measured(trainer, pl_module, data)
         if trainer.is_global_zero and found:
-            log(trainer, {f"health/{name}": value for name, value in found.items() if name != "gap"})
-            log(trainer, {"gap/scores": found["gap"]})
+            log(trainer, {f"health/{name}": value for name, value in found.items()})
             for advice in self.advice(found):
                 tqdm.write(f"step {trainer.global_step}: {advice}")
 
@@ -122,12 +106,8 @@ class Health(Callback):
             torch.cat([ranks.gather(getattr(each, name).float()) for each in kept])
             for name in ("real", "fake", "pictures", "fakes")
         )
-        told_apart, before = above(real, fake), self.before
-        self.before = told_apart
         found = {
-            "told_apart": told_apart,
-            "swing": 0.0 if before is None else abs(told_apart - before),
-            "gap": float(real.mean() - fake.mean()),
+            "told_apart": above(real, fake),
             "memorised": above(real, torch.cat([ranks.gather(each.float()) for each in held_out])),
             "diversity": differences(fakes) / differences(pictures),
         }
@@ -143,8 +123,6 @@ class Health(Callback):
     def advice(self, found: Mapping[str, float]) -> list[str]:
         """What to say about figures that are out of their range for a while; each thing once."""
         lines = []
-        self.gaps.append(abs(found["gap"]))
-        found = {**found, "gap": self.gaps[-1] / max(median(self.gaps), 1e-12)}
         for name, (least, most, words) in RANGES.items():
             seen = self.seen[name]
             seen.append(found[name])

@@ -156,9 +156,8 @@ def first_and_last(rows: Mapping[int, Mapping[str, float]], name: str) -> tuple[
 
 Panel = dict[str, list[tuple[int, float]]]
 
-LAST = ("gradient norms", "health", "gap", "score", "precision and recall", "val")  # the panels after those of phases
+LAST = ("gradient norms", "health", "score", "precision and recall", "val")  # the panels after those of phases
 TITLES = {
-    "gap": "scores of pictures above those of fakes",
     "score": "distance from the true pictures",
     "val": "held-out scores",
 }

@@ -25,26 +25,24 @@ AHEAD = 1000  # steps that are looked at to know what the remaining ones take
 
 
 class Pace:
-    """What steps take, by the phases that are due in them, and what comes between steps.
+    """The time to the end, from what a phase has taken on average so far, and what comes between steps.
 
-    The first step is not counted: it compiles, makes buffers, and may be tried by all ranks. A step with phases that
-    were due only then is taken to cost as much a phase as the others.
+    The first step is not counted: it compiles, makes buffers, and may be tried by all ranks.
     """
 
     def __init__(self, phases: tuple[Phase, ...], first: int, last: int) -> None:
-        self.phases, self.step, self.last, self._first = phases, first, last, True
-        self.steps: dict[tuple[str, ...], tuple[int, float]] = {}
+        self.phases, self.step, self.last = phases, first, last
+        self.played, self.seconds = 0, 0.0
         self.pauses: dict[str, tuple[int, float]] = {}  # each comes every so many steps, and took so long
-        self._paused, self._mark = 0.0, time.monotonic()
+        self._first, self._paused, self._mark = True, 0.0, time.monotonic()
 
     def stepped(self) -> None:
         """A step is over."""
         now = time.monotonic()
-        kind, seconds = self._due(self.step), now - self._mark - self._paused
         if not self._first:
-            times, total = self.steps.get(kind, (0, 0.0))
-            self.steps[kind] = times + 1, total + seconds
-        self._mark, self._paused, self._first = now, 0.0, False
+            self.played += self._due(self.step)
+            self.seconds += now - self._mark - self._paused
+        self._first, self._paused, self._mark = False, 0.0, now
         self.step += 1
 
     def paused(self, name: str, every: int, seconds: float) -> None:
@@ -54,22 +52,16 @@ class Pace:
 
     def left(self) -> float | None:
         """The seconds to the end; None before the second step."""
-        if not self.steps:
+        if not self.played:
             return None
-        kinds = [self._due(step) for step in range(self.step, min(self.last, self.step + AHEAD))]
-        steps = sum(map(self._takes, kinds)) * (self.last - self.step) / max(1, len(kinds))
+        some = range(self.step, min(self.last, self.step + AHEAD))
+        phases = sum(map(self._due, some)) * (self.last - self.step) / max(1, len(some))
         between = sum((self.last // every - self.step // every) * seconds for every, seconds in self.pauses.values())
-        return steps + between
+        return phases * self.seconds / self.played + between
 
-    def _takes(self, kind: tuple[str, ...]) -> float:
-        if kind in self.steps:
-            times, seconds = self.steps[kind]
-            return seconds / times
-        phases = sum(times * len(known) for known, (times, _) in self.steps.items())
-        return sum(seconds for _, seconds in self.steps.values()) / max(1, phases) * len(kind)
-
-    def _due(self, step: int) -> tuple[str, ...]:
-        return tuple(phase.name for phase in self.phases if phase.due(step, lambda _: False))
+    def _due(self, step: int) -> int:
+        """How many phases there are in a step; a game without them counts its steps."""
+        return sum(phase.due(step, lambda _: True) for phase in self.phases) if self.phases else 1
 
 
 class Bar(ProgressBar):

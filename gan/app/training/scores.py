@@ -1,35 +1,57 @@
 """`--score-every`: how far the pictures that a game makes are from true ones, while it trains."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import default_collate
 
+from datasets.augment import Prepared
 from gan.app.outputs import say
+from gan.app.painting.reopen import has_numbers
 from gan.app.run.folder import RunFolder
+from gan.app.scoring.distances import Known
 from gan.app.scoring.features import best
-from gan.app.scoring.sets import Sets
+from gan.app.scoring.outputs import Made
+from gan.app.scoring.scorer import Scorer
+from gan.app.scoring.scoring import play, scored, turns_of
 from gan.app.training.computing import computing, log
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Spare
 from gan.app.training.pace import between_steps
 from gan.files.disk import whole_file
+from gan.files.errors import UserError
 from gan.runs import Run
+from strategies.ranks import World
 from strategies.strategy import phase_strategy
+
+MOST = 50_000  # pictures that are made for a score, as published
+SCORES = ("features", "precision", "recall")
+PIXELS = 2**22  # in a batch, at most: it does not depend on the number of ranks, or the scores would
 
 
 class Scores(Callback):
     """Scores the run before its first step, every `every` steps and at its end: in metrics.csv and in scores.json.
 
+    `count` pictures that the game makes are compared with all that it trains on, as published, without mirroring. A
+    game that paints its held-out samples is compared with those. What is known of the true pictures is computed once.
+
     scores.json has the last ones, and how they were computed. This callback comes after `keep`, which has saved the
     step by then.
     """
 
-    def __init__(self, folder: RunFolder, sets: Sets, every: int, keep: Keep) -> None:
-        self.folder, self.sets, self.every, self.keep = folder, sets, every, keep
+    def __init__(
+        self, folder: RunFolder, run: Run, scorer: Scorer, every: int, keep: Keep, count: int | None = None
+    ) -> None:
+        if not has_numbers(run.data):
+            raise UserError("--score-every needs samples with numbers, held-out ones too: give the run a GanData")
+        self.folder, self.data, self.scorer, self.every, self.keep = folder, run.data, scorer, every, keep
+        self.asked = count
+        self.known: dict[str, Known] | None = None  # of the true pictures by title, on the first rank
         self._spare = Spare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -44,22 +66,58 @@ class Scores(Callback):
 
     def _score(self, trainer: Trainer, game: LightningModule) -> None:
         with between_steps(trainer, "scores", self.every), computing(trainer, game) as prepared:
-            found = self.sets.figures(phase_strategy(trainer).world, prepared, game)
+            found, how = self._figures(phase_strategy(trainer).world, game, prepared)
         if not trainer.is_global_zero:
             return
         log(trainer, found)
         self.keep.note(trainer, found)
         with self._spare.trying(self.folder.scores), whole_file(self.folder.scores) as part:
-            said = {"step": trainer.global_step, "scores": found, "how": self.sets.about}
+            said = {"step": trainer.global_step, "scores": found, "how": how}
             part.write_text(json.dumps(said, indent=1) + "\n", "utf-8")
 
+    def _figures(
+        self, world: World, game: Any, prepared: Callable[[Any], Any]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """The scores by their names in metrics.csv, and how they were computed."""
+        samples, true = self.data.train, "all that it trains on"
+        shown = play(game, range(1), prepared(default_collate([Prepared(samples)[0, 0]])), 1)
+        made = [each for each in shown.values() if isinstance(each, Made)]
+        if len(made) < len(shown):
+            raise UserError(f"--score-every compares pictures, and {type(game).__name__} makes sounds; leave it out")
+        if any(each.paired for each in made):
+            samples, true = self.data.val, "held-out samples"
+        rows = max(8, min(64, PIXELS // max(each.pictures[0, 0].numel() for each in made)))
+        count = self.asked or min(MOST, len(samples))
+        scorer = self.scorer.to(world.device)
+        new = self.known is None
+        total = max(count, len(samples)) if new else count
+        turns = turns_of(samples, total, rows, world, self.data.workers)
+        found = scored(game, turns, scorer, total, prepared, world, truth=new)
+        if self.known is None:
+            truth = {title: seen["features of truth"][: len(samples)] for title, (seen, _) in found.items()}
+            self.known = {title: Known.of(each) for title, each in truth.items()}
+        figures = {}
+        for title, (seen, _) in found.items():
+            made_here = {"features": seen["features"][:count]}
+            for name, value in scorer.figures(made_here, {}, truth=self.known[title]).items():
+                figures[f"score/{name}" if len(shown) == 1 else f"score/{title}: {name}"] = value
+        averaged = [name for name, player in game.players.items() if player.ema is not None]
+        how = {"pictures made": count, "true": true, "averaged weights of": averaged, **scorer.about(count)}
+        return figures, how
 
-def sets_of(settings: Namespace, run: Run) -> Sets | None:
-    """What --score-every compares; None without it. Refuses what cannot be compared, before anything is trained."""
+
+def scorer_of(settings: Namespace) -> Scorer | None:
+    """What --score-every compares by; None without it."""
     if settings.score_every is None:
         return None
-    statistics = settings.statistics and Path(settings.statistics)
     extractor = best(settings.inception and Path(settings.inception))
     if not extractor.fid:
         say(f"no FID without Inception's weights (--inception): scores are distances by {extractor.name}")
-    return Sets(run, extractor, settings.score_count, statistics)
+    return Scorer(SCORES, extractor=extractor)
+
+
+def names_of(scorer: Scorer | None) -> tuple[str, ...]:
+    """The names of the scores in metrics.csv, of a game that makes one kind of picture."""
+    if scorer is None or scorer.extractor is None:
+        return ()
+    return tuple(f"score/{name}" for name in (*scorer.extractor.names, "precision", "recall"))

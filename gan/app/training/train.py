@@ -23,7 +23,7 @@ from gan.app.training.health import Health
 from gan.app.training.keep import Keep
 from gan.app.training.metrics import Record, first_and_last
 from gan.app.training.pace import Bar
-from gan.app.training.scores import Scores, sets_of
+from gan.app.training.scores import Scores, names_of, scorer_of
 from gan.app.training.start import Chosen
 from gan.files.errors import Damaged, UserError, this_rank
 from gan.files.finite import NotFinite
@@ -148,9 +148,10 @@ def train(
     strategy.lockstep.advice = "" if agent.speaks() else f"{ON} --resume {where.path}"
     strategy.lockstep.saved = lambda: where.newest_checkpoint() is not None
     every = settings.sample_every or max(1, -(-run.max_steps // 10))
-    sets = sets_of(settings, run)
-    keep = keeper(settings, run, where, every, () if sets is None else sets.names)
-    scored = [] if sets is None else [Scores(where, sets, settings.score_every, keep)]
+    scorer = scorer_of(settings)
+    keep = keeper(settings, run, where, every, names_of(scorer))
+    every_score = settings.score_every, keep, settings.score_count
+    scored = [] if scorer is None else [Scores(where, run, scorer, *every_score)]
     trainer = trainer_of(
         settings,
         strategy,
@@ -164,7 +165,7 @@ def train(
         check_val_every_n_epoch=None,
         num_sanity_val_steps=-1 if checkpoint is None else 0,
         callbacks=[
-            Bar(settings.get("batch_size"), every, log),
+            Bar(run.batch_size, every, log),
             Pictures(where, log, every),
             Score(run.scores),
             Health(run.max_steps),
@@ -238,7 +239,7 @@ def begin(settings: Namespace, run: Run, computer: Computer, where: RunFolder, c
     processes = f"{computer.processes} {word} process{'es' if computer.processes > 1 else ''}"
     how = f"{processes}, strategy {settings.strategy}"
     resumed = f", from {checkpoint}" if checkpoint is not None else ""
-    batch = f" of {settings.batch_size} samples" if "batch_size" in settings else ""
+    batch = f" of {run.batch_size} samples" if run.batch_size else ""
     say(f"{short_name(settings.run)} on {how}: {run.max_steps} steps{batch}{resumed}")
     say(f"everything goes to {where.path}/")
     typed = checkpoint is not None and folder.is_checkpoint(Path(settings.resume or ""))

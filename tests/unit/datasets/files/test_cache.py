@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from datasets import FolderPairs
 from datasets.files import cache
-from datasets.files.cache import all_files, cache_folder, process_changed, raise_problems
+from datasets.files.cache import all_files, cache_folder, raise_problems, remember
 from gan.files.errors import UserError
 from tests.support.layouts import colours, labels, pairs, put
 from tests.support.posix import not_on_windows
@@ -36,11 +36,18 @@ class Worker:
         self.did.append(KEYS[entry])
         if KEYS[entry] in self.bad:
             raise UserError(f"{KEYS[entry]} is bad")
+        return KEYS[entry]
+
+
+def named(*keys):
+    return np.array([key.encode() for key in keys])
 
 
 def done(file, keys=KEYS, at=None, bad=(), **options):
     worker = Worker(bad)
-    problems = process_changed(file, keys, stamps() if at is None else at, worker, "working", **options)
+    at = stamps() if at is None else at
+    texts, problems = remember(file, named(*keys), at, lambda todo: worker, "working", **options)
+    assert [text is None for text in texts] == [key in bad for key in keys]
     return worker.did, problems
 
 
@@ -64,7 +71,7 @@ def test_a_problem_is_looked_at_again(tmp_path):
 def test_a_lost_result_is_made_again(tmp_path):
     file = tmp_path / "known.npz"
     done(file)
-    assert done(file, lost=lambda: np.array([False, True, False, False])) == (["b"], [])
+    assert done(file, good=lambda text: text != "b") == (["b"], [])
     assert done(file) == ([], [])
 
 
@@ -95,13 +102,18 @@ class Elsewhere:
             file.write(str(os.getpid()))
         if entry % 50 == 0:
             raise UserError(f"{entry} is bad")
+        return ""
+
+
+def many(file, count, work):
+    keys, at = named(*map(str, range(count))), np.zeros((count, 1), np.int64)
+    return remember(file, keys, at, lambda todo: work, "working")
 
 
 def test_many_entries_are_worked_on_by_processes(tmp_path):
     (tmp_path / "made").mkdir()
-    keys, before = [str(k) for k in range(200)], torch.get_rng_state()
-    work = Elsewhere(tmp_path / "made")
-    problems = process_changed(tmp_path / "known.npz", keys, np.zeros((200, 1), np.int64), work, "working")
+    before, work = torch.get_rng_state(), Elsewhere(tmp_path / "made")
+    _, problems = many(tmp_path / "known.npz", 200, work)
     assert problems == ["0 is bad", "50 is bad", "100 is bad", "150 is bad"]
     who = [path.read_text() for path in (tmp_path / "made").iterdir()]
     assert len(who) == 200 and str(os.getpid()) not in who, "every entry once, and none of them here"
@@ -109,16 +121,17 @@ def test_many_entries_are_worked_on_by_processes(tmp_path):
 
 
 def test_what_was_done_before_a_failure_is_kept(tmp_path):
-    keys, seen = [str(k) for k in range(40)], []
+    seen = []
 
     def work(entry):
         seen.append(entry)
         if len(seen) == 21:
             raise KeyboardInterrupt
+        return ""
 
     for _ in range(2):
         try:
-            process_changed(tmp_path / "known.npz", keys, np.zeros((40, 1), np.int64), work, "working")
+            many(tmp_path / "known.npz", 40, work)
         except KeyboardInterrupt:
             continue
     assert seen == [*range(21), *range(16, 40)], "all but the batch that was interrupted"
@@ -131,9 +144,9 @@ def _slowly(folder, number):
     def work(entry):
         time.sleep(0.01)
         (folder / f"{entry}-{number}-{time.monotonic_ns()}").touch()
+        return ""
 
-    keys = [str(k) for k in range(60)]
-    process_changed(folder / "cache" / "known.npz", keys, np.zeros((60, 1), np.int64), work, "working")
+    many(folder / "cache" / "known.npz", 60, work)
 
 
 def _start(folder, number):
@@ -209,7 +222,7 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", f"{entry}.png")
 
     monkeypatch.undo()
-    problems = process_changed(tmp_path / "known.npz", KEYS[:1], stamps(1), work, "working")
+    _, problems = many(tmp_path / "known.npz", 1, work)
     assert problems == ["[Errno 28] No space left on device: '0.png'"]
 
 
@@ -247,7 +260,7 @@ def read(root, monkeypatch, labels=4):
     """The pictures that opening the set reads."""
     seen = []
     whole = FolderPairs._check
-    monkeypatch.setattr(FolderPairs, "_check", lambda self, k: (seen.append(self.paths(k)[0].stem), whole(self, k)))
+    monkeypatch.setattr(FolderPairs, "_check", lambda self, k: seen.append(self.paths(k)[0].stem) or whole(self, k))
     try:
         FolderPairs(root, labels, 8)
     finally:

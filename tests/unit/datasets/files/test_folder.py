@@ -1,5 +1,7 @@
 """Folders of the user's own: what is paired, and what is wrong with a folder."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -161,3 +163,41 @@ def test_a_label_map_of_colours(root, mode):
     put(root / "labels" / "b.png", np.asarray(labels()), mode=mode)
     with pytest.raises(UserError, match=rf"b\.png is a picture of mode {mode}; a label map has one channel"):
         FolderPairs(root, 4, 8)
+
+
+def with_values(root, *more):
+    """Twenty maps of the labels 0 to 3, and in the last one these values too."""
+    good_pairs(root, *(f"{number:02}" for number in range(20)))
+    values = labels()
+    values[0, : len(more)] = more
+    put(root / "labels" / "19.png", values)
+    return FolderPairs.find_labels(root)
+
+
+@pytest.mark.parametrize(
+    ("more", "count", "void", "said"),
+    [
+        ((), 4, {}, ""),
+        ((4,), 5, {}, ""),
+        ((255,), 5, {255: 4}, "255 in a map is void, label 4"),
+        ((254, 255), 256, {}, "no map has the label 4, and at most 1 of 20 maps have 254, 255; .* type --labels 4,"),
+        (
+            (9,),
+            10,
+            {},
+            "no map has the label 4, and at most 1 of 20 maps have 9; if that is a mistake, type --labels 4,",
+        ),
+    ],
+)
+def test_a_stray_value_in_the_maps_is_void_or_named(more, count, void, said, tmp_path):
+    found = with_values(tmp_path, *more)
+    assert found[:2] == (count, void) and re.match(said, found[2]) and bool(found[2]) == bool(said)
+    pairs = FolderPairs(tmp_path, count, 8, void=void)
+    assert pairs[19]["label"].max() == count - 1
+
+
+def test_a_label_that_many_maps_have_is_no_mistake(tmp_path):
+    with_values(tmp_path)
+    for number in range(5):
+        put(tmp_path / "labels" / f"{number:02}.png", np.full((8, 8), 9))
+    assert FolderPairs.find_labels(tmp_path) == (10, {}, "")

@@ -227,3 +227,44 @@ def test_what_is_no_file_and_names_of_no_text(tmp_path):
     (path / "circle").symlink_to(path)
     with pytest.raises(UserError, match="links to a folder that it is in"):
         OnPictures(data=str(path)).find()
+
+
+def test_what_is_no_file_in_an_archive_is_not_followed(tmp_path):
+    """Links that lead out, devices and pipes: they are no pictures, and the good ones are."""
+    kinds = {"SYMTYPE": "/etc/passwd", "LNKTYPE": "../../secret.png", "CHRTYPE": "", "FIFOTYPE": "", "DIRTYPE": ""}
+    (tmp_path / "secret.png").write_bytes(picture())
+    path = in_a_tar(tmp_path, GOOD)
+    with tarfile.open(path, "a") as file:
+        for kind, target in kinds.items():
+            member = tarfile.TarInfo(f"{kind}.png")
+            member.type, member.linkname = getattr(tarfile, kind), target
+            file.addfile(member)
+    assert len(OnPictures(data=str(path), held_out=0.0, workers=0).find()) == len(GOOD)
+
+
+@pytest.mark.parametrize("packed", ["zip", "tar"])
+def test_names_of_no_text_in_an_archive_are_names(packed, tmp_path, capsys):
+    if packed == "zip":
+        path = in_a_zip(tmp_path, {**GOOD, "XXXX.png": picture(), "YYYY.png": b"broken"})
+        path.write_bytes(path.read_bytes().replace(b"XXXX", b"\xff\xfe\x1b[").replace(b"YYYY", b"\xc3\x28\x80\n"))
+    else:
+        path = tmp_path / "set.tar"
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as file:
+            for name, content in {**GOOD, "\udcff\udcfe\x1b[.png": picture(), "\udc80\n.png": b"broken"}.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                file.addfile(member, io.BytesIO(content))
+    with pytest.raises(UserError, match=r"1 of 9 pictures") as error:
+        OnPictures(data=str(path), held_out=0.0, workers=0).find()
+    assert len(str(error.value).splitlines()) == 2, "a new line in a name begins no line"
+    found = OnPictures(data=str(path), held_out=0.0, workers=0, skip_broken=True).find()
+    assert len(found) == len(GOOD) + 1 and "\x1b" not in capsys.readouterr().err
+
+
+def test_a_bomb_that_hides_its_size_is_named_and_not_unpacked(tmp_path):
+    bomb = 10**7
+    path = in_a_zip(tmp_path, {**GOOD, "bomb.png": bytes(bomb)})
+    path.write_bytes(path.read_bytes().replace(struct.pack("<I", bomb), struct.pack("<I", 100)))
+    assert path.stat().st_size < 10**5
+    with pytest.raises(UserError, match=r"1 of 8 pictures(?s:.*)bomb\.png: "):
+        OnPictures(data=str(path), workers=0).find()

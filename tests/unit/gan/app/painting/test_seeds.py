@@ -67,3 +67,15 @@ def test_seeds_are_listed_as_in_the_published_code():
     for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
         with pytest.raises(UserError, match="no list"):
             numbers(text)
+
+
+def test_a_network_with_opacity_writes_transparent_pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = StyleGenerator(16, channels=4, latent=5, style=6, mapping=1, base=64, most=8)
+    write(tmp_path / "clear.pkl", {"G_ema": published(net.eval())})
+    assert sample.main(["clear.pkl", "--seeds", "0-1", "--device", "cpu", "--singles"]) == 0
+    with torch.no_grad():
+        z = torch.from_numpy(np.random.RandomState(1).randn(1, 5)).float()
+        wanted = ((net(z)[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
+    one, grid = (np.asarray(Image.open(name)) for name in ("clear-seeds/seed0001.png", "clear-seeds.png"))
+    assert np.array_equal(one, wanted) and np.array_equal(grid[:, 16:], wanted)

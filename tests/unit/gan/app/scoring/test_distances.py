@@ -1,12 +1,10 @@
-"""Distances between sets of pictures, compared with plain formulas; and statistics in files."""
+"""Distances between sets of pictures, compared with plain formulas."""
 
-import numpy as np
 import pytest
 import torch
 
 from gan.app.scoring import distances
 from gan.app.scoring.distances import Known
-from gan.files.errors import UserError
 
 
 def frechet(made, truth):
@@ -99,36 +97,3 @@ def test_one_mode_has_precision_and_no_recall():
     truth = some(200, 2) + 20 * (torch.arange(200) % 2)[:, None]
     precision, recall = distances.precision_recall(truth[::2] * 0.9, truth)
     assert precision > 0.9 and recall < 0.6
-
-
-@pytest.mark.parametrize("count", [40, 4])
-def test_statistics_come_back_from_a_file_as_others_write_it(count, tmp_path):
-    one, other, path = some(count, 12), some(50, 12, seed=1), tmp_path / "known.npz"
-    Known.of(one).write(path)
-    again = Known.read(path, 12)
-    assert distances.frechet_distance(Known.of(other), again) == pytest.approx(frechet(other, one), rel=1e-6)
-    assert torch.equal(again.features.double(), one.float().double()) and again.count == count
-    np.savez(path, mu=one.mean(0).numpy(), sigma=one.T.cov().numpy())
-    found = distances.distances(other, Known.read(path), distances.ALL)
-    assert found == {"frechet": pytest.approx(frechet(other, one), rel=1e-6)}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"no zip", "is not an .npz file with mu and sigma"),
-        ({"mu": np.zeros(3)}, "is not an .npz file with mu and sigma"),
-        ({"mu": np.zeros(3), "sigma": np.zeros((2, 2))}, r"has no mean mu \[D\] and covariance"),
-        ({"mu": np.full(3, np.nan), "sigma": np.eye(3)}, r"has no mean mu \[D\] and covariance"),
-        ({"mu": np.array([print], object), "sigma": np.eye(1)}, "is not an .npz file with mu and sigma"),
-        ({"mu": np.zeros(3), "sigma": np.eye(3)}, "has statistics of 3 features, and the network here has 2048"),
-    ],
-    ids=["text", "half", "shapes", "not finite", "pickled", "other network"],
-)
-def test_a_file_of_no_statistics_is_refused(content, message, tmp_path):
-    path = tmp_path / "known.npz"
-    path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
-    with pytest.raises(UserError, match=message):
-        Known.read(path, 2048)
-    with pytest.raises(UserError, match="cannot read statistics"):
-        Known.read(tmp_path / "none.npz")

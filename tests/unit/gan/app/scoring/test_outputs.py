@@ -6,7 +6,7 @@ from torch.utils.data import default_collate
 
 from datasets.augment import to_tensors
 from gan import GanModule, noise
-from gan.app.scoring.outputs import makes
+from gan.app.scoring.outputs import judges, makes
 from gan.files.errors import UserError
 from gan.runs import build
 from tests.support import opening
@@ -125,3 +125,22 @@ def test_a_game_of_ones_own_can_be_registered():
         return {"mine": numbers}
 
     assert makes(Mine(), {}, NUMBERS) == {"mine": NUMBERS}
+
+
+@pytest.mark.parametrize("name", ["sean-faces", "spade-faces", "pix2pix-faces", "cyclegan-faces"])
+def test_a_discriminator_of_patches_gives_a_picture_one_score(name):
+    settings = dict(hidden=8) if name.startswith("s") else {}
+    game, batch = game_and_batch(name, **settings, **(dict(style=8) if name == "sean-faces" else {}))
+
+    @torch.no_grad()
+    def judged(rows=2):
+        some = {key: value[:rows] for key, value in batch.items()}
+        with noise.at(noise.Place(("test",), 1, rows, 4)):
+            return judges(game, some)
+
+    found = judged()
+    pictures = torch.cat([batch["b"], batch["a"]]) if name == "cyclegan-faces" else batch["image"]
+    assert found.real.shape == found.fake.shape == (len(pictures),)
+    assert torch.equal(found.pictures, pictures) and found.fakes.shape == pictures.shape
+    assert not torch.equal(found.real, found.fake)
+    torch.testing.assert_close(judged(1).real[0], found.real[0], rtol=1e-4, atol=1e-6)
