@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from gan.module import GanModule
 
 __all__ = ["GanModule", "Phase", "Player", "noise", "ranks"]
-__getattr__ = by_name(__name__, {"gan.module": "GanModule"})
+__getattr__ = by_name(__name__, {"gan.module": "GanModule", "gan.app.drawing.opened": "open"})
