@@ -63,6 +63,7 @@ ACTIONS = {
 }
 
 Frames = restricted_number_type("Frames", int, [(">=", 2)])
+Fps = restricted_number_type("Fps", int, [(">=", 1), ("<=", 240)])
 
 
 @command
@@ -161,7 +162,7 @@ MOVING = (
     _number(
         "--frames", Frames | None, None, "pictures from one to the next, both among them; default 8, or 60 of seeds"
     ),
-    _number("--fps", PositiveInt, 30, "pictures a second, in a file that ends in .gif or .mp4"),
+    _number("--fps", Fps, 30, "pictures a second, in a file that ends in .gif or .mp4"),
 )
 CLASS = "the class, by its number or name; default: the classes in turn"
 TRUNCATED = (
@@ -233,7 +234,7 @@ def _parser(action: str | None) -> Parser:
     found = [option for kind, actions in OPTIONS.items() for option in actions.get(action or without[kind], ())]
     for name, how in dict(found).items():
         add(name, **how)
-    where = "where to write; default in the run's samples/, or beside you if it is of a FILE.pkl"
+    where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
     return parser

@@ -19,7 +19,7 @@ from gan.app.painting.actions import Paintings, Shown, file_name
 from gan.app.painting.grids import picture
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import SavedRun, open_run
-from gan.app.painting.sheet import Columns, Sheet, unused, writing
+from gan.app.painting.sheet import Columns, Sheet, writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
@@ -29,8 +29,8 @@ Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10;
 Label = int | str | None
 
 
-def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
-    """The numbers of a list as it is typed: 0-63, or 1,5,8-10."""
+def numbers(given: Numbers, option: str = "--seeds", repeated: bool = False) -> list[int]:
+    """The numbers of a list as it is typed: 0-63, or 1,5,8-10. Each counts once, if they may not be `repeated`."""
     parts = [given] if isinstance(given, str | int) else given
     found: list[int] = []
     for part in (part for each in parts for part in str(each).split(",")):
@@ -41,7 +41,7 @@ def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
                 f"{option} '{part}' is no list of at most {MOST:,} numbers; type e.g. {option} 0-63 or 1,5,8-10"
             )
         found += range(first, last + 1)
-    return found
+    return found if repeated else [*dict.fromkeys(found)]
 
 
 class Drawings(Shown):
@@ -70,12 +70,8 @@ class Drawings(Shown):
         self, seeds: Numbers = "0-63", label: Label = None, truncation: float = 1.0, cutoff: int | None = None
     ) -> Sheet:
         listed = numbers(seeds)
-        drawn: dict[str, Image.Image] = {}
-        for seed, image in zip(
-            listed, self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff), strict=True
-        ):
-            drawn[unused(f"seed{seed:04d}", drawn)] = image
-        return Sheet("seeds", singles=drawn)
+        images = self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff)
+        return Sheet("seeds", singles=dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True)))
 
     @torch.no_grad()
     def mix(
@@ -97,33 +93,26 @@ class Drawings(Shown):
         is_taken = torch.isin(torch.arange(drawer.layers), torch.tensor([*taken], dtype=torch.int64))[:, None]
         mixed = torch.where(is_taken.to(own.device), other[None], own[:, None])
         left, top, cells = (map(picture, drawer.from_w(w)) for w in (own, other, mixed.flatten(0, 1)))
-        grid = [list(islice(cells, len(across))) for _ in down]
+        singles = dict(zip((f"{row}-with-{column}" for row in down for column in across), cells, strict=True))
         sheet: Columns = {"": [None, *left]}
-        for seed, head, column in zip(across, top, zip(*grid, strict=True), strict=True):
-            sheet[unused(f"seed {seed}", sheet)] = [head, *column]
-        singles = {
-            f"{row}-with-{column}": cell
-            for row, line in zip(down, grid, strict=True)
-            for column, cell in zip(across, line, strict=True)
-        }
-        return Sheet("mix", sheet, ["", *(f"seed {seed}" for seed in down)], singles)
+        for seed, head in zip(across, top, strict=True):
+            sheet[f"seed {seed}"] = [head, *(singles[f"{row}-with-{seed}"] for row in down)]
+        return Sheet("mix", sheet, ["", *(f"seed {row}" for row in down)], singles)
 
     def classes(self, seeds: Numbers = "0-7", truncation: float = 1.0, cutoff: int | None = None) -> Sheet:
         drawer, listed = self.drawer, numbers(seeds)
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
             raise UserError("the network has no classes; type draw in place of classes")
-        lines = {
-            name: [*map(picture, drawer.pictures(listed, number, truncation, cutoff))]
-            for number, name in enumerate(names)
-        }
-        sheet: Columns = {}
-        for seed, column in zip(listed, zip(*lines.values(), strict=True), strict=True):
-            sheet[unused(f"seed {seed}", sheet)] = column
         singles = {
-            f"{name}-{seed}": cell for name, line in lines.items() for seed, cell in zip(listed, line, strict=True)
+            f"{name}-{seed}": image
+            for number, name in enumerate(names)
+            for seed, image in zip(
+                listed, drawer.images(listed, label=number, psi=truncation, cutoff=cutoff), strict=True
+            )
         }
-        return Sheet("classes", sheet, [*lines], singles)
+        sheet: Columns = {f"seed {seed}": [singles[f"{name}-{seed}"] for name in names] for seed in listed}
+        return Sheet("classes", sheet, names, singles)
 
     def interpolate(
         self,
@@ -133,7 +122,7 @@ class Drawings(Shown):
         truncation: float = 1.0,
         cutoff: int | None = None,
     ) -> Sheet:
-        seeds = numbers(between, "--between")
+        seeds = numbers(between, "--between", repeated=True)
         if len(seeds) < 2:
             raise UserError(f"--between takes two seeds or more and got {len(seeds)}; type --between 3 5 9")
         shares = torch.linspace(0, 1, frames).tolist()

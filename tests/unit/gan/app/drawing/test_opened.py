@@ -175,14 +175,14 @@ def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("r3.pkl --truncation 0.5", "R3Generator has no w to truncate; leave --truncation out"),
+        ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix"),
         ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
         ("r3.pkl --class 3", "there is no class '3'; type --class and a number from 0 to 2"),
         ("style.pkl --class 0", "the network has no classes; leave --class out"),
         ("style.pkl classes", "the network has no classes; type draw"),
         ("style.pkl --seeds 8-3", "--seeds '8-3' is no list"),
         ("style.pkl mix --layers 4-6", "there is no layer 6; type --layers and some of 0 to 5"),
-        ("r3.pkl mix", "R3Generator has no w; take a run of StyleGAN2"),
+        ("r3.pkl mix", "R3Generator has no styles to truncate or to mix; take a run of StyleGAN2"),
         ("r3.pkl interpolate --between 3", "--between takes two seeds or more and got 1"),
         ("r3.pkl interpolate -o walk.avi", "type one that ends in .png, .gif or .mp4"),
         ("r3.pkl interpolate --region hair", "r3.pkl: it draws from seeds, where --region does nothing"),
@@ -199,6 +199,7 @@ def test_what_cannot_be_drawn_is_said(files, capsys, words, said):
 
 def test_seeds_are_listed_as_in_the_published_code():
     assert numbers("0-3, 9,5") == [0, 1, 2, 3, 9, 5] == numbers(["0-3", 9, "5"])
+    assert numbers("3,1-3") == [3, 1, 2] and numbers("3,1-3", repeated=True) == [3, 1, 2, 3]
     assert numbers(range(3)) == [0, 1, 2] and numbers(7) == [7]
     for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
         with pytest.raises(UserError, match="no list"):
