@@ -85,7 +85,7 @@ class Drawer:
     @property
     def mean_w(self) -> Tensor:
         """The mean of w over all latents [W], to which truncation pulls."""
-        return self._styled().mapping.w_avg
+        return self.styled().mapping.w_avg
 
     def z(self, seeds: Sequence[int]) -> Tensor:
         """The latents of seeds [B, latent]."""
@@ -114,7 +114,7 @@ class Drawer:
         """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
         if psi == 1 and cutoff is not None:
             raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
-        return self._styled().styles(z, labels, psi=psi, cutoff=cutoff)
+        return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)
 
     def from_w(self, w: Tensor, grain: Grain = "const") -> Tensor:
         """Pictures of vectors w [B, layers, W]: [B, channels, height, width] in about -1 to 1.
@@ -122,7 +122,7 @@ class Drawer:
         `grain` is the noise in each layer: "const" for that of the network, "none", or a seed, whose noise is the same
         in every picture.
         """
-        net = self._styled()
+        net = self.styled()
         if not isinstance(grain, int):
             return torch.cat([net.drawn(part, grain) for part in w.split(self.at_once)])
         pictures = []
@@ -172,7 +172,7 @@ class Drawer:
         arc = (share * torch.pi / 2).cos() * z[0] + (share * torch.pi / 2).sin() * z[1]
         return self.from_z(arc, None if labels is None else labels[0].lerp(labels[1], share))
 
-    def _styled(self) -> StyleGenerator:
+    def styled(self) -> StyleGenerator:
         if not isinstance(self.net, StyleGenerator):
             what = f"{type(self.net).__name__} has no styles to truncate or to mix"
             raise UserError(f"{what}; take a run of StyleGAN2 or a file of it, or leave this out")

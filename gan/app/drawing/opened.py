@@ -29,8 +29,8 @@ Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10;
 Label = int | str | None
 
 
-def numbers(given: Numbers, option: str = "--seeds", repeated: bool = False) -> list[int]:
-    """The numbers of a list as it is typed: 0-63, or 1,5,8-10. Each counts once, if they may not be `repeated`."""
+def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list as it is typed: 0-63, or 1,5,8-10."""
     parts = [given] if isinstance(given, str | int) else given
     found: list[int] = []
     for part in (part for each in parts for part in str(each).split(",")):
@@ -41,7 +41,12 @@ def numbers(given: Numbers, option: str = "--seeds", repeated: bool = False) -> 
                 f"{option} '{part}' is no list of at most {MOST:,} numbers; type e.g. {option} 0-63 or 1,5,8-10"
             )
         found += range(first, last + 1)
-    return found if repeated else [*dict.fromkeys(found)]
+    return found
+
+
+def once(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list, each only once."""
+    return [*dict.fromkeys(numbers(given, option))]
 
 
 class Drawings(Shown):
@@ -69,7 +74,7 @@ class Drawings(Shown):
     def draw(
         self, seeds: Numbers = "0-63", label: Label = None, truncation: float = 1.0, cutoff: int | None = None
     ) -> Sheet:
-        listed = numbers(seeds)
+        listed = once(seeds)
         images = self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff)
         return Sheet("seeds", singles=dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True)))
 
@@ -83,7 +88,7 @@ class Drawings(Shown):
         truncation: float = 1.0,
         cutoff: int | None = None,
     ) -> Sheet:
-        drawer, down, across = self.drawer, numbers(rows, "--rows"), numbers(columns, "--columns")
+        drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
         own, other = (
             drawer.w(drawer.z(seeds), drawer.labels(seeds, label), truncation, cutoff) for seeds in (down, across)
         )
@@ -100,7 +105,7 @@ class Drawings(Shown):
         return Sheet("mix", sheet, ["", *(f"seed {row}" for row in down)], singles)
 
     def classes(self, seeds: Numbers = "0-7", truncation: float = 1.0, cutoff: int | None = None) -> Sheet:
-        drawer, listed = self.drawer, numbers(seeds)
+        drawer, listed = self.drawer, once(seeds)
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
             raise UserError("the network has no classes; type draw in place of classes")
@@ -122,7 +127,7 @@ class Drawings(Shown):
         truncation: float = 1.0,
         cutoff: int | None = None,
     ) -> Sheet:
-        seeds = numbers(between, "--between", repeated=True)
+        seeds = numbers(between, "--between")
         if len(seeds) < 2:
             raise UserError(f"--between takes two seeds or more and got {len(seeds)}; type --between 3 5 9")
         shares = torch.linspace(0, 1, frames).tolist()

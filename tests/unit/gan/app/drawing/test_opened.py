@@ -1,8 +1,10 @@
 """What is drawn from seeds, as the command and `gan.open` draw it."""
 
 import inspect
+import re
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import av
 import numpy as np
@@ -12,7 +14,7 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing.opened import Drawings, numbers
+from gan.app.drawing.opened import Drawings, numbers, once
 from gan.app.painting import video
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import MARGIN, TITLE, picture
@@ -199,11 +201,21 @@ def test_what_cannot_be_drawn_is_said(files, capsys, words, said):
 
 def test_seeds_are_listed_as_in_the_published_code():
     assert numbers("0-3, 9,5") == [0, 1, 2, 3, 9, 5] == numbers(["0-3", 9, "5"])
-    assert numbers("3,1-3") == [3, 1, 2] and numbers("3,1-3", repeated=True) == [3, 1, 2, 3]
+    assert numbers("3,1-3") == [3, 1, 2, 3] and once("3,1-3") == [3, 1, 2]
     assert numbers(range(3)) == [0, 1, 2] and numbers(7) == [7]
     for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
         with pytest.raises(UserError, match="no list"):
             numbers(text)
+
+
+def test_the_lines_of_the_guide_for_python_run(files, tmp_path):
+    guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
+    (program,) = re.findall(r"```py\n(import gan.*?)```", guide, re.DOTALL)
+    program = program.replace("runs/001-stylegan2", "style.pkl").replace("frames=60", "frames=2").replace("4-7", "4-5")
+    exec(program, names := {})
+    assert names["first"].size == (16, 16) and len(names["others"]) == 2
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
+    assert names["w"].shape == (1, 6, 6)
 
 
 @pytest.mark.parametrize("kind", [Shown, Drawings, Paintings])
