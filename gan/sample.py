@@ -63,6 +63,7 @@ ACTIONS = {
 }
 
 Frames = restricted_number_type("Frames", int, [(">=", 2)])
+Many = restricted_number_type("Many", int, [(">=", 1), ("<=", 10_000_000)])
 Fps = restricted_number_type("Fps", int, [(">=", 1), ("<=", 240)])
 
 
@@ -186,7 +187,7 @@ OPTIONS: dict[str, dict[str, tuple[Option, ...]]] = {
         ),
         "interpolate": (*MOVING, *HOW, SINGLES),
         "classes": (_list("--seeds", "0-7", "which seeds, a column each"), *TRUNCATED, SINGLES),
-        "files": (_number("--count", PositiveInt, 50_000, "how many; their seeds are 0, 1 and so on"), *HOW),
+        "files": (_number("--count", Many, 50_000, "how many; their seeds are 0, 1 and so on"), *HOW),
     },
     "styles": {
         "reconstruct": (

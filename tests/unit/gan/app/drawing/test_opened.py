@@ -119,7 +119,8 @@ def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
     draw("style.pkl", "interpolate", "--between", 3, 5, 3, "--frames", 4, "-o", "walk.gif", "--singles")
     with av.open("style-interpolate-3-5-3.mp4") as file:
         frames = [frame.to_image() for frame in file.decode(video=0)]
-        assert file.streams.video[0].average_rate == 10
+        stream = file.streams.video[0]
+        assert (stream.average_rate, stream.codec_context.colorspace) == (10, video.BT_601)
     with Image.open("walk.gif") as moving:
         assert (len(frames), moving.n_frames) == (7, 7)
         assert frames[0].size == moving.size == (256, 256)
