@@ -25,6 +25,7 @@ from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 
 MOST = 10_000  # numbers in a list
+TOGETHER = 64  # pictures that threads compress at a time
 Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
 Label = int | str | None
 
@@ -154,7 +155,7 @@ class Drawings(Shown):
         images = self.drawer.images(range(count), label=label, psi=truncation, cutoff=cutoff)
         bar = tqdm(total=count, desc=str(path), unit="picture")
         with writing(path), _into(path) as write, ThreadPoolExecutor() as pool, bar:
-            while some := list(islice(images, self.drawer.at_once)):
+            while some := list(islice(images, TOGETHER)):
                 for content in pool.map(_as_png, some):
                     write(f"seed{bar.n:06d}.png", content)
                     bar.update()
