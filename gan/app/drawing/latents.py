@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gan.files.disk import load_plain, regular, whole_file
 from gan.files.errors import UserError, reason
+from nets.stylegan import StyleGenerator
 
 AGAIN = "make one with python -m gan.sample RUN project --picture me.jpg"
 
@@ -37,7 +38,7 @@ class Latent:
             raise UserError(f"cannot write '{path}': {reason(error)}; choose another file with -o") from error
 
     @classmethod
-    def load(cls, path: Path, net: nn.Module) -> "Latent":
+    def load(cls, path: Path, net: StyleGenerator) -> "Latent":
         """Read a file for this network, without running any code in it."""
         try:
             regular(path)
@@ -51,39 +52,47 @@ class Latent:
         latent = cls(saved["w"], saved["maps"], saved["source"])
         if saved["crc32"] != latent._crc32():
             raise UserError(f"'{path}' is damaged: its numbers are not those that were written; {AGAIN}")
-        styles, maps = (net.synthesis.rows, len(net.mapping.w_avg)), noise_maps(net)
-        if latent.w.shape != styles or {name: each.shape for name, each in latent.maps.items()} != {
-            name: each.shape for name, each in maps.items()
-        }:
+        wanted = {"w": torch.Size([net.synthesis.rows, len(net.mapping.w_avg)])}
+        wanted |= {name: each.shape for name, each in noise_maps(net).items()}
+        if {name: each.shape for name, each in latent.tensors.items()} != wanted:
+            (layers, length), (rows, wide) = latent.w.shape, wanted["w"]
             raise UserError(
-                f"'{path}' is of {latent.source}: {latent.w.shape[0]} layers with styles of length "
-                f"{latent.w.shape[1]}, and this network has {styles[0]} of {styles[1]}, or noise of other sizes; "
-                f"project the picture with this network"
+                f"'{path}' is of {latent.source}: {layers} layers with styles of length {length}, and this network has "
+                f"{rows} of {wide}, or noise of other sizes; project the picture with this network"
             )
         return latent
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {"w": self.w, **self.maps}
+
     def _crc32(self) -> int:
         found = zlib.crc32(self.source.encode())
-        for name, each in {"w": self.w, **self.maps}.items():
+        for name, each in self.tensors.items():
             found = zlib.crc32(each.detach().cpu().contiguous().numpy().tobytes(), zlib.crc32(name.encode(), found))
         return found
 
 
 def _plain(saved: Mapping[str, Any]) -> bool:
     numbers = [saved["w"], *(saved["maps"].values() if isinstance(saved["maps"], dict) else [None])]
-    kinds = all(isinstance(each, Tensor) and each.dtype == torch.float32 and each.ndim == 2 for each in numbers)
-    return kinds and isinstance(saved["source"], str) and all(isinstance(name, str) for name in saved["maps"])
+    plain = all(
+        isinstance(each, Tensor) and each.dtype == torch.float32 and each.layout == torch.strided and each.ndim == 2
+        for each in numbers
+    )
+    return plain and isinstance(saved["source"], str) and all(isinstance(name, str) for name in saved["maps"])
 
 
-def noise_maps(net: nn.Module) -> dict[str, Tensor]:
+def noise_maps(net: StyleGenerator) -> dict[str, Tensor]:
     """The noise that each convolution of a generator adds, by its name."""
     return {name: each for name, each in net.named_buffers() if name.endswith("noise_const")}
 
 
 @contextmanager
-def noise_of(net: nn.Module, latent: Latent) -> Iterator[None]:
+def with_noise(net: StyleGenerator, latent: Latent) -> Iterator[None]:
     """Inside the `with`, the generator adds this latent's noise."""
     own = {name: each.clone() for name, each in noise_maps(net).items()}
-    net.load_state_dict(latent.maps, strict=False)
-    yield
-    net.load_state_dict(own, strict=False)
+    try:
+        net.load_state_dict(latent.maps, strict=False)
+        yield
+    finally:
+        net.load_state_dict(own, strict=False)

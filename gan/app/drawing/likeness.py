@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torchmetrics.functional.image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gan.app.scoring.features import read_weights
@@ -37,11 +37,16 @@ class Likeness:
 def by_discriminator(net: StyleDiscriminator) -> Callable[[Tensor], list[Tensor]]:
     """What each resolution of a discriminator gives."""
 
+    blocks = [block for block in net.children() if isinstance(block, DiscriminatorBlock)]
+    classes = net.mapping.classes if net.mapping is not None else 0
+
     def features(pictures: Tensor) -> list[Tensor]:
         found: list[Tensor] = []
-        blocks = [block for block in net.children() if isinstance(block, DiscriminatorBlock)]
-        hooks = [block.register_forward_hook(lambda *made: found.append(_unit(made[-1]))) for block in blocks]
-        classes = net.mapping.classes if net.mapping is not None else 0
+
+        def keep(block: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+            found.append(_unit(made))
+
+        hooks = [block.register_forward_hook(keep) for block in blocks]
         net(pictures, pictures.new_zeros(len(pictures), classes))
         for hook in hooks:
             hook.remove()
@@ -51,9 +56,10 @@ def by_discriminator(net: StyleDiscriminator) -> Callable[[Tensor], list[Tensor]
 
 
 def by_lpips(file: Path, device: torch.device) -> Callable[[Tensor], list[Tensor]]:
-    """LPIPS 0.1 with torchvision's VGG-16, whose weights are in the file; what was learned on top is in torchmetrics."""
+    """LPIPS 0.1: the file has the weights of torchvision's VGG-16, torchmetrics has those that weigh its features."""
+    weights = read_weights(file, "VGG-16's weights")
     try:
-        net = Vgg16(read_weights(file, "VGG-16's weights"), normalise=True).to(device)
+        net = Vgg16(weights, normalise=True).to(device)
     except ValueError as error:
         raise UserError(f"{file} does not hold VGG-16 as torchvision saves it; bring vgg16-397923af.pth") from error
     learned = load_plain(Path(torchmetrics.functional.image.__file__).with_name("lpips_models") / "vgg.pth")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.latents import Latent, noise_maps, noise_of
+from gan.app.drawing.latents import Latent, noise_maps, with_noise
 from gan.noise import seed_for
 from nets.stylegan import StyleGenerator
 
@@ -25,7 +25,7 @@ Watch = Callable[[int, Tensor, float], None]  # is told each step, its picture a
 Distance = Callable[[Tensor], Tensor]
 
 
-def some_w(drawer: Drawer, label: int | None = None) -> Tensor:
+def some_w(drawer: Drawer, label: int | str | None = None) -> Tensor:
     """The w of many latents [SAMPLES, W]: of the first seeds."""
     seeds = range(SAMPLES)
     with torch.no_grad():
@@ -33,7 +33,7 @@ def some_w(drawer: Drawer, label: int | None = None) -> Tensor:
 
 
 def project(
-    drawer: Drawer, distance: Distance, *, steps: int, source: str, seed: int, label: int | None, watch: Watch
+    drawer: Drawer, distance: Distance, *, steps: int, source: str, seed: int, label: int | str | None, watch: Watch
 ) -> Latent:
     """Find the latent whose picture has the least distance, as the published projector does.
 
@@ -92,12 +92,12 @@ def tuned(
 
 def drawn(drawer: Drawer, latent: Latent) -> Tensor:
     """The picture of a latent [channels, height, width]."""
-    with torch.no_grad(), noise_of(drawer.net, latent):
+    with torch.no_grad(), with_noise(drawer.net, latent):
         return drawer.from_w(latent.w.to(drawer.like).unsqueeze(0))[0]
 
 
 def correlation(noise: Tensor) -> Tensor:
-    """How much each pixel of a noise map tells of its neighbours, at all scales: Karras et al. 2020, appendix D, eq. 6.
+    """How much each pixel of a noise map tells of its neighbours, at all scales: Karras et al. 2020, appendix D.
 
     Noise that is not white would carry the picture, which w is to carry.
     """
