@@ -190,11 +190,10 @@ MINE = "yours, or the number of a held-out one; default the first"
 PERCEPTUAL = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
 LATENT = _several("--latent", "FILE", "latent files that project has written, to start from")
 WAYS = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
-FROM_TO = "from one strength to another, in standard deviations of w"
+FROM_TO = "from one strength to another by ones, in standard deviations of w"
 MOVED = (
     _number("--direction", NonNegativeInt | None, None, "go in this direction only"),
     ("--strength", {"metavar": "FROM:TO", "type": str, "default": "-3:3", "help": FROM_TO}),
-    _number("--frames", Frames, 5, "pictures on that way, both ends among them"),
     ("--by", {"type": Literal["weights", "pca"], "default": "weights", "help": WAYS}),
 )
 OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
@@ -216,7 +215,7 @@ OPTIONS: dict[str, dict[str, tuple[Option, ...]]] = {
             _number("--steps", PositiveInt, 1000, "of the search for w"),
             _number("--tune", NonNegativeInt, 0, "then tune the network to the picture in so many steps, into a .pkl"),
             ("--perceptual", {"metavar": "FILE", "type": Path | None, "default": None, "help": PERCEPTUAL}),
-            *(CLASS, _number("--seed", NonNegativeInt, 0, "decides the noise")),
+            CLASS,
         ),
         "from": (LATENT, *MOVED, SINGLES),
         "directions": (

@@ -79,10 +79,10 @@ def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, cap
 
 
 def test_a_direction_is_drawn_in_steps_around_the_plain_picture(files):
-    typed = ["--seeds", "2-3", "--direction", "1", "--strength", "-4:4", "--singles", "--device", "cpu"]
+    typed = ["--seeds", "2-3", "--direction", "1", "--strength", "-2:2", "--singles", "--device", "cpu"]
     assert sample.main([str(files / "style.pkl"), "directions", *typed, "-o", "one.png"]) == 0
     assert sample.main([str(files / "style.pkl"), "--seeds", "2", "--device", "cpu", "-o", "plain.png"]) == 0
-    steps = [np.asarray(Image.open(f"one/direction1-seed_2-at{name}.png")) for name in ("-4", "-2", "0", "2", "4")]
+    steps = [np.asarray(Image.open(f"one/1_seed_2_at_{amount}.png")) for amount in range(-2, 3)]
     assert np.array_equal(steps[2], np.asarray(Image.open("plain.png")))
     assert len({step.tobytes() for step in steps}) == 5
 
@@ -90,19 +90,19 @@ def test_a_direction_is_drawn_in_steps_around_the_plain_picture(files):
 @pytest.mark.parametrize("way", ["weights", "pca"])
 def test_a_sheet_has_a_row_for_each_direction(files, way):
     drawings = gan.open(files / "style.pkl", device="cpu")
-    sheet = drawings.directions(seeds="2-3", by=way, count=9, frames=3)
-    assert [*sheet.titles] == [f"direction {number}" for number in range(6)]  # w has no more
-    assert [*sheet.columns] == [f"seed {seed} {amount}" for seed in (2, 3) for amount in ("-3", "0", "+3")]
-    one = drawings.directions(seeds="3", by=way, direction=4, frames=3)
-    assert one.columns["+3"][0].tobytes() == sheet.columns["seed 3 +3"][4].tobytes()
+    sheet = drawings.directions(seeds="2-3", by=way, count=9, strength="-3:-1")
+    assert [*sheet.titles] == [f"{number}: seed {seed}" for number in range(6) for seed in (2, 3)]  # w has no more
+    assert [*sheet.columns] == ["-3", "-2", "-1"]
+    one = drawings.directions(seeds="3", by=way, direction=4, strength="-2:2")
+    assert one.titles == ["4: seed 3"] and one.columns["-2"][0].tobytes() == sheet.columns["-2"][9].tobytes()
 
 
 def test_a_latent_file_is_edited(files):
     drawings = gan.open(files / "style.pkl", device="cpu")
     drawings.project(files / "me.png", steps=2, file="me.pt")
-    edited = drawings.from_("me.pt", direction=0, strength="-1:1", frames=3)
-    assert [*edited.titles] == ["me"] and edited.columns["0"][0].tobytes() == drawings.from_("me.pt")[0].tobytes()
-    assert edited.columns["+1"][0].tobytes() != edited.columns["0"][0].tobytes()
+    edited = drawings.from_("me.pt", direction=0, strength="0:1")
+    assert edited.titles == ["0: me"] and edited.columns["+0"][0].tobytes() == drawings.from_("me.pt")[0].tobytes()
+    assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_a_latent_file_is_edited(files):
         (["style.pkl", "project", "--picture", "me.png", "--perceptual", "me.png"], "cannot be read as VGG-16"),
         (["r3.pkl", "project", "--picture", "me.png"], "R3Generator has no w; take a run of StyleGAN2"),
         (["r3.pkl", "directions"], "R3Generator has no w; take a run of StyleGAN2"),
-        (["style.pkl", "directions", "--direction", "6"], "there is no direction 6; type --direction and a"),
-        (["style.pkl", "directions", "--strength", "4"], "--strength 4 is no way from one strength to another"),
-        (["style.pkl", "from", "--latent", "me.png"], "'me.png' is no latent file that can be read"),
+        (["style.pkl", "directions", "--direction", "6"], "there is no direction 6; type --direction and one of"),
+        (["style.pkl", "directions", "--strength", "4"], "--strength 4 is not from one whole number to a larger one"),
+        (["style.pkl", "from", "--latent", "me.png"], "'me.png' cannot be read as a latent file"),
         (["style.pkl", "from"], "from needs latent files; type --latent me.pt"),
     ],
 )  # fmt: skip
@@ -137,5 +137,5 @@ def test_a_run_of_sean_says_what_to_type_in_place_of_project(sean_run, capsys):
 def test_networks_that_cannot_be_written_are_not_tuned():
     net = StyleGenerator((16, 12), latent=5, style=6, mapping=2, base=64, most=8).eval()
     drawings = Drawings(Drawer(net, "mine.pkl", lambda seed: torch.zeros(5)))
-    with pytest.raises(UserError, match="published networks draw 16 x 16, and this one 16 x 12; leave --tune out"):
+    with pytest.raises(UserError, match="published files, as tuned networks are, draw no 16 x 12; leave --tune out"):
         drawings.project(0, steps=1, tune=1)
