@@ -67,7 +67,7 @@ class Edits(Shown):
             def watch(made: Tensor, found: float) -> None:
                 seen.append(found)
                 if bar.n % -(-bar.total // FRAMES) == 0:
-                    frames.append(made[0])
+                    frames.append(image_of(made[0]))
                 bar.set_postfix_str(f"distance {found:.4f}", refresh=False)
                 bar.update()
 
@@ -79,10 +79,11 @@ class Edits(Shown):
         ends = ", ".join(f"{distance(each):.4f} {what}" for what, each in made.items())
         say(f"distance by {name}: {seen[0]:.4f} at the mean of w, {ends}")
 
-        frames += [*made.values()][-1].expand(LAST, -1, -1, -1)
-        moving = [tiles([image_of(target[0]), image_of(frame)], 2) for frame in frames]
+        frames += LAST * [image_of([*made.values()][-1][0])]
         base = Path(file or self.path(file_name("project", [str(picture)]), ".pt"))
-        sheet = Sheet("", {"picture": target, **made}, frames=lambda: iter(moving))
+        sheet = Sheet(
+            "", {"picture": target, **made}, frames=lambda: (tiles([image_of(target[0]), each], 2) for each in frames)
+        )
         paths = [path for suffix in (".png", video.suffix()) for path in sheet.save(base.with_suffix(suffix))]
         latent.save(base.with_suffix(".pt"))
         paths.append(base.with_suffix(".pt"))
@@ -151,7 +152,7 @@ class Edits(Shown):
             regular(which)
             content = Path(which).read_bytes()
         except OSError as error:
-            raise UserError(f"cannot read '{which}': {reason(error)}; type --picture and a picture's file") from error
+            raise UserError(f"cannot read a picture: {reason(error)}; type --picture and its file") from error
         with opened_picture(content, which) as opened:
             return Frame(*self.drawer.size, self.drawer.channels).pixels(opened).float() / 127.5 - 1
 

@@ -108,7 +108,7 @@ def test_a_latent_file_is_edited(files):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["style.pkl", "project", "--picture", "0"], "cannot read '0': No such file or directory"),
+        (["style.pkl", "project", "--picture", "0"], "cannot read a picture: No such file or directory: 0"),
         (["style.pkl", "project", "--picture", "broken.jpg"], "broken.jpg: it is none of"),
         (["alone.pkl", "project", "--picture", "me.png"], "no discriminator to compare by; type --perceptual"),
         (["style.pkl", "project", "--picture", "me.png", "--perceptual", "me.png"], "cannot be read as VGG-16"),
