@@ -1,0 +1,108 @@
+"""The styles and the noise in which a StyleGAN2 draws a given picture, and the generator tuned to that picture."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from math import cos, pi
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.latents import Latent, noise_maps
+from nets.stylegan import StyleGenerator
+
+SAMPLES = 10_000  # latents whose w tell the mean of w, and how far w are from it
+RATE, RAMP_UP, RAMP_DOWN = 0.1, 0.05, 0.25  # the learning rate, and in which shares of the steps it rises and falls
+WANDER, CALM = 0.05, 0.75  # the noise in w at first, of w's own deviation, and the share of the steps that have it
+REGULAR, COARSEST = 1e5, 8  # the weight of the noise maps' correlations, and the pixels of the smallest map
+TUNING_RATE = 3e-4
+
+Distance = Callable[[Tensor], Tensor]
+Watch = Callable[[Tensor, float], None]  # is told the picture of each step, and its distance
+
+
+def some_w(drawer: Drawer, label: int | str | None = None) -> Tensor:
+    """The w of the first seeds [SAMPLES, W]."""
+    seeds = range(SAMPLES)
+    with torch.no_grad():
+        return drawer.net.mapping(drawer.z(seeds), drawer.labels(seeds, label))
+
+
+def project(drawer: Drawer, distance: Distance, steps: int, watch: Watch, label: int | str | None = None) -> Latent:
+    """Find the latent whose picture has the least distance, as the published projector does.
+
+    That is projector.py of stylegan2-ada-pytorch; Karras et al. 2020, appendix D. All layers get the same w, which
+    starts from the mean. It wanders less and less around where it is, so that it finds its way out of small hollows.
+    """
+    net, dice, known = _copy(drawer.net), torch.Generator().manual_seed(0), some_w(drawer, label)
+    w, maps = known.mean(0).requires_grad_(), list(noise_maps(net).values())
+    deviation = (known - w.detach()).square().sum(1).mean().sqrt()
+    for each in maps:
+        each.copy_(torch.randn(each.shape, generator=dice)).requires_grad_()
+    optimizer = Adam([w, *maps], betas=(0.9, 0.999))
+    for step in range(steps):
+        done = step / steps
+        ramp = 0.5 - 0.5 * cos(pi * min(1.0, (1 - done) / RAMP_DOWN))
+        optimizer.param_groups[0]["lr"] = RATE * ramp * min(1.0, done / RAMP_UP)
+        wandering = WANDER * max(0.0, 1 - done / CALM) ** 2 * deviation
+        near = w + wandering * torch.randn(w.shape, generator=dice).to(w)
+        picture = net.drawn(near.expand(1, drawer.layers, -1), "const")
+        found = distance(picture)
+        optimizer.zero_grad()
+        (found + REGULAR * sum(map(correlation, maps))).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for each in maps:
+                each -= each.mean()
+                each *= each.square().mean().rsqrt()
+        watch(picture.detach(), found.item())
+    styles = w.detach().cpu().repeat(drawer.layers, 1)
+    return Latent(styles, {name: each.detach().cpu() for name, each in noise_maps(net).items()})
+
+
+def tuned(
+    net: StyleGenerator, latent: Latent, target: Tensor, distance: Distance, steps: int, watch: Watch
+) -> StyleGenerator:
+    """A copy of the generator that draws the target at this latent, and has its noise.
+
+    This is pivotal tuning, Roich et al. 2021, section 3.2.
+    """
+    net = _copy(net, latent)
+    net.synthesis.requires_grad_(True)
+    optimizer = Adam(net.synthesis.parameters(), lr=TUNING_RATE)
+    for _ in range(steps):
+        picture = net.drawn(latent.w.to(target).unsqueeze(0), "const")
+        found = distance(picture)
+        optimizer.zero_grad()
+        (found + (picture - target).square().mean()).backward()
+        optimizer.step()
+        watch(picture.detach(), found.item())
+    return net.requires_grad_(False)
+
+
+def drawn(net: StyleGenerator, latent: Latent) -> Tensor:
+    """The picture of a latent [1, channels, height, width]."""
+    with torch.no_grad():
+        return _copy(net, latent).drawn(latent.w.to(net.mapping.w_avg).unsqueeze(0), "const")
+
+
+def correlation(noise: Tensor) -> Tensor:
+    """How much each pixel of a noise map tells of its neighbours, at all scales: Karras et al. 2020, appendix D.
+
+    Noise that is not white would carry the picture, which w is to carry.
+    """
+    total, noise = noise.new_zeros(()), noise[None, None]
+    while True:
+        total = total + sum((noise * noise.roll(1, dim)).mean().square() for dim in (2, 3))
+        if noise.shape[2] <= COARSEST:
+            return total
+        noise = F.avg_pool2d(noise, 2)
+
+
+def _copy(net: StyleGenerator, latent: Latent | None = None) -> StyleGenerator:
+    """A copy that does not learn, with the noise of a latent."""
+    net = deepcopy(net).eval().requires_grad_(False)
+    net.load_state_dict({} if latent is None else latent.maps, strict=False)
+    return net
