@@ -1,0 +1,242 @@
+"""What an edit draws: bit for bit what gan.sample draws of the same; and what is refused."""
+
+import base64
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+from gan import edit as command
+from gan.app.drawing.drawer import Drawer
+from gan.app.editing import edits as module
+from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits, in_bytes
+from gan.app.painting import reopen
+from gan.app.painting.actions import ACTIONS
+from gan.app.painting.grids import picture
+from gan.app.painting.reopen import SavedRun, open_run
+from gan.app.run.folder import RunFolder
+from gan.files.errors import UserError
+from gan.runs import build
+from gan.sample import parse
+from nets.stylegan import StyleGenerator
+from tests.support import opening
+
+SKIN = 1
+
+
+@pytest.fixture(scope="module")
+def opened(sean_run, tmp_path_factory):
+    """A copy of the trained run, whose noise is seen."""
+    found = open_run(str(shutil.copytree(sean_run, tmp_path_factory.mktemp("edits") / "runs" / sean_run.name)))
+    opening.set_grain(found.run.game, 1.0)
+    return found
+
+
+@pytest.fixture(scope="module")
+def edits(opened):
+    return StyleEdits(opened, opened.run.data)
+
+
+@pytest.fixture
+def sampled(opened, tmp_path):
+    """The one picture that an action of gan.sample makes, by the words that are typed after the run."""
+
+    def draw(action, *words, single):
+        typed = [str(opened.folder.path), action, *map(str, words), "--singles", "-o", str(tmp_path / "grid.png")]
+        ACTIONS[action](opened, parse(typed))
+        return Image.open(tmp_path / "grid" / f"{single}.png").tobytes()
+
+    return draw
+
+
+def text(label):
+    return base64.b64encode(in_bytes(label)).decode()
+
+
+def painted(edits, which):
+    """The label map of a picture, with a block on it of the first region that it lacks; and that region's name."""
+    label = edits.picture(which).label.clone()
+    new = next(region for region in range(len(edits.names)) if region not in label)
+    label[2:9, 8:24] = new
+    return label, edits.names[new]
+
+
+def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(edits, sampled, tmp_path):
+    label, new = painted(edits, 1)
+    edit = {"picture": 1, "label": text(label), "seed": 4}
+    (tmp_path / "mask.png").write_bytes(edits.answers["mask"](json.dumps(edit).encode()))
+    image, notes = edits.draw(edit)
+    words = ("--picture", 1, "--label", tmp_path / "mask.png", "--seed", 4)
+    assert image.tobytes() == sampled("repaint", *words, single="repainted")
+    assert notes == [f"styles of 1 lack {new}: painted in the mean styles"]
+    others = [{**edit, "seed": 5}, {"picture": 1, "seed": 4}]
+    assert all(edits.draw(other)[0].tobytes() != image.tobytes() for other in others)
+
+
+def test_a_regions_style_is_what_transfer_makes(edits, sampled):
+    edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
+    image, notes = edits.draw(edit)
+    assert image.tobytes() == sampled("transfer", "--from", 2, "--to", 1, "--region", "skin", single="1-in-2")
+    assert notes == []
+    assert image.tobytes() != edits.draw({"picture": 1})[0].tobytes()
+    assert edits.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "--picture", 1, single="picture_1")
+
+
+def test_a_blend_is_what_interpolate_makes(edits, sampled, opened):
+    edits.painter.styles(edits.painter.picture("3")).save(opened.folder.samples / "three.pt")
+    assert "three.pt" in edits.about()["files"]
+    edit = {"picture": 1, "styles": {"skin": {"from": "2", "to": "three.pt", "share": 0.5}}}
+    words = ("--between", 2, 3, "--on", 1, "--region", "skin", "--frames", 3)
+    assert edits.draw(edit)[0].tobytes() == sampled("interpolate", *words, single="1-001")
+
+
+def test_styles_of_several_regions_and_of_one_that_is_not_there(edits):
+    both = {"skin": {"from": "2"}, "background": {"from": "3"}}
+    picture, own = edits.painter.picture("1"), edits.painter.styles(edits.painter.picture("1"))
+    wanted = own
+    for name, which in ((SKIN, "2"), (0, "3")):
+        wanted = wanted.taking(edits.painter.styles(edits.painter.picture(which)), [name])
+    assert torch.equal(edits.paint(picture, picture, 0, {"styles": both})[0], edits.painter.paint(picture, wanted))
+    gone = {name: {"from": "2"} for k, name in enumerate(edits.names) if k not in picture.regions}
+    assert gone and edits.draw({"picture": 1, "styles": gone})[1] == []
+    assert edits.draw({"picture": 1, "styles": gone})[0].tobytes() == edits.draw({"picture": 1})[0].tobytes()
+
+
+def test_a_saved_edit_is_repeated_and_says_when_the_run_is_another(edits, tmp_path):
+    edit = {"run": edits.title, "step": 2, "picture": 2, "label": text(painted(edits, 2)[0]), "seed": 1}
+    path = tmp_path / "edit.json"
+    path.write_text(json.dumps(edit))
+    image, notes = edits.repeat(path)
+    assert image.tobytes() == edits.draw(edit)[0].tobytes()
+    answer = json.loads(edits.answers["draw"](path.read_bytes()))
+    assert Image.open(io.BytesIO(base64.b64decode(answer["picture"][22:]))).tobytes() == image.tobytes()
+    assert answer["notes"] == notes
+    path.write_text(json.dumps({**edit, "step": 7}))
+    assert edits.repeat(path)[1] == [
+        *notes,
+        f"the edit was made with {edits.title}, step 7, where it looked different",
+    ]
+
+
+WRONG = {
+    "no edit": ([1], "'picture' of the edit is .* of a wrong kind"),
+    "no such picture": ({"picture": 4}, "'picture' of the edit is 4; choose from 0 to 3"),
+    "a path for a picture": ({"picture": "/etc/passwd"}, "'picture' of the edit is '/etc/passwd', .* wrong kind"),
+    "yes for a picture": ({"picture": True}, "'picture' of the edit is 'True', .* wrong kind"),
+    "no base64": ({"label": "?"}, "the label map of the edit is damaged"),
+    "too few pixels": ({"label": "AAAA"}, "the edit's label map has 3 pixels, and this run's have 32x32"),
+    "no such label": ({"label": text(torch.full((32, 32), 19))}, "the edit has a region 19; this run knows 0 to 18"),
+    "a negative seed": ({"seed": -1}, "'seed' of the edit is -1"),
+    "no such region": ({"styles": {"hare": {"from": "2"}}}, "there is no region 'hare'; did you mean 'hair'?"),
+    "a path for a style": ({"styles": {"skin": {"from": "../three.pt"}}}, r"the run has no styles '\.\./three\.pt'"),
+    "a file for a style": ({"styles": {"skin": {"to": "me.jpg:mine.png"}}}, "the run has no styles"),
+    "no such picture for a style": ({"styles": {"skin": {"from": "99"}}}, "there is no held-out picture 99"),
+    "a share beyond": ({"styles": {"skin": {"share": 1.5}}}, "'share' of the edit is 1.5; choose from 0 to 1"),
+    "no share": ({"styles": {"skin": {"share": float("nan")}}}, "'share' of the edit is nan"),
+    "no style": ({"styles": {"skin": 3}}, "'share' of the edit is 'None', .* wrong kind"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_in_an_edit_is_said(what, edits):
+    edit, words = WRONG[what]
+    with pytest.raises(UserError, match=words):
+        edits.draw(edit)
+
+
+def test_a_file_that_is_no_edit_is_named(edits, tmp_path):
+    path = tmp_path / "edit.json"
+    for content in ("", "[" * 100_000, "\xff"):
+        path.write_text(content, encoding="latin1")
+        with pytest.raises(UserError, match=r"edit\.json' cannot be read as an edit: "):
+            edits.repeat(path)
+
+
+def test_only_styles_inside_the_run_are_offered(edits, opened, tmp_path):
+    inside, outside = opened.folder.path / "styles" / "in.pt", tmp_path / "out.pt"
+    inside.parent.mkdir(exist_ok=True)
+    edits.painter.styles(edits.painter.picture("3")).save(inside)
+    shutil.copy(inside, outside)
+    (opened.folder.samples / "out.pt").symlink_to(outside)
+    assert "in.pt" in edits.files() and "out.pt" not in edits.files()
+    with pytest.raises(UserError, match=r"the run has no styles 'out\.pt'"):
+        edits.draw({"styles": {"skin": {"from": "out.pt"}}})
+
+
+def test_a_label_map_is_uploaded_and_others_are_refused(edits, monkeypatch):
+    upload, label = edits.answers["upload"], painted(edits, 0)[0]
+    saved = edits.answers["mask"](json.dumps({"label": text(label)}).encode())
+    assert upload(saved) == in_bytes(label)
+    jpeg, soft = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (32, 32)).save(jpeg, format="JPEG")
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(soft, format="PNG")
+    for content in (b"", jpeg.getvalue(), saved[:40]):
+        with pytest.raises(UserError, match=r"no label map: give a PNG|cannot be read as a picture"):
+            upload(content)
+    with pytest.raises(UserError, match="the label map has the colour #010203"):
+        upload(soft.getvalue())
+    monkeypatch.setattr(module, "LARGEST", 512 * 512 - 1)
+    with pytest.raises(UserError, match="this label map has 262,144 pixels, and the editor takes 262,143 at most"):
+        upload(saved)
+
+
+def untrained(name, tmp_path, **settings):
+    run = build(name, faces=16, held_out=4, **settings)
+    run.game.eval().requires_grad_(False)
+    return SavedRun(name, RunFolder(tmp_path), tmp_path / "none.ckpt", 0, {}, run, frozenset())
+
+
+@pytest.mark.parametrize("name", ["pix2pix-faces", "spade-faces"])
+def test_games_that_paint_label_maps_paint_edited_ones(name, tmp_path):
+    opened = untrained(name, tmp_path, size=32, width=4)
+    edits = LabelEdits(opened, opened.run.data)
+    typed = [str(tmp_path), "show", "--count", "1", "--seed", "3", "--singles", "-o", str(tmp_path / "grid.png")]
+    ACTIONS["show"](opened, parse(typed))
+    own, notes = edits.draw({"seed": 3})
+    assert own.tobytes() == Image.open(tmp_path / "grid" / "0-output.png").tobytes()
+    assert notes == []
+    edited, _ = edits.draw({"seed": 3, "label": text(painted(edits, 0)[0])})
+    assert edited.tobytes() != own.tobytes()
+
+
+@pytest.fixture
+def noise_edits():
+    torch.manual_seed(0)
+    net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
+    net.mapping.w_avg.normal_()
+    return NoiseEdits(
+        Drawer(net, "mine", lambda seed: torch.randn(8, generator=torch.Generator().manual_seed(seed))), "mine", 0
+    )
+
+
+def test_sliders_draw_what_the_drawer_draws(noise_edits):
+    drawer = noise_edits.drawer
+    drawn = lambda **edit: noise_edits.draw(edit)[0].tobytes()  # noqa: E731
+    assert drawn(seed=3, truncation=0.5) == picture(drawer.pictures([3], 0, psi=0.5)[0]).tobytes()
+    assert drawn(seed=3, **{"class": 1}) == picture(drawer.pictures([3], 1)[0]).tobytes()
+    other = drawn(seed=5)
+    assert drawn(seed=3, layers=0, other=5) == other
+    assert len({drawn(seed=3), other, drawn(seed=3, layers=2, other=5), drawn(seed=3, truncation=0)}) == 4
+    with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):
+        drawn(truncation=3)
+    with pytest.raises(UserError, match=r"'seed' of the edit is '0\.5', which is of a wrong kind"):
+        drawn(seed=0.5)
+    names = [slider["name"] for slider in noise_edits.about()["sliders"]]
+    assert names == ["seed", "class", "truncation", "layers", "other"]
+
+
+def test_what_can_be_edited_is_found_by_the_game(opened, tmp_path, monkeypatch):
+    found = {}
+    monkeypatch.setattr(reopen, "open_run", lambda *args: found["run"])
+    for name, kind in (("pix2pix-faces", "labels"), ("wgan-gp-faces", "noise"), ("vqgan-faces", None)):
+        found["run"] = untrained(name, tmp_path, size=16)
+        if kind is None:
+            with pytest.raises(UserError, match=r"nothing can be edited of .*: VqGan paints no label maps"):
+                command.edits_of(command.parse(["anything"]))
+        else:
+            assert command.edits_of(command.parse(["anything"]))[0].kind == kind
+    found["run"] = opened
+    assert command.edits_of(command.parse(["anything"]))[0].kind == "styles"
