@@ -17,6 +17,7 @@ from gan.files.errors import UserError
 
 if TYPE_CHECKING:
     from gan.app.editing.edits import Edits
+    from gan.app.painting.actions import Shown
 
 EXAMPLES = """examples:
   python -m gan.edit                                the newest run: open the address that is printed; Ctrl-C ends it
@@ -32,18 +33,21 @@ def main(argv: list[str]) -> None:
     """Open the run, and serve the editor until Ctrl-C, or draw a saved edit again."""
     settings = parse(argv)
     with working():
-        from gan.app.painting.actions import save_png
+        from gan.app.drawing import opened
+        from gan.app.painting.sheet import save_png
 
         try:
             from gan.app.editing.server import serve
         except ImportError as error:
             raise UserError(f"the editor needs {error.name}; type pip install '.[edit]'") from error
 
-    edits, samples = edits_of(settings)
-    say(f"{settings.which if settings.which != 'auto' else edits.title}, step {edits.step}")
+    where = {"out": settings.out, "data": settings.data, "name": settings.run}
+    shown = opened.open(settings.which, settings.device, **where)
+    edits = edits_of(shown)
+    say(shown.title)
     if settings.repeat is not None:
         image, notes = edits.repeat(settings.repeat)
-        path = Path(settings.file or samples / f"{settings.repeat.stem}.png")
+        path = Path(settings.file or shown.path(settings.repeat.stem, ".png"))
         save_png(image, path)
         say(*notes, f"  {path}")
         return
@@ -57,28 +61,23 @@ def main(argv: list[str]) -> None:
         asyncio.run(serve(edits, settings.port, ready))
 
 
-def edits_of(settings: Namespace) -> "tuple[Edits, Path]":
-    """What can be edited of a run or a file of networks, and the folder for repeated edits."""
-    from gan.app.drawing.drawer import Drawer
+def edits_of(shown: "Shown") -> "Edits":
+    """What can be edited of a run, or of a file of networks."""
+    from gan.app.drawing.opened import Drawings
     from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits
-    from gan.app.painting.painter import has_styles
-    from gan.app.painting.reopen import has_numbers, open_run
-    from gan.games.from_noise import FromNoise
+    from gan.app.painting.actions import Paintings
+    from gan.app.painting.reopen import has_numbers
 
-    if settings.which.lower().endswith(".pkl"):
-        path = Path(settings.which)
-        return NoiseEdits(Drawer.of_file(path, settings.device), path.name, 0), Path()
-    opened = open_run(settings.which, settings.out, settings.device, settings.data, settings.run)
-    game, data, samples = opened.run.game, opened.run.data, opened.folder.samples
-    if isinstance(game, FromNoise):
-        return NoiseEdits(Drawer.of_run(opened), opened.folder.path.name, opened.step), samples
-    if has_numbers(data) and has_styles(opened):
-        return StyleEdits(opened, data), samples
-    if has_numbers(data) and hasattr(data.val, "label_names") and hasattr(game, "mask"):
-        return LabelEdits(opened, data), samples
+    if isinstance(shown, Drawings):
+        return NoiseEdits(shown)
+    data = shown.saved.run.data
+    if has_numbers(data) and isinstance(shown, Paintings):
+        return StyleEdits(shown.saved, data)
+    if has_numbers(data) and hasattr(data.val, "label_names") and hasattr(shown.game, "mask"):
+        return LabelEdits(shown.saved, data)
     raise UserError(
-        f"nothing can be edited of {opened.folder.path}: {type(game).__name__} paints no label maps and draws no "
-        f"pictures from noise; type python -m gan.sample {opened.folder.path} show"
+        f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
+        f"draws no pictures from noise; type python -m gan.sample {shown.saved.folder.path} show"
     )
 
 

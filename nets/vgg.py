@@ -28,6 +28,8 @@ class Vgg19(nn.Module):
     come from a file of their own.
     """
 
+    layers, relus = "E", RELUS  # torchvision's name of the layers, and whose features are given
+
     def __init__(self, weights: Mapping[str, Tensor], normalise: bool = False) -> None:
         super().__init__()
         self.normalise = normalise
@@ -38,8 +40,10 @@ class Vgg19(nn.Module):
         # On "meta" no memory is filled: the given tensors become the network's.
         width = len(_tensor(weights, "features.0.weight"))
         with torch.device("meta"):
-            layers = vgg.make_layers([step if isinstance(step, str) else step * width // 64 for step in vgg.cfgs["E"]])
-        self.features = layers[: RELUS[-1] + 1]
+            layers = vgg.make_layers(
+                [step if isinstance(step, str) else step * width // 64 for step in vgg.cfgs[self.layers]]
+            )
+        self.features = layers[: self.relus[-1] + 1]
         found = {}
         for name, wanted in self.features.state_dict().items():
             found[name] = _tensor(weights, f"features.{name}").float()
@@ -61,9 +65,15 @@ class Vgg19(nn.Module):
         found = []
         for number, layer in enumerate(self.features):
             x = layer(x)
-            if number in RELUS:
+            if number in self.relus:
                 found.append(x)
         return found
+
+
+class Vgg16(Vgg19):
+    """The five features relu1_2 to relu5_3 of VGG-16, which LPIPS compares: Zhang et al. 2018."""
+
+    layers, relus = "D", (3, 8, 15, 22, 29)
 
 
 def _imagenet() -> tuple[list[float], list[float]]:

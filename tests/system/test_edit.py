@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from PIL import Image
 
 from gan import edit, sample
 from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.opened import Drawings
 from gan.app.editing.edits import NoiseEdits, StyleEdits
 from gan.app.painting.reopen import open_run
+from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
 from tests.support import browser, commands
 from tests.support.editor import Visitor, serving
@@ -223,8 +226,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(page):
 def test_sliders_change_a_picture_from_noise(screen):
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2).eval().requires_grad_(False)
-    drawer = Drawer(net, "mine", lambda seed: torch.randn(8, generator=torch.Generator().manual_seed(seed)))
-    edits = NoiseEdits(drawer, "mine.pkl", 0)
+    edits = NoiseEdits(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8))))
     with serving(edits) as address:
         screen.open(address)
         settle(screen)

@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from gan import noise
+from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, device_of
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise, noise_of
@@ -29,7 +31,8 @@ class Drawer:
     number in the run's grids and scores; for a published file, the one that the published code draws.
 
     A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w` and
-    `from_w`. Other networks have no `layers`. Gradients flow through all methods but `pictures`.
+    `from_w`. Other networks have no `layers`. Gradients flow through all methods but `pictures` and
+    `between`.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Drawer:
             raise UserError(f"'{path}' holds no generator, but {', '.join(networks)}")
         net = ours(found).float().requires_grad_(False).to(device_of(device))
         latent: Any = net.latent
-        return cls(net, str(path), lambda seed: torch.from_numpy(np.random.RandomState(seed).randn(latent)))
+        return cls(net, str(path), lambda seed: torch.from_numpy(np.random.RandomState(seed).randn(latent)).float())
 
     @property
     def like(self) -> Tensor:
@@ -85,7 +88,8 @@ class Drawer:
     @cached_property
     def _shape(self) -> torch.Size:
         with torch.no_grad():
-            return self._drawn(self.z([0]), self.labels([0]))[0].shape
+            labels = self.labels([0])
+            return self.net(self.z([0]), *([] if labels is None else [labels]))[0].shape
 
     @property
     def mean_w(self) -> Tensor:
@@ -96,15 +100,23 @@ class Drawer:
         """The latents of seeds [B, latent]."""
         return torch.stack([self._latent_of(seed) for seed in seeds]).to(self.like)
 
-    def labels(self, seeds: Sequence[int], label: int | None = None) -> Tensor | None:
-        """The labels as vectors [B, classes]: of one class, or with None the classes in turn, by the seeds."""
+    def class_of(self, name: int | str) -> int:
+        """The number of a class, from its name or its number."""
         if not self.classes:
-            if label is not None:
-                raise UserError("the network has no classes; leave --class out")
+            raise UserError("the network has no classes; leave --class out")
+        if name in self.class_names:
+            return self.class_names.index(str(name))
+        if str(name).isdecimal() and int(name) < self.classes:
+            return int(name)
+        names = f", or a name such as {', '.join(self.class_names[:5])}" if self.class_names else ""
+        raise UserError(f"there is no class '{name}'; type --class and a number from 0 to {self.classes - 1}{names}")
+
+    def labels(self, seeds: Sequence[int], label: int | str | None = None) -> Tensor | None:
+        """The labels as vectors [B, classes]: of one class, or with None the classes in turn, by the seeds."""
+        one = None if label is None else self.class_of(label)
+        if not self.classes:
             return None
-        if not 0 <= (label or 0) < self.classes:
-            raise UserError(f"--class {label} is not there: the network has classes 0 to {self.classes - 1}")
-        numbers = [seed % self.classes if label is None else label for seed in seeds]
+        numbers = [seed % self.classes if one is None else one for seed in seeds]
         return F.one_hot(torch.tensor(numbers), self.classes).to(self.like)
 
     def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
@@ -126,21 +138,54 @@ class Drawer:
                 pictures.append(net.drawn(row, "random"))
         return torch.cat(pictures)
 
+    def from_z(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Pictures of latents and labels, without truncation."""
+        if labels is None:
+            return torch.cat([self.net(part) for part in self._parts(z)])
+        pairs = zip(self._parts(z), self._parts(labels), strict=True)
+        return torch.cat([self.net(part, label) for part, label in pairs])
+
     @torch.no_grad()
     def pictures(
-        self, seeds: Sequence[int], label: int | None = None, psi: float = 1.0, cutoff: int | None = None
+        self, seeds: Sequence[int], label: int | str | None = None, psi: float = 1.0, cutoff: int | None = None
     ) -> Tensor:
         """The pictures of seeds [B, channels, height, width], in about -1 to 1."""
         z, labels = self.z(seeds), self.labels(seeds, label)
-        if self.layers:
+        if self._truncates(psi, cutoff):
             return self.from_w(self.w(z, labels, psi, cutoff))
-        if psi != 1 or cutoff is not None:
-            raise UserError(f"{type(self.net).__name__} has no w to truncate; leave --truncation and --cutoff out")
-        known = [None] * len(z) if labels is None else self._parts(labels)
-        return torch.cat([self._drawn(part, label) for part, label in zip(self._parts(z), known, strict=False)])
+        return self.from_z(z, labels)
 
-    def _drawn(self, z: Tensor, labels: Tensor | None) -> Tensor:
-        return self.net(z) if labels is None else self.net(z, labels)
+    def images(self, seeds: Sequence[int], **how: Any) -> Iterator[Image.Image]:
+        """The pictures of any number of seeds, some drawn at once. `how` is as for `pictures`."""
+        for first in range(0, len(seeds), self.at_once):
+            for sample in self.pictures(seeds[first : first + self.at_once], **how):
+                yield picture(sample, transparent=True)
+
+    @torch.no_grad()
+    def between(
+        self,
+        ends: tuple[int, int],
+        shares: Sequence[float],
+        label: int | str | None = None,
+        psi: float = 1.0,
+        cutoff: int | None = None,
+    ) -> Tensor:
+        """Pictures on the way from one seed to another: a share of 0 is the first one, 1 the other."""
+        z, labels = self.z(ends), self.labels(ends, label)
+        share = torch.tensor(shares).to(self.like)[:, None]
+        if self._truncates(psi, cutoff) or self.layers:
+            w = self.w(z, labels, psi, cutoff)
+            return self.from_w(w[0].lerp(w[1], share[:, None]))
+        # Noise is as long everywhere on this arc: a straight line would come nearer to zero than noise does.
+        arc = (share * torch.pi / 2).cos() * z[0] + (share * torch.pi / 2).sin() * z[1]
+        return self.from_z(arc, None if labels is None else labels[0].lerp(labels[1], share))
+
+    def _truncates(self, psi: float, cutoff: int | None) -> bool:
+        if psi == 1 and cutoff is not None:
+            raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
+        if psi != 1 and not self.layers:
+            raise UserError(f"{type(self.net).__name__} has no w to truncate; leave --truncation out")
+        return psi != 1
 
     def _styled(self) -> StyleGenerator:
         if not isinstance(self.net, StyleGenerator):

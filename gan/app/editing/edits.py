@@ -21,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.augment import to_tensors
-from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.directions import directions
+from gan.app.drawing.opened import Drawings
 from gan.app.painting import grids
 from gan.app.painting.actions import StyleSource
 from gan.app.painting.painter import Painter, Picture, read_labels
@@ -33,6 +34,7 @@ from gan.files.errors import UserError, reason
 LARGEST = 1 << 24  # bytes of an edit, or of a label map that is uploaded, and pixels of that map
 MOST_LABELS = 256  # a byte each, as in a palette PNG
 LAST_SEED = 2**31 - 1
+DIRECTIONS = 5  # of w, the most important ones
 RECENT = 32  # pictures and files whose styles are remembered
 
 Edit = Mapping[str, Any]
@@ -265,9 +267,11 @@ class NoiseEdits(Edits):
 
     kind = "noise"
 
-    def __init__(self, drawer: Drawer, title: str, step: int) -> None:
-        super().__init__(title, step)
-        self.drawer, layers = drawer, drawer.layers
+    def __init__(self, shown: Drawings) -> None:
+        path = shown.drawer.title if shown.run is None else shown.run.folder.path
+        super().__init__(Path(path).name, 0 if shown.run is None else shown.run.step)
+        self.drawer, self.steps = shown.drawer, torch.zeros(0)
+        drawer, layers = shown.drawer, shown.drawer.layers
         self.sliders = [Slider("seed", "Seed", 0, 9999, 1, 0, kept=True)]
         if drawer.classes:
             self.sliders.append(Slider("class", "Class", 0, drawer.classes - 1, 1, 0, kept=True))
@@ -277,6 +281,9 @@ class NoiseEdits(Edits):
                 Slider("layers", "Layers of this seed", 0, layers, 1, layers),
                 Slider("other", "Seed of the other layers", 0, 9999, 1, 1),
             ]
+            found = directions(drawer, "weights")
+            self.steps = (found.deviations.unsqueeze(1) * found.vectors)[:DIRECTIONS]
+            self.sliders += [Slider(f"direction{k}", f"Direction {k}", -4, 4, 0.1, 0.0) for k in range(len(self.steps))]
 
     def about(self) -> dict[str, Any]:
         return {**super().about(), "sliders": [asdict(slider) for slider in self.sliders]}
@@ -286,8 +293,9 @@ class NoiseEdits(Edits):
         values = {each.name: number(edit, each.name, each.value, each.min, each.max) for each in self.sliders}
         seed, label = values["seed"], values.get("class")
         if not self.drawer.layers:
-            return grids.picture(self.drawer.pictures([seed], label)[0]), []
+            return grids.picture(self.drawer.pictures([seed], label)[0], transparent=True), []
         seeds = [seed, values["other"]]
         own, other = self.drawer.w(self.drawer.z(seeds), self.drawer.labels(seeds, label), values["truncation"])
         mixed = torch.cat([own[: values["layers"]], other[values["layers"] :]])
-        return grids.picture(self.drawer.from_w(mixed.unsqueeze(0))[0]), []
+        moved = sum((values[f"direction{k}"] * step for k, step in enumerate(self.steps)), mixed.cpu()).to(mixed)
+        return grids.picture(self.drawer.from_w(moved.unsqueeze(0))[0], transparent=True), []

@@ -4,23 +4,27 @@ import base64
 import io
 import json
 import shutil
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from gan import edit as command
+from gan.app.drawing.directions import directions
 from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.latents import Latent
+from gan.app.drawing.opened import Drawings
 from gan.app.editing import edits as module
 from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits, in_bytes
-from gan.app.painting import reopen
-from gan.app.painting.actions import ACTIONS
+from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run.folder import RunFolder
+from gan.edit import edits_of
 from gan.files.errors import UserError
+from gan.games.from_noise import noise_of
 from gan.runs import build
-from gan.sample import parse
 from nets.stylegan import StyleGenerator
 from tests.support import opening
 
@@ -41,15 +45,13 @@ def edits(opened):
 
 
 @pytest.fixture
-def sampled(opened, tmp_path):
-    """The one picture that an action of gan.sample makes, by the words that are typed after the run."""
+def sampled(opened):
+    """The one picture of this name that an action of gan.sample makes."""
+    return lambda action, single, **how: drawn(getattr(Paintings(opened), action)(**how).singles[single])
 
-    def draw(action, *words, single):
-        typed = [str(opened.folder.path), action, *map(str, words), "--singles", "-o", str(tmp_path / "grid.png")]
-        ACTIONS[action](opened, parse(typed))
-        return Image.open(tmp_path / "grid" / f"{single}.png").tobytes()
 
-    return draw
+def drawn(sample):
+    return (sample if isinstance(sample, Image.Image) else picture(sample)).tobytes()
 
 
 def text(label):
@@ -69,8 +71,7 @@ def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(edits, sampled, t
     edit = {"picture": 1, "label": text(label), "seed": 4}
     (tmp_path / "mask.png").write_bytes(edits.answers["mask"](json.dumps(edit).encode()))
     image, notes = edits.draw(edit)
-    words = ("--picture", 1, "--label", tmp_path / "mask.png", "--seed", 4)
-    assert image.tobytes() == sampled("repaint", *words, single="repainted")
+    assert image.tobytes() == sampled("repaint", "repainted", picture=1, label=tmp_path / "mask.png", seed=4)
     assert notes == [f"styles of 1 lack {new}: painted in the mean styles"]
     others = [{**edit, "seed": 5}, {"picture": 1, "seed": 4}]
     assert all(edits.draw(other)[0].tobytes() != image.tobytes() for other in others)
@@ -79,18 +80,18 @@ def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(edits, sampled, t
 def test_a_regions_style_is_what_transfer_makes(edits, sampled):
     edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
     image, notes = edits.draw(edit)
-    assert image.tobytes() == sampled("transfer", "--from", 2, "--to", 1, "--region", "skin", single="1-in-2")
+    assert image.tobytes() == sampled("transfer", "1-in-2", **{"from_": 2, "to": 1, "region": "skin"})
     assert notes == []
     assert image.tobytes() != edits.draw({"picture": 1})[0].tobytes()
-    assert edits.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "--picture", 1, single="picture_1")
+    assert edits.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "picture 1", picture=1)
 
 
 def test_a_blend_is_what_interpolate_makes(edits, sampled, opened):
     edits.painter.styles(edits.painter.picture("3")).save(opened.folder.samples / "three.pt")
     assert "three.pt" in edits.about()["files"]
     edit = {"picture": 1, "styles": {"skin": {"from": "2", "to": "three.pt", "share": 0.5}}}
-    words = ("--between", 2, 3, "--on", 1, "--region", "skin", "--frames", 3)
-    assert edits.draw(edit)[0].tobytes() == sampled("interpolate", *words, single="1-001")
+    wanted = sampled("interpolate", "1-001", between=[2, 3], on=1, region="skin", frames=3)
+    assert edits.draw(edit)[0].tobytes() == wanted
 
 
 def test_styles_of_several_regions_and_of_one_that_is_not_there(edits):
@@ -183,20 +184,19 @@ def test_a_label_map_is_uploaded_and_others_are_refused(edits, monkeypatch):
         upload(saved)
 
 
-def untrained(name, tmp_path, **settings):
+@cache
+def untrained(name, folder, **settings):
     run = build(name, faces=16, held_out=4, **settings)
     run.game.eval().requires_grad_(False)
-    return SavedRun(name, RunFolder(tmp_path), tmp_path / "none.ckpt", 0, {}, run, frozenset())
+    return SavedRun(name, RunFolder(folder), folder / "none.ckpt", 0, {}, run, frozenset())
 
 
 @pytest.mark.parametrize("name", ["pix2pix-faces", "spade-faces"])
-def test_games_that_paint_label_maps_paint_edited_ones(name, tmp_path):
-    opened = untrained(name, tmp_path, size=32, width=4)
+def test_games_that_paint_label_maps_paint_edited_ones(name):
+    opened = untrained(name, Path("nowhere"), size=32, width=4)
     edits = LabelEdits(opened, opened.run.data)
-    typed = [str(tmp_path), "show", "--count", "1", "--seed", "3", "--singles", "-o", str(tmp_path / "grid.png")]
-    ACTIONS["show"](opened, parse(typed))
     own, notes = edits.draw({"seed": 3})
-    assert own.tobytes() == Image.open(tmp_path / "grid" / "0-output.png").tobytes()
+    assert own.tobytes() == drawn(Shown(opened).show(count=1, seed=3).singles["0-output"])
     assert notes == []
     edited, _ = edits.draw({"seed": 3, "label": text(painted(edits, 0)[0])})
     assert edited.tobytes() != own.tobytes()
@@ -207,36 +207,36 @@ def noise_edits():
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
     net.mapping.w_avg.normal_()
-    return NoiseEdits(
-        Drawer(net, "mine", lambda seed: torch.randn(8, generator=torch.Generator().manual_seed(seed))), "mine", 0
-    )
+    return NoiseEdits(Drawings(Drawer(net, "my/net.pkl", partial(noise_of, length=8))))
 
 
 def test_sliders_draw_what_the_drawer_draws(noise_edits):
     drawer = noise_edits.drawer
-    drawn = lambda **edit: noise_edits.draw(edit)[0].tobytes()  # noqa: E731
-    assert drawn(seed=3, truncation=0.5) == picture(drawer.pictures([3], 0, psi=0.5)[0]).tobytes()
-    assert drawn(seed=3, **{"class": 1}) == picture(drawer.pictures([3], 1)[0]).tobytes()
-    other = drawn(seed=5)
-    assert drawn(seed=3, layers=0, other=5) == other
-    assert len({drawn(seed=3), other, drawn(seed=3, layers=2, other=5), drawn(seed=3, truncation=0)}) == 4
+
+    def made(**edit):
+        return noise_edits.draw(edit)[0].tobytes()
+
+    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], 0, psi=0.5)[0])
+    assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], 1)[0])
+    other = made(seed=5)
+    assert made(seed=3, layers=0, other=5) == other
+    found = directions(drawer, "weights")
+    w = drawer.w(drawer.z([3]), drawer.labels([3], 0))[0]
+    assert made(seed=3, direction2=1.5) == drawn(drawer.from_w(found.edited(Latent(w, {}, ""), 2, 1.5).w[None])[0])
+    edits = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
+    assert len({other, *(made(seed=3, **edit) for edit in edits)}) == 6
     with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):
-        drawn(truncation=3)
+        made(truncation=3)
     with pytest.raises(UserError, match=r"'seed' of the edit is '0\.5', which is of a wrong kind"):
-        drawn(seed=0.5)
-    names = [slider["name"] for slider in noise_edits.about()["sliders"]]
-    assert names == ["seed", "class", "truncation", "layers", "other"]
+        made(seed=0.5)
+    about = noise_edits.about()
+    assert about["run"] == "net.pkl"
+    names = ["seed", "class", "truncation", "layers", "other", *(f"direction{k}" for k in range(5))]
+    assert [slider["name"] for slider in about["sliders"]] == names
 
 
-def test_what_can_be_edited_is_found_by_the_game(opened, tmp_path, monkeypatch):
-    found = {}
-    monkeypatch.setattr(reopen, "open_run", lambda *args: found["run"])
-    for name, kind in (("pix2pix-faces", "labels"), ("wgan-gp-faces", "noise"), ("vqgan-faces", None)):
-        found["run"] = untrained(name, tmp_path, size=16)
-        if kind is None:
-            with pytest.raises(UserError, match=r"nothing can be edited of .*: VqGan paints no label maps"):
-                command.edits_of(command.parse(["anything"]))
-        else:
-            assert command.edits_of(command.parse(["anything"]))[0].kind == kind
-    found["run"] = opened
-    assert command.edits_of(command.parse(["anything"]))[0].kind == "styles"
+def test_what_can_be_edited_is_found_by_the_game(opened):
+    assert edits_of(Paintings(opened)).kind == "styles"
+    assert edits_of(Shown(untrained("pix2pix-faces", Path("nowhere"), size=32, width=4))).kind == "labels"
+    with pytest.raises(UserError, match=r"nothing can be edited of .*: VqGan paints no label maps"):
+        edits_of(Shown(untrained("vqgan-faces", Path("nowhere"), size=16)))

@@ -1,0 +1,82 @@
+"""Latent files: they come back to the bit, and what is no such file is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gan.app.drawing.latents import Latent, noise_maps
+from gan.files.errors import UserError
+from nets.stylegan import StyleGenerator
+
+
+def generator(style=6, size=16):
+    return StyleGenerator(size, latent=5, style=style, mapping=2, base=64, most=8).eval()
+
+
+@pytest.fixture
+def latent():
+    torch.manual_seed(0)
+    maps = {name: torch.randn_like(each) for name, each in noise_maps(generator()).items()}
+    return Latent(torch.randn(6, 6), maps, "me in runs/001")
+
+
+def test_a_latent_comes_back_to_the_bit(latent, tmp_path):
+    latent.save(tmp_path / "new" / "me.pt")
+    again = Latent.load(tmp_path / "new" / "me.pt", generator())
+    assert torch.equal(again.w, latent.w) and again.source == latent.source
+    assert again.maps.keys() == latent.maps.keys()
+    assert all(torch.equal(again.maps[name], latent.maps[name]) for name in latent.maps)
+
+
+def test_every_damaged_byte_is_found(latent, tmp_path):
+    path = tmp_path / "me.pt"
+    latent.save(path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 37):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            again = Latent.load(path, generator())
+        except UserError as error:
+            assert "me.pt' is" in str(error)
+        else:  # a byte that nobody reads
+            assert torch.equal(again.w, latent.w) and again.source == latent.source
+            assert all(torch.equal(again.maps[name], latent.maps[name]) for name in latent.maps)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    saved = torch.load(path)
+    saved["w"][0, 0] += 1
+    torch.save(saved, path)
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        (cut, "no latent file that can be read"),
+        (flip, "is damaged: its numbers are not those that were written"),
+        (lambda path: path.write_text("no"), "no latent file that can be read"),
+        (lambda path: torch.save({"codes": torch.zeros(1)}, path), "is no latent file; make one with"),
+        (lambda path: torch.save([torch.zeros(1)], path), "is no latent file; make one with"),
+        (lambda path: torch.save({"w": 1, "maps": [], "source": 2, "crc32": 3}, path), "is no latent file"),
+        (lambda path: torch.save({"w": Path("x")}, path), "holds more than tensors and plain values"),
+        (Path.unlink, "cannot read"),
+    ],
+)
+def test_damaged_and_foreign_files_are_refused(latent, tmp_path, deed, said):
+    path = tmp_path / "me.pt"
+    latent.save(path)
+    deed(path)
+    with pytest.raises(UserError, match=said):
+        Latent.load(path, generator())
+
+
+@pytest.mark.parametrize("other", [generator(style=7), generator(size=32)])
+def test_a_latent_of_another_network_is_refused(latent, tmp_path, other):
+    latent.save(tmp_path / "me.pt")
+    with pytest.raises(UserError, match="is of me in runs/001: 6 layers with styles of length 6, and this network has"):
+        Latent.load(tmp_path / "me.pt", other)

@@ -1,0 +1,99 @@
+"""Projection on tiny networks: what a generator has drawn is found again, and a generator is tuned to a picture."""
+
+import pytest
+import torch
+
+from gan.app.drawing import projection
+from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.likeness import Likeness, by_discriminator
+from gan.app.drawing.projection import Adam, correlation, drawn, project, some_w, tuned
+from gan.games.from_noise import noise_of
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+
+
+@pytest.fixture(scope="module")
+def drawer():
+    torch.manual_seed(0)
+    net = StyleGenerator(16, latent=5, style=6, mapping=2, base=64, most=8).eval().requires_grad_(False)
+    for name, strength in net.named_parameters():
+        if name.endswith("noise_strength"):
+            strength.fill_(0.1)  # so that the noise is seen
+    return Drawer(net, "a net", lambda seed: noise_of(seed, 5))
+
+
+@pytest.fixture(scope="module")
+def likeness(drawer):
+    """The distance from a picture that the generator has drawn, in the features of a discriminator."""
+    torch.manual_seed(1)
+    net = StyleDiscriminator(16, base=64, most=8).eval().requires_grad_(False)
+    return Likeness("a discriminator", by_discriminator(net), drawer.pictures([3]))
+
+
+def found(drawer, likeness, steps=30, seed=0):
+    """The latent, the distance of the first picture, and that of the last."""
+    seen = []
+    latent = project(
+        drawer, likeness, steps=steps, source="", seed=seed, label=None, watch=lambda *step: seen.append(step[2])
+    )
+    return latent, seen[0], likeness(drawn(drawer, latent).unsqueeze(0)).item()
+
+
+def test_a_drawn_picture_is_found_again(drawer, likeness):
+    latent, first, last = found(drawer, likeness)
+    assert last < first / 8
+    assert latent.w.shape == (6, 6) and torch.equal(latent.w, latent.w[:1].expand(6, -1))
+
+
+def test_without_learning_w_the_picture_is_not_found(drawer, likeness, monkeypatch):
+    monkeypatch.setattr(projection, "Adam", lambda learning, **rule: Adam(learning[1:], **rule))
+    latent, first, last = found(drawer, likeness)
+    assert last > first / 1.5
+    assert torch.equal(latent.w[0], some_w(drawer).mean(0))
+
+
+def test_the_same_seed_gives_the_same_latent(drawer, likeness):
+    (one, *_), (same, *_), (other, *_) = (found(drawer, likeness, 5, seed) for seed in (0, 0, 1))
+    assert torch.equal(one.w, same.w) and not torch.equal(one.w, other.w)
+    assert all(torch.equal(one.maps[name], same.maps[name]) for name in one.maps)
+    assert not torch.equal(one.maps["synthesis.b8.conv0.noise_const"], other.maps["synthesis.b8.conv0.noise_const"])
+
+
+def test_the_generator_stays_as_it_was(drawer, likeness):
+    before = {name: value.clone() for name, value in drawer.net.state_dict().items()}
+    latent, *_ = found(drawer, likeness, 2)
+    drawn(drawer, latent)
+    tuned(drawer.net, latent, drawer.pictures([4]), likeness, 2, lambda *_: None)
+    assert all(torch.equal(value, before[name]) for name, value in drawer.net.state_dict().items())
+    assert not any(value.requires_grad for value in drawer.net.state_dict(keep_vars=True).values())
+
+
+def test_noise_maps_stay_white(drawer, likeness):
+    """Their mean is 0, their variance 1, and their neighbours tell nothing of each other."""
+    latent, *_ = found(drawer, likeness, 5)
+    for each in latent.maps.values():
+        assert each.mean().abs() < 1e-6 and each.square().mean().sub(1).abs() < 1e-5
+    smooth = torch.linspace(-1, 1, 16).repeat(16, 1)
+    assert correlation(smooth) > 100 * correlation(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
+
+
+def test_correlations_are_of_all_scales():
+    """Noise that is white pixel by pixel, and not by fours."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.linspace(-1, 1, 8).repeat(8, 1).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    signs = torch.randint(0, 2, (32, 32), generator=generator) * 2 - 1
+    hidden = coarse + 4 * signs * torch.ones(32, 32)
+    assert correlation(coarse) > correlation(coarse[::4, ::4])
+    assert correlation(hidden) > correlation(4.0 * signs)
+
+
+def test_a_tuned_generator_draws_the_picture_at_the_same_latent(drawer, likeness, monkeypatch):
+    monkeypatch.setattr(projection, "TUNING_RATE", 0.02)
+    target = drawer.pictures([4])
+    near = Likeness("", likeness.features, target)
+    latent, *_ = found(drawer, likeness, 10)
+    net = tuned(drawer.net, latent, target, near, 20, lambda *_: None)
+    with torch.no_grad():
+        after = near(net.drawn(latent.w.unsqueeze(0), "const"))
+    assert after < near(drawn(drawer, latent).unsqueeze(0)) / 2
+    assert all(torch.equal(value, latent.maps[name]) for name, value in net.named_buffers() if name in latent.maps)
+    assert torch.equal(net.mapping.fc0.weight, drawer.net.mapping.fc0.weight)
