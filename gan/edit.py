@@ -4,7 +4,6 @@ import asyncio
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 from jsonargparse.typing import restricted_number_type
@@ -15,13 +14,10 @@ from gan.app.run import options
 from gan.app.run.parser import Parser
 from gan.files.errors import UserError
 
-if TYPE_CHECKING:
-    from gan.app.editing.edits import Edits
-    from gan.app.painting.actions import Shown
-
 EXAMPLES = """examples:
   python -m gan.edit                                the newest run: open the address that is printed; Ctrl-C ends it
   python -m gan.edit runs/001-sean-faces --open     let the browser open it
+  python -m gan.edit ffhq.pkl                       a published file of StyleGAN2 or R3GAN
   python -m gan.edit auto --repeat edit.json        draw a saved edit again, without a browser
 """
 
@@ -34,6 +30,7 @@ def main(argv: list[str]) -> None:
     settings = parse(argv)
     with working():
         from gan.app.drawing import opened
+        from gan.app.editing.edits import edits_of
         from gan.app.painting.sheet import save_png
 
         try:
@@ -61,26 +58,6 @@ def main(argv: list[str]) -> None:
         asyncio.run(serve(edits, settings.port, ready))
 
 
-def edits_of(shown: "Shown") -> "Edits":
-    """What can be edited of a run, or of a file of networks."""
-    from gan.app.drawing.opened import Drawings
-    from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits
-    from gan.app.painting.actions import Paintings
-    from gan.app.painting.reopen import has_numbers
-
-    if isinstance(shown, Drawings):
-        return NoiseEdits(shown)
-    data = shown.saved.run.data
-    if has_numbers(data) and isinstance(shown, Paintings):
-        return StyleEdits(shown.saved, data)
-    if has_numbers(data) and hasattr(data.val, "label_names") and hasattr(shown.game, "mask"):
-        return LabelEdits(shown.saved, data)
-    raise UserError(
-        f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
-        f"draws no pictures from noise; type python -m gan.sample {shown.saved.folder.path} show"
-    )
-
-
 def parse(argv: list[str]) -> Namespace:
     """Read the command line."""
     parser = Parser(
@@ -91,7 +68,7 @@ def parse(argv: list[str]) -> Namespace:
     )
     options.add_saved_run(parser)
     add = parser.add_argument
-    add("--port", type=Port, default=0, help="the port on 127.0.0.1; default: a free one")
+    add("--port", type=Port, default=0, help="the port on 127.0.0.1; 0 is a free one")
     add("--open", action="store_true", help="let the browser open the address")
     what = "draw the edit in this file, which the editor has saved, and stop"
     add("--repeat", metavar="FILE", type=Path | None, default=None, help=what)

@@ -24,16 +24,15 @@ from datasets.augment import to_tensors
 from gan.app.drawing.directions import directions
 from gan.app.drawing.opened import Drawings
 from gan.app.painting import grids
-from gan.app.painting.actions import StyleSource
+from gan.app.painting.actions import Paintings, Shown, StyleSource
 from gan.app.painting.painter import Painter, Picture, read_labels
-from gan.app.painting.reopen import Numbered, SavedRun, shown
+from gan.app.painting.reopen import Numbered, SavedRun, has_numbers, shown
 from gan.app.painting.styles import regions
 from gan.files.disk import read_text
 from gan.files.errors import UserError, reason
 
 LARGEST = 1 << 24  # bytes of an edit, or of a label map that is uploaded, and pixels of that map
 MOST_LABELS = 256  # a byte each, as in a palette PNG
-LAST_SEED = 2**31 - 1
 DIRECTIONS = 5  # of w, the most important ones
 RECENT = 32  # pictures and files whose styles are remembered
 
@@ -56,7 +55,7 @@ def number(edit: Edit, name: str, default: float, least: float, most: float) -> 
     return found
 
 
-def parsed(text: str | bytes) -> Edit:
+def parsed(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -119,8 +118,8 @@ class LabelEdits(Edits):
         if len(self.names) > MOST_LABELS:
             raise UserError(f"the editor paints {MOST_LABELS} labels at most, and this run knows {len(self.names)}")
         self.answers |= {
-            "picture": self._answer_picture,
-            "label": lambda given: in_bytes(self.picture(int(given)).label),
+            "picture": lambda given: png(grids.picture(self.item(parsed(given))["image"])),
+            "label": lambda given: in_bytes(self.item(parsed(given))["label"]),
             "mask": lambda given: png(self.mask(parsed(given))),
             "upload": lambda given: in_bytes(self.uploaded(given)),
         }
@@ -130,22 +129,22 @@ class LabelEdits(Edits):
         regions = [{"name": name, "colour": colour} for name, colour in zip(self.names, colours, strict=True)]
         return {**super().about(), "size": self.size, "regions": regions, "pictures": len(self.val)}
 
-    def picture(self, which: int) -> Picture:
-        which = number({}, "picture", which, 0, len(self.val) - 1)
-        item = to_tensors(self.val[which])
+    def item(self, which: int) -> dict[str, Tensor]:
+        """A held-out picture, with its label map."""
+        return to_tensors(self.val[number({"picture": which}, "picture", 0, 0, len(self.val) - 1)])
+
+    def picture(self, edit: Edit) -> Picture:
+        """The picture that an edit changes."""
+        which = part(edit, "picture", int, 0)
+        item = self.item(which)
         return Picture(str(which), item["label"], item["image"], item.get("edges"))
 
-    def _answer_picture(self, given: bytes) -> bytes:
-        image = self.picture(int(given)).image
-        assert image is not None
-        return png(grids.picture(image))
-
     def draw(self, edit: Edit) -> tuple[Image.Image, list[str]]:
-        before = self.picture(part(edit, "picture", int, 0))
+        before = self.picture(edit)
         label = self.label(edit, before)
         # An edited map has no edges of instances any more. So a game that wants edges takes those of the map.
         picture = before if torch.equal(label, before.label) else Picture(before.title, label)
-        made, notes = self.paint(picture, before, number(edit, "seed", 0, 0, LAST_SEED), edit)
+        made, notes = self.paint(picture, before, number(edit, "seed", 0, 0, 2**31 - 1), edit)
         return grids.picture(made), notes
 
     def paint(self, picture: Picture, before: Picture, seed: int, edit: Edit) -> tuple[Tensor, list[str]]:
@@ -174,7 +173,7 @@ class LabelEdits(Edits):
 
     def mask(self, edit: Edit) -> Image.Image:
         """The label map as a palette PNG, which gan.sample RUN repaint reads."""
-        return grids.label_png(self.label(edit, self.picture(part(edit, "picture", int, 0))), len(self.names))
+        return grids.label_png(self.label(edit, self.picture(edit)), len(self.names))
 
     def uploaded(self, content: bytes) -> Tensor:
         """The label map in a PNG of the person."""
@@ -299,3 +298,18 @@ class NoiseEdits(Edits):
         mixed = torch.cat([own[: values["layers"]], other[values["layers"] :]])
         moved = sum((values[f"direction{k}"] * step for k, step in enumerate(self.steps)), mixed.cpu()).to(mixed)
         return grids.picture(self.drawer.from_w(moved.unsqueeze(0))[0], transparent=True), []
+
+
+def edits_of(shown: Shown) -> Edits:
+    """What can be edited of a run, or of a file of networks."""
+    if isinstance(shown, Drawings):
+        return NoiseEdits(shown)
+    data = shown.saved.run.data
+    if has_numbers(data) and isinstance(shown, Paintings):
+        return StyleEdits(shown.saved, data)
+    if has_numbers(data) and hasattr(data.val, "label_names") and hasattr(shown.game, "mask"):
+        return LabelEdits(shown.saved, data)
+    raise UserError(
+        f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
+        f"draws no pictures from noise; type python -m gan.sample {shown.saved.folder.path} show"
+    )

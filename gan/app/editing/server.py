@@ -9,13 +9,15 @@ names is a number or a name from a list, never a path.
 
 import asyncio
 import hmac
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from queue import SimpleQueue
+from threading import Thread
 
 from aiohttp import web
 
@@ -23,11 +25,12 @@ from gan.app.editing.edits import LARGEST, Edits
 from gan.files.errors import UserError
 
 HERE = Path(__file__).resolve().parent
-HOST, NAMES = "127.0.0.1", ("127.0.0.1", "localhost", "::1")
+HOST, NAMES = "127.0.0.1", re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 REQUESTS = 64  # at once; more are refused
 IDLE = 15.0  # seconds after which a connection that asks nothing is closed
-SLOW = 30.0  # seconds in which what is sent must be here
 VISITORS = 64  # whose newest request is remembered; the oldest is forgotten
+SUPERSEDED = b"null"  # the answer to a visitor who has asked for another picture meanwhile
+FULL = "The editor has too much to do. Close other pages of it, and try this again."
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -36,23 +39,19 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-ELSEWHERE = "The editor answers on this machine only: open the address that gan.edit has printed."
-ANOTHER_PAGE = "The editor answers its own page only."
-NO_TOKEN = "This address lacks its token: open the address that gan.edit has printed."
-FULL = "The editor has too much to do. Close other pages of it, and try this again."
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Superseded(Exception):
-    """The same visitor has asked for another picture meanwhile."""
-
-
 class Turns:
-    """One computation at a time, in the order in which they were asked for; of a visitor's only the newest."""
+    """One computation at a time, in the order in which they were asked for; of a visitor's only the newest.
+
+    All are in one thread, for which the end of the process does not wait. The others' result is `SUPERSEDED`.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._thread = asyncio.Lock(), ThreadPoolExecutor(1)
+        self._lock, self._pending = asyncio.Lock(), SimpleQueue[tuple[Callable[[], bytes], Future[bytes]]]()
+        Thread(target=self._compute, daemon=True).start()
         self._newest: OrderedDict[str, object] = OrderedDict()
 
     async def take(self, work: Callable[[], bytes], visitor: str | None) -> bytes:
@@ -64,8 +63,19 @@ class Turns:
                 self._newest.popitem(last=False)
         async with self._lock:
             if visitor is not None and self._newest.get(visitor) is not ticket:
-                raise Superseded
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                return SUPERSEDED
+            made: Future[bytes] = Future()
+            self._pending.put((work, made))
+            return await asyncio.wrap_future(made)
+
+    def _compute(self) -> None:
+        while True:
+            work, made = self._pending.get()
+            if made.set_running_or_notify_cancel():
+                try:
+                    made.set_result(work())
+                except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                    made.set_exception(error)
 
 
 class Site:
@@ -94,8 +104,6 @@ class Site:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             return web.Response(status=413, text=f"This has more than {LARGEST:,} bytes, which the editor takes.")
-        except Superseded:
-            return web.json_response(None)
         except UserError as error:
             return web.Response(status=400, text=str(error))
         finally:
@@ -103,15 +111,17 @@ class Site:
 
     def refused(self, request: web.Request) -> str | None:
         """Why this request is refused. See [Note: who may ask]."""
-        if urlsplit(f"//{request.host}").hostname not in NAMES:
-            return ELSEWHERE
+        if not NAMES.fullmatch(request.host):
+            return "The editor answers on this machine only: open the address that gan.edit has printed."
         origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
         given = request.query.get("token") if request.path == "/" else None
         others = origin not in (None, f"http://{request.host}") or site not in ("same-origin", "none")
         if (others and not given) or (origin is None and request.method == "POST"):
-            return ANOTHER_PAGE
-        given = given or request.cookies.get(self.cookie, "")
-        return None if hmac.compare_digest(given.encode(), self.token.encode()) else NO_TOKEN
+            return "The editor answers its own page only."
+        given = (given or request.cookies.get(self.cookie, "")).encode(errors="replace")
+        if hmac.compare_digest(given, self.token.encode()):
+            return None
+        return "This address lacks its token: open the address that gan.edit has printed."
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         if "token" not in request.query:
@@ -124,12 +134,7 @@ class Site:
         work = self.edits.answers.get(request.match_info["what"])
         if work is None:
             raise web.HTTPNotFound
-        given = request.match_info.get("number", "").encode()
-        if request.method == "POST":
-            try:
-                given = await asyncio.wait_for(request.read(), SLOW)
-            except TimeoutError as error:
-                raise UserError("this came too slowly; try it again") from error
+        given = await request.read() if request.method == "POST" else request.match_info["number"].encode()
         visitor = request.headers.get("X-Visitor")
         made = await self.turns.take(partial(work, given), visitor and visitor[:64])
         kind = "image/png" if made.startswith(b"\x89PNG") else "application/octet-stream"

@@ -16,12 +16,11 @@ from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.latents import Latent
 from gan.app.drawing.opened import Drawings
 from gan.app.editing import edits as module
-from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits, in_bytes
+from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits, edits_of, in_bytes
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, open_run
 from gan.app.run.folder import RunFolder
-from gan.edit import edits_of
 from gan.files.errors import UserError
 from gan.games.from_noise import noise_of
 from gan.runs import build
@@ -60,7 +59,7 @@ def text(label):
 
 def painted(edits, which):
     """The label map of a picture, with a block on it of the first region that it lacks; and that region's name."""
-    label = edits.picture(which).label.clone()
+    label = edits.item(which)["label"].clone()
     new = next(region for region in range(len(edits.names)) if region not in label)
     label[2:9, 8:24] = new
     return label, edits.names[new]
@@ -146,6 +145,13 @@ def test_what_is_wrong_in_an_edit_is_said(what, edits):
     edit, words = WRONG[what]
     with pytest.raises(UserError, match=words):
         edits.draw(edit)
+
+
+@pytest.mark.parametrize("what", ["picture", "label", "mask", "draw", "upload"])
+def test_what_is_no_number_and_no_edit_is_said(what, edits):
+    for given in (b"", b"abc", b"99", b'"1"', b"-1", b"1.5", b"true"):
+        with pytest.raises(UserError):
+            edits.answers[what](given)
 
 
 def test_a_file_that_is_no_edit_is_named(edits, tmp_path):
