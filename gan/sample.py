@@ -1,6 +1,7 @@
 """`python -m gan.sample`: draw what a run's networks make, from seeds or in the styles of pictures."""
 
 from itertools import takewhile
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +38,9 @@ examples:
   python -m gan.sample auto interpolate --between 3 5 9 3 --frames 60 -o walk.mp4
   python -m gan.sample auto classes --seeds 0-7                  a row for each class
   python -m gan.sample auto files --count 50000 -o fakes.zip     for a program that computes FID
+  python -m gan.sample auto project --picture me.jpg -o me.pt    finds a picture of yours
+  python -m gan.sample auto from --latent me.pt --direction 3 --strength -4:4
+  python -m gan.sample auto directions --by pca --count 8 --seeds 0-3
   python -m gan.sample auto transfer --from 3 --to 1 2 4         three pictures in the styles of a fourth
   python -m gan.sample auto transfer --from 3 --to 1 --region hair
   python -m gan.sample auto transfer --from 3 --to 1 2 --each    a row for each region by itself
@@ -54,6 +58,9 @@ ACTIONS = {
     "interpolate": "Go from the styles of one picture to those of another, or from seed to seed, in equal steps.",
     "classes": "Draw the same seeds in each class.",
     "files": "Write the pictures of many seeds, each into a file, for a program that scores them.",
+    "project": "Find a picture of yours in StyleGAN2's w: the picture beside it, a video, and a latent file.",
+    "from": "Draw latent files of project again, or go from them in a direction of w.",
+    "directions": "Go from seeds or latent files in the main directions of StyleGAN2's w.",
     "reconstruct": "Paint pictures again from their own label maps and styles; what is done if no action is typed.",
     "transfer": "Paint some pictures in the styles of others, or in those of some regions only.",
     "repaint": "Paint a picture again after its label map was edited.",
@@ -85,13 +92,18 @@ def act(opened: "Shown", settings: Namespace, argv: list[str]) -> list[Path]:
 
     action = settings.action or opened.default
     typed = _fitting(action, settings, argv, opened)
-    made = getattr(opened, action.replace("-", "_"))(**typed)
+    made = getattr(opened, method(action))(**typed)
     if not isinstance(made, Sheet):
         return made
     if made.suffix == ".gif" and not settings.file:
         say(video.ADVICE)
     path = settings.file or opened.path(made.name, made.suffix)
     return made.save(path, settings.singles, settings.get("fps", 30))
+
+
+def method(action: str) -> str:
+    """The name of the method that does an action; `from` is a word of Python's own."""
+    return action.replace("-", "_") + "_" * iskeyword(action)
 
 
 def parse(argv: list[str]) -> Namespace:
@@ -102,6 +114,8 @@ def parse(argv: list[str]) -> Namespace:
         raise UserError(f"unknown action '{action}'; known: {', '.join(ACTIONS)}")
     if words and words[0] in ACTIONS and not Path(words[0]).exists():
         raise UserError(f"say which run comes first: python -m gan.sample auto {' '.join(argv)}")
+    for place in [place for place, word in enumerate(argv[:-1]) if word == "--strength"]:
+        argv = [*argv[:place], f"--strength={argv[place + 1]}", *argv[place + 2 :]]  # -4:4 looks like an option
     settings = _parser(action).parse_args(argv)
     if settings.action != action:
         raise UserError("the run and the action come first: python -m gan.sample RUN ACTION [options]")
@@ -112,7 +126,9 @@ def _fitting(action: str, settings: Namespace, argv: list[str], opened: "Shown")
     """The options as keywords of the action. An action or an option that this run does not have is refused."""
     known = ({} if opened.run is None else OPTIONS["any"]) | OPTIONS[opened.kind]
     if action not in known:
-        raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}")
+        encoder = action == "project" and "save-styles" in known
+        hint = f". Its encoder finds a picture's styles without a search: {OF_SEAN}" if encoder else ""
+        raise UserError(f"{opened.title}: {opened.about}, so there is no '{action}'; type {', '.join(known)}{hint}")
     names = dict(known[action])
     everywhere = {"--device", "--file", *(() if opened.run is None else ("--run", "--data", "--out"))}
     typed = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
@@ -163,16 +179,25 @@ MOVING = (
     ),
     _number("--fps", PositiveInt, 30, "pictures a second, in a file that ends in .gif or .mp4"),
 )
-CLASS = "the class, by its number or name; default: the classes in turn"
+WHICH = "the class, by its number or name; default: the classes in turn"
+CLASS = ("--class", {"metavar": "CLASS", "dest": "label", "type": str | None, "default": None, "help": WHICH})
 TRUNCATED = (
     ("--truncation", {"metavar": "PSI", "type": float, "default": 1.0, "help": "below 1: nearer to the average, of w"}),
     _number("--cutoff", NonNegativeInt | None, None, "truncate only so many layers, from the coarsest on"),
 )
-HOW = (
-    ("--class", {"metavar": "CLASS", "dest": "label", "type": str | None, "default": None, "help": CLASS}),
-    *TRUNCATED,
+HOW = (CLASS, *TRUNCATED)
+MINE = "yours, or the number of a held-out one; default the first"
+PERCEPTUAL = "compare by LPIPS, with VGG-16's weights (vgg16-397923af.pth); default: by the discriminator's features"
+LATENT = _several("--latent", "FILE", "latent files that project has written, to start from")
+WAYS = "found in the weights (SeFa), or by PCA of many w (GANSpace)"
+FROM_TO = "from one strength to another by ones, in standard deviations of w"
+MOVED = (
+    _number("--direction", NonNegativeInt | None, None, "go in this direction only"),
+    ("--strength", {"metavar": "FROM:TO", "type": str, "default": "-3:3", "help": FROM_TO}),
+    ("--by", {"type": Literal["weights", "pca"], "default": "weights", "help": WAYS}),
 )
-WRITERS = ("files", "save-styles", "save-labels")  # they write files themselves
+OF_SEAN = "save-styles --picture me.jpg:labels.png -o me.pt, and then transfer --from me.pt --to 0 1 2"
+WRITERS = ("files", "project", "save-styles", "save-labels")  # they write files themselves
 OPTIONS: dict[str, dict[str, tuple[Option, ...]]] = {
     "any": {"show": (COUNT, *GRID)},
     "seeds": {
@@ -185,6 +210,20 @@ OPTIONS: dict[str, dict[str, tuple[Option, ...]]] = {
         ),
         "interpolate": (*MOVING, *HOW, SINGLES),
         "classes": (_list("--seeds", "0-7", "which seeds, a column each"), *TRUNCATED, SINGLES),
+        "project": (
+            ("--picture", {"type": str, "default": "0", "help": MINE}),
+            _number("--steps", PositiveInt, 1000, "of the search for w"),
+            _number("--tune", NonNegativeInt, 0, "then tune the network to the picture in so many steps, into a .pkl"),
+            ("--perceptual", {"metavar": "FILE", "type": Path | None, "default": None, "help": PERCEPTUAL}),
+            CLASS,
+        ),
+        "from": (LATENT, *MOVED, SINGLES),
+        "directions": (
+            _list("--seeds", "0-3", "seeds to start from"),
+            LATENT,
+            _number("--count", PositiveInt, 8, "how many directions"),
+            *(*MOVED, CLASS, SINGLES),
+        ),
         "files": (_number("--count", PositiveInt, 50_000, "how many; their seeds are 0, 1 and so on"), *HOW),
     },
     "styles": {

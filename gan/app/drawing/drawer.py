@@ -94,7 +94,7 @@ class Drawer:
     @property
     def mean_w(self) -> Tensor:
         """The mean of w over all latents [W], to which truncation pulls."""
-        return self._styled().mapping.w_avg
+        return self.styled().mapping.w_avg
 
     def z(self, seeds: Sequence[int]) -> Tensor:
         """The latents of seeds [B, latent]."""
@@ -121,7 +121,7 @@ class Drawer:
 
     def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
         """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
-        return self._styled().styles(z, labels, psi=psi, cutoff=cutoff)
+        return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)
 
     def from_w(self, w: Tensor, grain: Grain = "const") -> Tensor:
         """Pictures of vectors w [B, layers, W]: [B, channels, height, width] in about -1 to 1.
@@ -129,7 +129,7 @@ class Drawer:
         `grain` is the noise in each layer: "const" for that of the network, "none", or a seed, whose noise is the same
         in every picture.
         """
-        net = self._styled()
+        net = self.styled()
         if not isinstance(grain, int):
             return torch.cat([net.drawn(part, grain) for part in self._parts(w)])
         pictures = []
@@ -187,7 +187,7 @@ class Drawer:
             raise UserError(f"{type(self.net).__name__} has no w to truncate; leave --truncation out")
         return psi != 1
 
-    def _styled(self) -> StyleGenerator:
+    def styled(self) -> StyleGenerator:
         if not isinstance(self.net, StyleGenerator):
             raise UserError(f"{type(self.net).__name__} has no w; take a run of StyleGAN2, or a file of it")
         return self.net

@@ -1,4 +1,4 @@
-"""How far two pictures are from each other in the features of a network: LPIPS, or by a run's own discriminator."""
+"""How far pictures are from a target in the features of a network: by LPIPS, or by a run's own discriminator."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,59 +12,54 @@ from gan.app.scoring.features import read_weights
 from gan.files.disk import load_plain
 from gan.files.errors import UserError
 from nets.stylegan import DiscriminatorBlock, StyleDiscriminator
-from nets.vgg import Vgg16
+from nets.vgg import SMALLEST, Vgg16
 
 LARGEST = 256  # pixels of a side that LPIPS looks at, as in the published projector
-SMALLEST = 16  # pixels that VGG-16's poolings halve
+Features = Callable[[Tensor], list[Tensor]]  # of pictures, what some layers make of them
 
 
-class Likeness:
-    """The distance of pictures from a target, in features that are compared as LPIPS does: Zhang et al. 2018, eq. 1.
+def distance_from(target: Tensor, features: Features) -> Callable[[Tensor], Tensor]:
+    """The distance of pictures from a target: that of LPIPS, in any features whose vectors have unit length."""
+    with torch.no_grad():
+        wanted = features(target)
 
-    `features` gives, of pictures, the activations of some layers, of which the vector at each position has unit length.
-    """
+    # Zhang et al. 2018, equation 1
+    def distance(pictures: Tensor) -> Tensor:
+        pairs = zip(features(pictures), wanted, strict=True)
+        return torch.stack([(one - other).square().sum(1).mean() for one, other in pairs]).sum()
 
-    def __init__(self, name: str, features: Callable[[Tensor], list[Tensor]], target: Tensor) -> None:
-        self.name, self.features = name, features
-        with torch.no_grad():
-            self.target = features(target)
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        pairs = zip(self.features(pictures), self.target, strict=True)
-        return sum(((one - other).square().sum(1).mean() for one, other in pairs), torch.zeros(()))
+    return distance
 
 
-def by_discriminator(net: StyleDiscriminator) -> Callable[[Tensor], list[Tensor]]:
+def by_discriminator(net: StyleDiscriminator) -> Features:
     """What each resolution of a discriminator gives."""
 
     def features(pictures: Tensor) -> list[Tensor]:
-        found: list[Tensor] = []
-        blocks = [block for block in net.children() if isinstance(block, DiscriminatorBlock)]
-        hooks = [block.register_forward_hook(lambda *made: found.append(_unit(made[-1]))) for block in blocks]
-        classes = net.mapping.classes if net.mapping is not None else 0
-        net(pictures, pictures.new_zeros(len(pictures), classes))
-        for hook in hooks:
-            hook.remove()
-        return found
+        found = [pictures]
+        for block in net.children():
+            if isinstance(block, DiscriminatorBlock):
+                found.append(block(found[-1]))
+        return [_unit(each) for each in found[1:]]
 
     return features
 
 
-def by_lpips(file: Path, device: torch.device) -> Callable[[Tensor], list[Tensor]]:
-    """LPIPS 0.1 with torchvision's VGG-16, whose weights are in the file; what was learned on top is in torchmetrics."""
+def by_lpips(file: Path, device: torch.device) -> Features:
+    """LPIPS 0.1: the file has the weights of torchvision's VGG-16, torchmetrics has those that weigh its features."""
+    weights = read_weights(file, "VGG-16's weights")
     try:
-        net = Vgg16(read_weights(file, "VGG-16's weights"), normalise=True).to(device)
+        net = Vgg16(weights, normalise=True).to(device)
     except ValueError as error:
         raise UserError(f"{file} does not hold VGG-16 as torchvision saves it; bring vgg16-397923af.pth") from error
     learned = load_plain(Path(torchmetrics.functional.image.__file__).with_name("lpips_models") / "vgg.pth")
     scales = [learned[f"lin{number}.model.1.weight"].sqrt().to(device) for number in range(len(net.relus))]
 
     def features(pictures: Tensor) -> list[Tensor]:
-        if min(pictures.shape[2:]) < SMALLEST:
+        sides = pictures.shape[2:]
+        if min(sides) < SMALLEST:
             raise UserError(f"LPIPS cannot see pictures below {SMALLEST} pixels; leave --perceptual out")
-        if max(pictures.shape[2:]) > LARGEST:
-            share = LARGEST / max(pictures.shape[2:])
-            pictures = F.interpolate(pictures, [round(share * side) for side in pictures.shape[2:]], mode="area")
+        if max(sides) > LARGEST:
+            pictures = F.interpolate(pictures, [round(side * LARGEST / max(sides)) for side in sides], mode="area")
         found = net(pictures[:, :3].expand(-1, 3, -1, -1))
         return [_unit(each) * scale for each, scale in zip(found, scales, strict=True)]
 

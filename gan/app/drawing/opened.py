@@ -1,8 +1,7 @@
 """`gan.open`: a run or a published file, with what `python -m gan.sample` does with it as methods."""
 
-import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
@@ -15,6 +14,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.edits import Edits
+from gan.app.drawing.numbers import Numbers, numbers
 from gan.app.painting.actions import Paintings, Shown, file_name
 from gan.app.painting.grids import picture
 from gan.app.painting.painter import has_styles
@@ -24,27 +25,10 @@ from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
 
-MOST = 10_000  # numbers in a list
-Numbers = str | int | Iterable[int | str]  # as typed, such as 0-63 or 1,5,8-10; in Python also range(64)
 Label = int | str | None
 
 
-def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
-    """The numbers of a list as it is typed: 0-63, or 1,5,8-10."""
-    parts = [given] if isinstance(given, str | int) else given
-    found: list[int] = []
-    for part in (part for each in parts for part in str(each).split(",")):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if last < first or last - first + len(found) >= MOST:
-            raise UserError(
-                f"{option} '{part}' is no list of at most {MOST:,} numbers; type e.g. {option} 0-63 or 1,5,8-10"
-            )
-        found += range(first, last + 1)
-    return found
-
-
-class Drawings(Shown):
+class Drawings(Edits):
     """A run whose game draws from noise, or a published file, opened: pictures by their seeds.
 
     `label` is the number or the name of a class; without it the classes take turns. With a `truncation` below 1

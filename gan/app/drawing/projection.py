@@ -10,48 +10,42 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.latents import Latent, noise_maps, noise_of
-from gan.noise import seed_for
+from gan.app.drawing.latents import Latent, noise_maps
 from nets.stylegan import StyleGenerator
 
-SAMPLES = 10_000  # latents whose w tell the mean and how far w are from it
+SAMPLES = 10_000  # latents whose w tell the mean of w, and how far w are from it
 RATE, RAMP_UP, RAMP_DOWN = 0.1, 0.05, 0.25  # the learning rate, and in which shares of the steps it rises and falls
 WANDER, CALM = 0.05, 0.75  # the noise in w at first, of w's own deviation, and the share of the steps that have it
-REGULAR = 1e5  # weight of the noise maps' correlations
-COARSEST = 8  # pixels of the smallest noise map that is looked at
+REGULAR, COARSEST = 1e5, 8  # the weight of the noise maps' correlations, and the pixels of the smallest map
 TUNING_RATE = 3e-4
 
-Watch = Callable[[int, Tensor, float], None]  # is told each step, its picture and its distance
 Distance = Callable[[Tensor], Tensor]
+Watch = Callable[[Tensor, float], None]  # is told the picture of each step, and its distance
 
 
-def some_w(drawer: Drawer, label: int | None = None) -> Tensor:
-    """The w of many latents [SAMPLES, W]: of the first seeds."""
+def some_w(drawer: Drawer, label: int | str | None = None) -> Tensor:
+    """The w of the first seeds [SAMPLES, W]."""
     seeds = range(SAMPLES)
     with torch.no_grad():
         return drawer.net.mapping(drawer.z(seeds), drawer.labels(seeds, label))
 
 
-def project(
-    drawer: Drawer, distance: Distance, *, steps: int, source: str, seed: int, label: int | None, watch: Watch
-) -> Latent:
+def project(drawer: Drawer, distance: Distance, steps: int, watch: Watch, label: int | str | None = None) -> Latent:
     """Find the latent whose picture has the least distance, as the published projector does.
 
     That is projector.py of stylegan2-ada-pytorch; Karras et al. 2020, appendix D. All layers get the same w, which
     starts from the mean. It wanders less and less around where it is, so that it finds its way out of small hollows.
     """
-    net = _copy(drawer.net)
-    dice = torch.Generator().manual_seed(seed_for("project", seed))
-    known = some_w(drawer, label)
-    mean = known.mean(0)
-    deviation = (known - mean).square().sum(1).mean().sqrt()
-    w, maps = mean.clone().requires_grad_(), list(noise_maps(net).values())
+    net, dice, known = _copy(drawer.net), torch.Generator().manual_seed(0), some_w(drawer, label)
+    w, maps = known.mean(0).requires_grad_(), list(noise_maps(net).values())
+    deviation = (known - w.detach()).square().sum(1).mean().sqrt()
     for each in maps:
         each.copy_(torch.randn(each.shape, generator=dice)).requires_grad_()
     optimizer = Adam([w, *maps], betas=(0.9, 0.999))
     for step in range(steps):
         done = step / steps
-        optimizer.param_groups[0]["lr"] = RATE * _ramp(done)
+        ramp = 0.5 - 0.5 * cos(pi * min(1.0, (1 - done) / RAMP_DOWN))
+        optimizer.param_groups[0]["lr"] = RATE * ramp * min(1.0, done / RAMP_UP)
         wandering = WANDER * max(0.0, 1 - done / CALM) ** 2 * deviation
         near = w + wandering * torch.randn(w.shape, generator=dice).to(w)
         picture = net.drawn(near.expand(1, drawer.layers, -1), "const")
@@ -63,41 +57,39 @@ def project(
             for each in maps:
                 each -= each.mean()
                 each *= each.square().mean().rsqrt()
-        watch(step, picture.detach(), found.item())
-    styles = w.detach().expand(drawer.layers, -1).cpu().clone()
-    return Latent(styles, {name: each.detach().cpu() for name, each in noise_maps(net).items()}, source)
+        watch(picture.detach(), found.item())
+    styles = w.detach().cpu().repeat(drawer.layers, 1)
+    return Latent(styles, {name: each.detach().cpu() for name, each in noise_maps(net).items()})
 
 
 def tuned(
     net: StyleGenerator, latent: Latent, target: Tensor, distance: Distance, steps: int, watch: Watch
 ) -> StyleGenerator:
-    """A copy of the generator that draws the target at this latent: pivotal tuning, Roich et al. 2021, section 3.2.
+    """A copy of the generator that draws the target at this latent, and has its noise.
 
-    The copy has the latent's noise as its own.
+    This is pivotal tuning, Roich et al. 2021, section 3.2.
     """
-    net = _copy(net)
-    net.load_state_dict(latent.maps, strict=False)
+    net = _copy(net, latent)
     net.synthesis.requires_grad_(True)
     optimizer = Adam(net.synthesis.parameters(), lr=TUNING_RATE)
-    w = latent.w.to(target).unsqueeze(0)
-    for step in range(steps):
-        picture = net.drawn(w, "const")
+    for _ in range(steps):
+        picture = net.drawn(latent.w.to(target).unsqueeze(0), "const")
         found = distance(picture)
         optimizer.zero_grad()
         (found + (picture - target).square().mean()).backward()
         optimizer.step()
-        watch(step, picture.detach(), found.item())
+        watch(picture.detach(), found.item())
     return net.requires_grad_(False)
 
 
-def drawn(drawer: Drawer, latent: Latent) -> Tensor:
-    """The picture of a latent [channels, height, width]."""
-    with torch.no_grad(), noise_of(drawer.net, latent):
-        return drawer.from_w(latent.w.to(drawer.like).unsqueeze(0))[0]
+def drawn(net: StyleGenerator, latent: Latent) -> Tensor:
+    """The picture of a latent [1, channels, height, width]."""
+    with torch.no_grad():
+        return _copy(net, latent).drawn(latent.w.to(net.mapping.w_avg).unsqueeze(0), "const")
 
 
 def correlation(noise: Tensor) -> Tensor:
-    """How much each pixel of a noise map tells of its neighbours, at all scales: Karras et al. 2020, appendix D, eq. 6.
+    """How much each pixel of a noise map tells of its neighbours, at all scales: Karras et al. 2020, appendix D.
 
     Noise that is not white would carry the picture, which w is to carry.
     """
@@ -109,10 +101,8 @@ def correlation(noise: Tensor) -> Tensor:
         noise = F.avg_pool2d(noise, 2)
 
 
-def _ramp(done: float) -> float:
-    """The share of the learning rate: it rises at once and falls as a cosine."""
-    return min(1.0, done / RAMP_UP) * (0.5 - 0.5 * cos(pi * min(1.0, (1 - done) / RAMP_DOWN)))
-
-
-def _copy(net: StyleGenerator) -> StyleGenerator:
-    return deepcopy(net).eval().requires_grad_(False)
+def _copy(net: StyleGenerator, latent: Latent | None = None) -> StyleGenerator:
+    """A copy that does not learn, with the noise of a latent."""
+    net = deepcopy(net).eval().requires_grad_(False)
+    net.load_state_dict({} if latent is None else latent.maps, strict=False)
+    return net

@@ -280,8 +280,7 @@ class NoiseEdits(Edits):
                 Slider("layers", "Layers of this seed", 0, layers, 1, layers),
                 Slider("other", "Seed of the other layers", 0, 9999, 1, 1),
             ]
-            found = directions(drawer, "weights")
-            self.steps = (found.deviations.unsqueeze(1) * found.vectors)[:DIRECTIONS]
+            self.steps = directions(drawer, "weights")[:DIRECTIONS]
             self.sliders += [Slider(f"direction{k}", f"Direction {k}", -4, 4, 0.1, 0.0) for k in range(len(self.steps))]
 
     def about(self) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from datasets.augment import Prepared, to_tensors
+from datasets.augment import Prepared
 from datasets.files import pairs
 from gan import noise
 from gan.app.painting import grids
-from gan.app.painting.reopen import Numbered, SavedRun
+from gan.app.painting.reopen import Numbered, SavedRun, numbered
 from gan.app.painting.styles import Styles
 from gan.files.errors import UserError
 from gan.games.sean import Sean
@@ -135,13 +135,8 @@ class Painter:
 
     def picture(self, which: str) -> Picture:
         """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png."""
-        kind, _, number = which.rpartition(":")
-        if number.isdecimal() and kind in ("", "train"):
-            data, what = (self.train, "training") if kind else (self.val, "held-out")
-            if int(number) >= len(data):
-                raise UserError(f"there is no {what} picture {number}; choose from 0 to {len(data) - 1}")
-            item = to_tensors(data[int(number)])
-            return Picture(f"{kind} {number}".strip(), item["label"], item["image"], item.get("edges"))
+        if (item := numbered(which, self.opened.run.data)) is not None:
+            return Picture(which.replace(":", " ").strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if pair := PAIR.fullmatch(which):
             image, label = read_pair(Path(pair[1]), Path(pair[2]), *rules)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from datasets import GanData
-from datasets.augment import Samples
+from datasets.augment import Item, Samples, as_item, to_tensors
 from datasets.loaders import alone
 from gan.app.run import folder, options
 from gan.app.run.folder import RunFolder
@@ -208,6 +208,17 @@ class Numbered(Protocol):
 def has_numbers(data: LightningDataModule | None) -> TypeGuard[Numbered]:
     """Whether held-out samples, and those to train on, are known by their numbers."""
     return isinstance(data, GanData) and data.val is not None
+
+
+def numbered(which: str, data: LightningDataModule | None) -> Item | None:
+    """The held-out sample of a number, or the training sample of train:NUMBER; None where it is named otherwise."""
+    kind, _, number = which.rpartition(":")
+    if not (number.isdecimal() and kind in ("", "train") and has_numbers(data)):
+        return None
+    found, what = (data.train, "training") if kind else (data.val, "held-out")
+    if int(number) >= len(found):
+        raise UserError(f"there is no {what} picture {number}; choose from 0 to {len(found) - 1}")
+    return to_tensors(as_item(found[int(number)]))
 
 
 @contextmanager

@@ -38,16 +38,14 @@ def test_directions_by_pca_are_those_in_which_w_differ_most(drawer):
     known = some_w(drawer)
     values, vectors = np.linalg.eigh(np.cov(known.numpy().astype(np.float64).T))
     assert along(by_pca(known).numpy(), vectors.T[::-1])
-    deviations = directions(drawer, "pca").deviations.numpy()
-    np.testing.assert_allclose(deviations, np.sqrt(values[::-1]), rtol=1e-3)
+    lengths = directions(drawer, "pca").norm(dim=1).numpy()
+    np.testing.assert_allclose(lengths, np.sqrt(values[::-1]), rtol=1e-3)
 
 
 @pytest.mark.parametrize("way", ["weights", "pca"])
-def test_a_strength_is_of_standard_deviations_and_none_changes_nothing(drawer, way):
-    found = directions(drawer, way)
-    latent = Latent(drawer.w(drawer.z([2]))[0], {}, "seed 2")
-    assert torch.equal(drawn(drawer, found.edited(latent, 1, 0.0)), drawer.pictures([2])[0])
-    moved = found.edited(latent, 1, -2.0)
-    assert not torch.equal(drawn(drawer, moved), drawer.pictures([2])[0])
-    spread = (some_w(drawer) @ found.vectors[1]).std()
-    np.testing.assert_allclose(((moved.w - latent.w) @ found.vectors[1]).numpy(), -2 * spread, rtol=1e-4)
+def test_a_step_is_a_standard_deviation_of_w_and_none_changes_nothing(drawer, way):
+    step = directions(drawer, way)[1]
+    np.testing.assert_allclose((some_w(drawer) @ (step / step.norm())).std(), step.norm(), rtol=1e-4)
+    w = drawer.w(drawer.z([2]))[0]
+    assert torch.equal(drawn(drawer.net, Latent(w + 0 * step, {})), drawer.pictures([2]))
+    assert not torch.equal(drawn(drawer.net, Latent(w - 2 * step, {})), drawer.pictures([2]))

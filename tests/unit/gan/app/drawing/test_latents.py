@@ -18,13 +18,13 @@ def generator(style=6, size=16):
 def latent():
     torch.manual_seed(0)
     maps = {name: torch.randn_like(each) for name, each in noise_maps(generator()).items()}
-    return Latent(torch.randn(6, 6), maps, "me in runs/001")
+    return Latent(torch.randn(6, 6), maps)
 
 
 def test_a_latent_comes_back_to_the_bit(latent, tmp_path):
     latent.save(tmp_path / "new" / "me.pt")
     again = Latent.load(tmp_path / "new" / "me.pt", generator())
-    assert torch.equal(again.w, latent.w) and again.source == latent.source
+    assert torch.equal(again.w, latent.w)
     assert again.maps.keys() == latent.maps.keys()
     assert all(torch.equal(again.maps[name], latent.maps[name]) for name in latent.maps)
 
@@ -38,9 +38,9 @@ def test_every_damaged_byte_is_found(latent, tmp_path):
         try:
             again = Latent.load(path, generator())
         except UserError as error:
-            assert "me.pt' is" in str(error)
+            assert "me.pt' is damaged" in str(error) or "me.pt' cannot be read" in str(error)
         else:  # a byte that nobody reads
-            assert torch.equal(again.w, latent.w) and again.source == latent.source
+            assert torch.equal(again.w, latent.w)
             assert all(torch.equal(again.maps[name], latent.maps[name]) for name in latent.maps)
 
 
@@ -57,14 +57,14 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("deed", "said"),
     [
-        (cut, "no latent file that can be read"),
-        (flip, "is damaged: its numbers are not those that were written"),
-        (lambda path: path.write_text("no"), "no latent file that can be read"),
-        (lambda path: torch.save({"codes": torch.zeros(1)}, path), "is no latent file; make one with"),
-        (lambda path: torch.save([torch.zeros(1)], path), "is no latent file; make one with"),
-        (lambda path: torch.save({"w": 1, "maps": [], "source": 2, "crc32": 3}, path), "is no latent file"),
+        (cut, "cannot be read as a latent file"),
+        (flip, "me.pt' is damaged: it holds no latent; make one with"),
+        (lambda path: path.write_text("no"), "cannot be read as a latent file"),
+        (lambda path: torch.save({"codes": torch.zeros(1)}, path), "it holds no latent; make one with"),
+        (lambda path: torch.save([torch.zeros(1)], path), "it holds no latent; make one with"),
+        (lambda path: torch.save({"w": 1, "maps": [], "source": 2, "crc32": 3}, path), "it holds no latent"),
         (lambda path: torch.save({"w": Path("x")}, path), "holds more than tensors and plain values"),
-        (Path.unlink, "cannot read"),
+        (Path.unlink, "cannot be read as a latent file .No such file"),
     ],
 )
 def test_damaged_and_foreign_files_are_refused(latent, tmp_path, deed, said):
@@ -78,5 +78,5 @@ def test_damaged_and_foreign_files_are_refused(latent, tmp_path, deed, said):
 @pytest.mark.parametrize("other", [generator(style=7), generator(size=32)])
 def test_a_latent_of_another_network_is_refused(latent, tmp_path, other):
     latent.save(tmp_path / "me.pt")
-    with pytest.raises(UserError, match="is of me in runs/001: 6 layers with styles of length 6, and this network has"):
+    with pytest.raises(UserError, match="has styles of length 6 for 6 layers, and this network has"):
         Latent.load(tmp_path / "me.pt", other)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torchmetrics.functional.image.lpips import _LPIPS
 from torchvision import models
 
-from gan.app.drawing.likeness import Likeness, by_discriminator, by_lpips
+from gan.app.drawing.likeness import by_discriminator, by_lpips, distance_from
 from gan.files.errors import UserError
 from nets.stylegan import StyleDiscriminator
 
@@ -33,16 +33,16 @@ def test_lpips_is_that_of_torchmetrics(vgg, monkeypatch):
     monkeypatch.setattr(models, "vgg16", lambda weights: SimpleNamespace(features=layers))
     one, other = pictures(2, 3, 32, 32)
     wanted = _LPIPS(net="vgg", pnet_rand=True)(one[None], other[None]).item()
-    likeness = Likeness("LPIPS", by_lpips(vgg, torch.device("cpu")), other[None])
-    assert wanted > 0 and likeness(one[None]).item() == pytest.approx(wanted, rel=1e-5)
-    assert likeness(other[None]) == 0
+    distance = distance_from(other[None], by_lpips(vgg, torch.device("cpu")))
+    assert wanted > 0 and distance(one[None]).item() == pytest.approx(wanted, rel=1e-5)
+    assert distance(other[None]) == 0
 
 
 def test_lpips_looks_at_256_pixels_and_at_gray_pictures(vgg):
     large = pictures(1, 1, 300, 600)
-    likeness = Likeness("LPIPS", by_lpips(vgg, torch.device("cpu")), large)
+    distance = distance_from(large, by_lpips(vgg, torch.device("cpu")))
     small = F.interpolate(large, [128, 256], mode="area").expand(-1, 3, -1, -1)
-    assert likeness(small) < 1e-9
+    assert distance(small) < 1e-9
 
 
 def test_files_that_hold_no_vgg_are_refused(vgg, tmp_path):
@@ -58,8 +58,8 @@ def test_a_discriminator_tells_pictures_apart(classes):
     torch.manual_seed(0)
     net = StyleDiscriminator((12, 16), classes=classes, base=64, most=8).eval()
     one, other = pictures(2, 3, 12, 16)
-    likeness = Likeness("", by_discriminator(net), other[None])
-    assert [each.shape[2] for each in likeness.target] == [8, 4]
-    assert all(torch.allclose(each.norm(dim=1), torch.ones(())) for each in likeness.target)
-    assert likeness(other[None]) == 0 < likeness(one[None]) < likeness(-other[None])
-    assert not any(block._forward_hooks for block in net.modules())
+    features = by_discriminator(net)
+    distance = distance_from(other[None], features)
+    assert [each.shape[2] for each in features(one[None])] == [6, 3]
+    assert all(torch.allclose(each.norm(dim=1), torch.ones(()), atol=1e-4) for each in features(one[None]))
+    assert distance(other[None]) == 0 < distance(one[None]) < distance(-other[None])

@@ -209,7 +209,7 @@ def test_seeds_are_listed_as_in_the_published_code():
 def test_the_command_has_the_options_of_each_action_with_the_same_defaults(kind):
     for action, options in sample.OPTIONS[kind.kind].items():
         typed = sample.parse(["auto", action])
-        own = inspect.signature(getattr(kind, action.replace("-", "_"))).parameters
+        own = inspect.signature(getattr(kind, sample.method(action))).parameters
         names = {how.get("dest", name[2:].replace("-", "_")): name for name, how in options}
         wanted = {"from_" if name == "from" else name for name in names} - {"singles", "fps"}
         assert wanted | ({"file"} & own.keys()) == own.keys() - {"self"}

@@ -11,9 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gan.app.drawing.directions import directions
 from gan.app.drawing.drawer import Drawer
-from gan.app.drawing.latents import Latent
 from gan.app.drawing.opened import Drawings
 from gan.app.editing import edits as module
 from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits, edits_of, in_bytes
@@ -226,9 +224,8 @@ def test_sliders_draw_what_the_drawer_draws(noise_edits):
     assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], 1)[0])
     other = made(seed=5)
     assert made(seed=3, layers=0, other=5) == other
-    found = directions(drawer, "weights")
-    w = drawer.w(drawer.z([3]), drawer.labels([3], 0))[0]
-    assert made(seed=3, direction2=1.5) == drawn(drawer.from_w(found.edited(Latent(w, {}, ""), 2, 1.5).w[None])[0])
+    sheet = noise_edits.shown.directions(seeds=[3], label=0, direction=2, strength="-1.5:1.5")
+    assert made(seed=3, direction2=1.5) == drawn(sheet.columns["+1.5"][0])
     edits = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
     assert len({other, *(made(seed=3, **edit) for edit in edits)}) == 6
     with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):

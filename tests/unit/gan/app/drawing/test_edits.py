@@ -1,0 +1,141 @@
+"""Projection and directions as they are typed, for a run and for a published file."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import gan
+from gan import sample
+from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.opened import Drawings
+from gan.app.painting.grids import CELL, MARGIN, TITLE
+from gan.files.errors import UserError
+from nets.published.from_noise import published
+from nets.published.pickles import write
+from nets.r3 import R3Generator
+from nets.stylegan import StyleDiscriminator, StyleGenerator
+from tests.support import opening
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    small = dict(size=16, width=4, faces=8, held_out=4, max_steps=1)
+    return opening.train(tmp_path_factory.mktemp("projected"), "stylegan-faces", **small)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Published files, and a picture of somebody."""
+    folder = tmp_path_factory.mktemp("files")
+    torch.manual_seed(0)
+    drawer, critic = (kind(16, base=64, most=8, **sizes) for kind, sizes in (
+        (StyleGenerator, dict(latent=5, style=6, mapping=2)), (StyleDiscriminator, {}),
+    ))  # fmt: skip
+    drawer.synthesis.b8.conv0.noise_strength.data.fill_(0.5)
+    write(folder / "style.pkl", {"G_ema": published(drawer.eval()), "D": published(critic)})
+    write(folder / "alone.pkl", {"G_ema": published(drawer)})
+    write(folder / "r3.pkl", {"G": published(R3Generator(5, (8, 4)).eval())})
+    Image.linear_gradient("L").resize((40, 30)).save(folder / "me.png")
+    (folder / "broken.jpg").write_bytes(b"no")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def cell(path, column: int, row: int = 0, side: int = 16, left: int = MARGIN) -> np.ndarray:
+    """A picture out of a grid, in its own size."""
+    zoom = CELL // side
+    x, y = left + column * (CELL + MARGIN), TITLE + row * (CELL + MARGIN)
+    return np.asarray(Image.open(path))[y : y + CELL : zoom, x : x + CELL : zoom]
+
+
+def test_a_held_out_picture_is_projected_and_drawn_again(run, capsys):
+    typed = ["project", "--picture", "1", "--steps", "6", "--tune", "3", "--device", "cpu"]
+    assert sample.main([str(run), *typed, "-o", "new/me.pt"]) == 0
+    said = capsys.readouterr().out
+    assert "distance by the discriminator's features: " in said and " projected, " in said and " tuned" in said
+    assert said.split()[-4::3] == ["new/me.png", "new/me.pkl"]
+    truth = np.asarray(gan.open(run, device="cpu").run.run.data.val[1]["image"]).transpose(1, 2, 0)
+    assert np.array_equal(cell("new/me.png", 0), truth)
+
+    # The latent file draws the projected picture again, and in the tuned network the tuned one.
+    for which, column in ((str(run), 1), ("new/me.pkl", 2)):
+        assert sample.main([which, "from", "--latent", "new/me.pt", "-o", "again.png", "--device", "cpu"]) == 0
+        assert np.array_equal(np.asarray(Image.open("again.png")), cell("new/me.png", column))
+
+
+def test_a_picture_of_a_person_is_cut_to_the_size_of_a_published_file(files, capsys):
+    typed = ["project", "--picture", str(files / "me.png"), "--steps", "3", "--device", "cpu"]
+    assert sample.main([str(files / "style.pkl"), *typed]) == 0
+    first = capsys.readouterr().out
+    assert "style-project-me.pt" in first
+    assert cell("style-project-me.png", 0).mean() == pytest.approx(127.5, abs=2)
+    assert sample.main([str(files / "style.pkl"), *typed]) == 0
+    assert capsys.readouterr().out == first  # the same distances
+
+
+def test_a_direction_is_drawn_in_steps_around_the_plain_picture(files):
+    typed = ["--seeds", "2-3", "--direction", "1", "--strength", "-2:2", "--singles", "--device", "cpu"]
+    assert sample.main([str(files / "style.pkl"), "directions", *typed, "-o", "one.png"]) == 0
+    assert sample.main([str(files / "style.pkl"), "--seeds", "2", "--device", "cpu", "-o", "plain.png"]) == 0
+    steps = [np.asarray(Image.open(f"one/1_seed_2_at_{amount}.png")) for amount in range(-2, 3)]
+    assert np.array_equal(steps[2], np.asarray(Image.open("plain.png")))
+    assert len({step.tobytes() for step in steps}) == 5
+
+
+@pytest.mark.parametrize("way", ["weights", "pca"])
+def test_a_sheet_has_a_row_for_each_direction(files, way):
+    drawings = gan.open(files / "style.pkl", device="cpu")
+    sheet = drawings.directions(seeds="2-3", by=way, count=9, strength="-3:-1")
+    assert [*sheet.titles] == [f"{number}: seed {seed}" for number in range(6) for seed in (2, 3)]  # w has no more
+    assert [*sheet.columns] == ["-3", "-2", "-1"]
+    one = drawings.directions(seeds="3", by=way, direction=4, strength="-2:2")
+    assert one.titles == ["4: seed 3"] and one.columns["-2"][0].tobytes() == sheet.columns["-2"][9].tobytes()
+
+
+def test_a_latent_file_is_edited(files):
+    drawings = gan.open(files / "style.pkl", device="cpu")
+    drawings.project(files / "me.png", steps=2, file="me.pt")
+    edited = drawings.from_("me.pt", direction=0, strength="0:1")
+    assert edited.titles == ["0: me"] and edited.columns["+0"][0].tobytes() == drawings.from_("me.pt")[0].tobytes()
+    assert edited.columns["+1"][0].tobytes() != edited.columns["+0"][0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["style.pkl", "project", "--picture", "0"], "cannot read '0': No such file or directory"),
+        (["style.pkl", "project", "--picture", "broken.jpg"], "broken.jpg: it is none of"),
+        (["alone.pkl", "project", "--picture", "me.png"], "no discriminator to compare by; type --perceptual"),
+        (["style.pkl", "project", "--picture", "me.png", "--perceptual", "me.png"], "cannot be read as VGG-16"),
+        (["r3.pkl", "project", "--picture", "me.png"], "R3Generator has no w; take a run of StyleGAN2"),
+        (["r3.pkl", "directions"], "R3Generator has no w; take a run of StyleGAN2"),
+        (["style.pkl", "directions", "--direction", "6"], "there is no direction 6; type --direction and one of"),
+        (["style.pkl", "directions", "--strength", "4"], "--strength 4 is not from one whole number to a larger one"),
+        (["style.pkl", "from", "--latent", "me.png"], "'me.png' cannot be read as a latent file"),
+        (["style.pkl", "from"], "from needs latent files; type --latent me.pt"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(files)
+    assert sample.main([*words, "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_of_sean_says_what_to_type_in_place_of_project(sean_run, capsys):
+    assert sample.main([str(sean_run), "project", "--picture", "me.jpg"]) == 2
+    assert (
+        "finds a picture's styles without a search: save-styles --picture me.jpg:labels.png -o"
+        in capsys.readouterr().err
+    )
+
+
+def test_networks_that_cannot_be_written_are_not_tuned():
+    net = StyleGenerator((16, 12), latent=5, style=6, mapping=2, base=64, most=8).eval()
+    drawings = Drawings(Drawer(net, "mine.pkl", lambda seed: torch.zeros(5)))
+    with pytest.raises(UserError, match="published files, as tuned networks are, draw no 16 x 12; leave --tune out"):
+        drawings.project(0, steps=1, tune=1)
