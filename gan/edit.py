@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     settings = parse(argv)
     with working():
         from gan.app.drawing import opened
-        from gan.app.editing.edits import edits_of
+        from gan.app.editing.editors import editor_of
         from gan.app.painting.sheet import save_png
 
         try:
@@ -40,10 +40,10 @@ def main(argv: list[str]) -> None:
 
     where = {"out": settings.out, "data": settings.data, "name": settings.run}
     shown = opened.open(settings.which, settings.device, **where)
-    edits = edits_of(shown)
+    editor = editor_of(shown)
     say(shown.title)
     if settings.repeat is not None:
-        image, notes = edits.repeat(settings.repeat)
+        image, notes = editor.repeat(settings.repeat)
         path = Path(settings.file or shown.path(settings.repeat.stem, ".png"))
         save_png(image, path)
         say(*notes, f"  {path}")
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
             webbrowser.open(address)
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(edits, settings.port, ready))
+        asyncio.run(serve(editor, settings.port, ready))
 
 
 def parse(argv: list[str]) -> Namespace:

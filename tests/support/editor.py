@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
-from gan.app.editing.edits import Edits
+from gan.app.editing.editors import Editor
 from gan.app.editing.server import serve
 
 
 @contextmanager
-def serving(edits: Edits) -> Iterator[str]:
-    """Inside the `with`, a server of these edits answers at this address."""
+def serving(editor: Editor) -> Iterator[str]:
+    """Inside the `with`, the editor's server answers at this address."""
     address: list[str] = []
     ready, ended = threading.Event(), threading.Event()
     loop = asyncio.new_event_loop()
@@ -30,7 +30,7 @@ def serving(edits: Edits) -> Iterator[str]:
 
     async def work() -> None:
         tasks.append(asyncio.current_task())
-        await serve(edits, 0, lambda found: (address.append(found), ready.set()))
+        await serve(editor, 0, lambda found: (address.append(found), ready.set()))
 
     tasks: list[asyncio.Task] = []
     thread = threading.Thread(target=run)

@@ -17,7 +17,7 @@ from PIL import Image
 from gan import edit, sample
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
-from gan.app.editing.edits import NoiseEdits, StyleEdits
+from gan.app.editing.editors import NoiseEditor, StyleEditor
 from gan.app.painting.reopen import open_run
 from gan.games.from_noise import noise_of
 from nets.stylegan import StyleGenerator
@@ -39,7 +39,7 @@ def run(sean_run, tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(run):
     opened = open_run(str(run))
-    with serving(StyleEdits(opened, opened.run.data)) as found:
+    with serving(StyleEditor(opened, opened.run.data)) as found:
         yield found
 
 
@@ -226,8 +226,8 @@ def test_a_phone_shows_it_without_scrolling_sideways(page):
 def test_sliders_change_a_picture_from_noise(screen):
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2).eval().requires_grad_(False)
-    edits = NoiseEdits(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8))))
-    with serving(edits) as address:
+    editor = NoiseEditor(Drawings(Drawer(net, "mine.pkl", partial(noise_of, length=8))))
+    with serving(editor) as address:
         screen.open(address)
         settle(screen)
         seen = [screen.evaluate(AFTER)]
@@ -238,7 +238,7 @@ def test_sliders_change_a_picture_from_noise(screen):
             )
             settle(screen)
             seen.append(screen.evaluate(AFTER))
-        image, _ = edits.draw({"seed": 7, "truncation": 0.5, "layers": 2, "other": 1})
+        image, _ = editor.draw({"seed": 7, "truncation": 0.5, "layers": 2, "other": 1})
         assert pixels(seen[-1]) == image.tobytes() and len(set(seen)) == len(seen)
         screen.click("#undo")
         settle(screen)

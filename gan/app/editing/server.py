@@ -21,7 +21,7 @@ from threading import Thread
 
 from aiohttp import web
 
-from gan.app.editing.edits import LARGEST, Edits
+from gan.app.editing.editors import LARGEST, Editor
 from gan.files.errors import UserError
 
 HERE = Path(__file__).resolve().parent
@@ -81,8 +81,8 @@ class Turns:
 class Site:
     """The page, and what it asks for."""
 
-    def __init__(self, edits: Edits, token: str) -> None:
-        self.edits, self.token, self.turns, self.requests = edits, token, Turns(), 0
+    def __init__(self, editor: Editor, token: str) -> None:
+        self.editor, self.token, self.turns, self.requests = editor, token, Turns(), 0
         self.cookie = f"edit-{token[:8]}"  # a name of its own: browsers give a cookie to all ports of a host
 
     def application(self) -> web.Application:
@@ -131,7 +131,7 @@ class Site:
         raise moved
 
     async def answer(self, request: web.Request) -> web.Response:
-        work = self.edits.answers.get(request.match_info["what"])
+        work = self.editor.answers.get(request.match_info["what"])
         if work is None:
             raise web.HTTPNotFound
         given = await request.read() if request.method == "POST" else request.match_info["number"].encode()
@@ -145,10 +145,10 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers.update(HEADERS)
 
 
-async def serve(edits: Edits, port: int, ready: Callable[[str], None]) -> None:
+async def serve(editor: Editor, port: int, ready: Callable[[str], None]) -> None:
     """Serve until this task is cancelled; `ready` gets the address when it can be opened."""
     token = secrets.token_urlsafe(24)
-    app = Site(edits, token).application()
+    app = Site(editor, token).application()
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE, shutdown_timeout=1)
     await runner.setup()
     try:

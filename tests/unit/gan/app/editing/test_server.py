@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from gan.app.editing import server
-from gan.app.editing.edits import LARGEST, Edits
+from gan.app.editing.editors import LARGEST, Editor
 from gan.files.errors import UserError
 from tests.support.editor import Visitor, serving
 
 
-class Blocks(Edits):
-    """Edits whose drawing waits while `go` is not set, and which note what is drawn."""
+class Blocks(Editor):
+    """Editor whose drawing waits while `go` is not set, and which note what is drawn."""
 
     kind = "noise"
 

@@ -68,8 +68,8 @@ def png(image: Image.Image) -> bytes:
     return content.getvalue()
 
 
-class Edits:
-    """The edits of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it."""
+class Editor:
+    """The editor of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it."""
 
     kind: str
 
@@ -96,7 +96,7 @@ class Edits:
             raise UserError(f"'{path}' cannot be read as an edit: {reason(error)}") from error
         image, notes = self.draw(edit)
         run, step = part(edit, "run", str, self.title), part(edit, "step", int, self.step)
-        other = f"the edit was made with {run}, step {step}, where it looked different"
+        other = f"the edit was made with {run}, step {step}, where it may have looked different"
         return image, notes if (run, step) == (self.title, self.step) else [*notes, other]
 
     def _answer_draw(self, given: bytes) -> bytes:
@@ -105,8 +105,8 @@ class Edits:
         return json.dumps({"picture": picture, "notes": notes}).encode()
 
 
-class LabelEdits(Edits):
-    """Edits of the label maps of held-out pictures, for games that show what they paint of a map as "output"."""
+class LabelEditor(Editor):
+    """An editor of the label maps of held-out pictures, for games that show what they paint of a map as "output"."""
 
     kind = "labels"
 
@@ -197,8 +197,8 @@ def in_bytes(label: Tensor) -> bytes:
     return label.byte().numpy().tobytes()
 
 
-class StyleEdits(LabelEdits):
-    """Edits of label maps and of the styles of their regions, by a painter of SEAN.
+class StyleEditor(LabelEditor):
+    """An editor of label maps and of the styles of their regions, by a painter of SEAN.
 
     "styles" of an edit has for each changed region {"from", "to", "share"}: the styles of a held-out picture by its
     number, a file by its name, `own` or `mean`; and how far to go from the first to the second, of 0 to 1.
@@ -261,8 +261,8 @@ class Slider:
     kept: bool = False
 
 
-class NoiseEdits(Edits):
-    """Edits of pictures that are drawn from seeds, by sliders."""
+class NoiseEditor(Editor):
+    """An editor of pictures that are drawn from seeds, by sliders."""
 
     kind = "noise"
 
@@ -299,15 +299,15 @@ class NoiseEdits(Edits):
         return grids.picture(self.drawer.from_w(moved.unsqueeze(0))[0], transparent=True), []
 
 
-def edits_of(shown: Shown) -> Edits:
+def editor_of(shown: Shown) -> Editor:
     """What can be edited of a run, or of a file of networks."""
     if isinstance(shown, Drawings):
-        return NoiseEdits(shown)
+        return NoiseEditor(shown)
     data = shown.saved.run.data
     if has_numbers(data) and isinstance(shown, Paintings):
-        return StyleEdits(shown.saved, data)
+        return StyleEditor(shown.saved, data)
     if has_numbers(data) and hasattr(data.val, "label_names") and hasattr(shown.game, "mask"):
-        return LabelEdits(shown.saved, data)
+        return LabelEditor(shown.saved, data)
     raise UserError(
         f"nothing can be edited of {shown.saved.folder.path}: {type(shown.game).__name__} paints no label maps and "
         f"draws no pictures from noise; type python -m gan.sample {shown.saved.folder.path} show"

@@ -13,8 +13,8 @@ from PIL import Image
 
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.opened import Drawings
-from gan.app.editing import edits as module
-from gan.app.editing.edits import LabelEdits, NoiseEdits, StyleEdits, edits_of, in_bytes
+from gan.app.editing import editors as module
+from gan.app.editing.editors import LabelEditor, NoiseEditor, StyleEditor, editor_of, in_bytes
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import picture
 from gan.app.painting.reopen import SavedRun, open_run
@@ -31,14 +31,14 @@ SKIN = 1
 @pytest.fixture(scope="module")
 def opened(sean_run, tmp_path_factory):
     """A copy of the trained run, whose noise is seen."""
-    found = open_run(str(shutil.copytree(sean_run, tmp_path_factory.mktemp("edits") / "runs" / sean_run.name)))
+    found = open_run(str(shutil.copytree(sean_run, tmp_path_factory.mktemp("editor") / "runs" / sean_run.name)))
     opening.set_grain(found.run.game, 1.0)
     return found
 
 
 @pytest.fixture(scope="module")
-def edits(opened):
-    return StyleEdits(opened, opened.run.data)
+def editor(opened):
+    return StyleEditor(opened, opened.run.data)
 
 
 @pytest.fixture
@@ -55,67 +55,67 @@ def text(label):
     return base64.b64encode(in_bytes(label)).decode()
 
 
-def painted(edits, which):
+def painted(editor, which):
     """The label map of a picture, with a block on it of the first region that it lacks; and that region's name."""
-    label = edits.item(which)["label"].clone()
-    new = next(region for region in range(len(edits.names)) if region not in label)
+    label = editor.item(which)["label"].clone()
+    new = next(region for region in range(len(editor.names)) if region not in label)
     label[2:9, 8:24] = new
-    return label, edits.names[new]
+    return label, editor.names[new]
 
 
-def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(edits, sampled, tmp_path):
-    label, new = painted(edits, 1)
+def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(editor, sampled, tmp_path):
+    label, new = painted(editor, 1)
     edit = {"picture": 1, "label": text(label), "seed": 4}
-    (tmp_path / "mask.png").write_bytes(edits.answers["mask"](json.dumps(edit).encode()))
-    image, notes = edits.draw(edit)
+    (tmp_path / "mask.png").write_bytes(editor.answers["mask"](json.dumps(edit).encode()))
+    image, notes = editor.draw(edit)
     assert image.tobytes() == sampled("repaint", "repainted", picture=1, label=tmp_path / "mask.png", seed=4)
     assert notes == [f"styles of 1 lack {new}: painted in the mean styles"]
     others = [{**edit, "seed": 5}, {"picture": 1, "seed": 4}]
-    assert all(edits.draw(other)[0].tobytes() != image.tobytes() for other in others)
+    assert all(editor.draw(other)[0].tobytes() != image.tobytes() for other in others)
 
 
-def test_a_regions_style_is_what_transfer_makes(edits, sampled):
+def test_a_regions_style_is_what_transfer_makes(editor, sampled):
     edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
-    image, notes = edits.draw(edit)
+    image, notes = editor.draw(edit)
     assert image.tobytes() == sampled("transfer", "1-in-2", **{"from_": 2, "to": 1, "region": "skin"})
     assert notes == []
-    assert image.tobytes() != edits.draw({"picture": 1})[0].tobytes()
-    assert edits.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "picture 1", picture=1)
+    assert image.tobytes() != editor.draw({"picture": 1})[0].tobytes()
+    assert editor.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "picture 1", picture=1)
 
 
-def test_a_blend_is_what_interpolate_makes(edits, sampled, opened):
-    edits.painter.styles(edits.painter.picture("3")).save(opened.folder.samples / "three.pt")
-    assert "three.pt" in edits.about()["files"]
+def test_a_blend_is_what_interpolate_makes(editor, sampled, opened):
+    editor.painter.styles(editor.painter.picture("3")).save(opened.folder.samples / "three.pt")
+    assert "three.pt" in editor.about()["files"]
     edit = {"picture": 1, "styles": {"skin": {"from": "2", "to": "three.pt", "share": 0.5}}}
     wanted = sampled("interpolate", "1-001", between=[2, 3], on=1, region="skin", frames=3)
-    assert edits.draw(edit)[0].tobytes() == wanted
+    assert editor.draw(edit)[0].tobytes() == wanted
 
 
-def test_styles_of_several_regions_and_of_one_that_is_not_there(edits):
+def test_styles_of_several_regions_and_of_one_that_is_not_there(editor):
     both = {"skin": {"from": "2"}, "background": {"from": "3"}}
-    picture, own = edits.painter.picture("1"), edits.painter.styles(edits.painter.picture("1"))
+    picture, own = editor.painter.picture("1"), editor.painter.styles(editor.painter.picture("1"))
     wanted = own
     for name, which in ((SKIN, "2"), (0, "3")):
-        wanted = wanted.taking(edits.painter.styles(edits.painter.picture(which)), [name])
-    assert torch.equal(edits.paint(picture, picture, 0, {"styles": both})[0], edits.painter.paint(picture, wanted))
-    gone = {name: {"from": "2"} for k, name in enumerate(edits.names) if k not in picture.regions}
-    assert gone and edits.draw({"picture": 1, "styles": gone})[1] == []
-    assert edits.draw({"picture": 1, "styles": gone})[0].tobytes() == edits.draw({"picture": 1})[0].tobytes()
+        wanted = wanted.taking(editor.painter.styles(editor.painter.picture(which)), [name])
+    assert torch.equal(editor.paint(picture, picture, 0, {"styles": both})[0], editor.painter.paint(picture, wanted))
+    gone = {name: {"from": "2"} for k, name in enumerate(editor.names) if k not in picture.regions}
+    assert gone and editor.draw({"picture": 1, "styles": gone})[1] == []
+    assert editor.draw({"picture": 1, "styles": gone})[0].tobytes() == editor.draw({"picture": 1})[0].tobytes()
 
 
-def test_a_saved_edit_is_repeated_and_says_when_the_run_is_another(edits, tmp_path):
-    edit = {"run": edits.title, "step": 2, "picture": 2, "label": text(painted(edits, 2)[0]), "seed": 1}
+def test_a_saved_edit_is_repeated_and_says_when_the_run_is_another(editor, tmp_path):
+    edit = {"run": editor.title, "step": 2, "picture": 2, "label": text(painted(editor, 2)[0]), "seed": 1}
     path = tmp_path / "edit.json"
     path.write_text(json.dumps(edit))
-    image, notes = edits.repeat(path)
-    assert image.tobytes() == edits.draw(edit)[0].tobytes()
-    answer = json.loads(edits.answers["draw"](path.read_bytes()))
+    image, notes = editor.repeat(path)
+    assert image.tobytes() == editor.draw(edit)[0].tobytes()
+    answer = json.loads(editor.answers["draw"](path.read_bytes()))
     assert Image.open(io.BytesIO(base64.b64decode(answer["picture"][22:]))).tobytes() == image.tobytes()
     assert answer["notes"] == notes
     path.write_text(json.dumps({**edit, "step": 7}))
-    assert edits.repeat(path)[1] == [
+    assert editor.repeat(path)[1] == [
         *notes,
-        f"the edit was made with {edits.title}, step 7, where it looked different",
+        f"the edit was made with {editor.title}, step 7, where it may have looked different",
     ]
 
 
@@ -139,41 +139,41 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_in_an_edit_is_said(what, edits):
+def test_what_is_wrong_in_an_edit_is_said(what, editor):
     edit, words = WRONG[what]
     with pytest.raises(UserError, match=words):
-        edits.draw(edit)
+        editor.draw(edit)
 
 
 @pytest.mark.parametrize("what", ["picture", "label", "mask", "draw", "upload"])
-def test_what_is_no_number_and_no_edit_is_said(what, edits):
+def test_what_is_no_number_and_no_edit_is_said(what, editor):
     for given in (b"", b"abc", b"99", b'"1"', b"-1", b"1.5", b"true"):
         with pytest.raises(UserError):
-            edits.answers[what](given)
+            editor.answers[what](given)
 
 
-def test_a_file_that_is_no_edit_is_named(edits, tmp_path):
+def test_a_file_that_is_no_edit_is_named(editor, tmp_path):
     path = tmp_path / "edit.json"
     for content in ("", "[" * 100_000, "\xff"):
         path.write_text(content, encoding="latin1")
         with pytest.raises(UserError, match=r"edit\.json' cannot be read as an edit: "):
-            edits.repeat(path)
+            editor.repeat(path)
 
 
-def test_only_styles_inside_the_run_are_offered(edits, opened, tmp_path):
+def test_only_styles_inside_the_run_are_offered(editor, opened, tmp_path):
     inside, outside = opened.folder.path / "styles" / "in.pt", tmp_path / "out.pt"
     inside.parent.mkdir(exist_ok=True)
-    edits.painter.styles(edits.painter.picture("3")).save(inside)
+    editor.painter.styles(editor.painter.picture("3")).save(inside)
     shutil.copy(inside, outside)
     (opened.folder.samples / "out.pt").symlink_to(outside)
-    assert "in.pt" in edits.files() and "out.pt" not in edits.files()
+    assert "in.pt" in editor.files() and "out.pt" not in editor.files()
     with pytest.raises(UserError, match=r"the run has no styles 'out\.pt'"):
-        edits.draw({"styles": {"skin": {"from": "out.pt"}}})
+        editor.draw({"styles": {"skin": {"from": "out.pt"}}})
 
 
-def test_a_label_map_is_uploaded_and_others_are_refused(edits, monkeypatch):
-    upload, label = edits.answers["upload"], painted(edits, 0)[0]
-    saved = edits.answers["mask"](json.dumps({"label": text(label)}).encode())
+def test_a_label_map_is_uploaded_and_others_are_refused(editor, monkeypatch):
+    upload, label = editor.answers["upload"], painted(editor, 0)[0]
+    saved = editor.answers["mask"](json.dumps({"label": text(label)}).encode())
     assert upload(saved) == in_bytes(label)
     jpeg, soft = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (32, 32)).save(jpeg, format="JPEG")
@@ -198,48 +198,48 @@ def untrained(name, folder, **settings):
 @pytest.mark.parametrize("name", ["pix2pix-faces", "spade-faces"])
 def test_games_that_paint_label_maps_paint_edited_ones(name):
     opened = untrained(name, Path("nowhere"), size=32, width=4)
-    edits = LabelEdits(opened, opened.run.data)
-    own, notes = edits.draw({"seed": 3})
+    editor = LabelEditor(opened, opened.run.data)
+    own, notes = editor.draw({"seed": 3})
     assert own.tobytes() == drawn(Shown(opened).show(count=1, seed=3).singles["0-output"])
     assert notes == []
-    edited, _ = edits.draw({"seed": 3, "label": text(painted(edits, 0)[0])})
+    edited, _ = editor.draw({"seed": 3, "label": text(painted(editor, 0)[0])})
     assert edited.tobytes() != own.tobytes()
 
 
 @pytest.fixture
-def noise_edits():
+def noise_editor():
     torch.manual_seed(0)
     net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
     net.mapping.w_avg.normal_()
-    return NoiseEdits(Drawings(Drawer(net, "my/net.pkl", partial(noise_of, length=8))))
+    return NoiseEditor(Drawings(Drawer(net, "my/net.pkl", partial(noise_of, length=8))))
 
 
-def test_sliders_draw_what_the_drawer_draws(noise_edits):
-    drawer = noise_edits.drawer
+def test_sliders_draw_what_the_drawer_draws(noise_editor):
+    drawer = noise_editor.drawer
 
     def made(**edit):
-        return noise_edits.draw(edit)[0].tobytes()
+        return noise_editor.draw(edit)[0].tobytes()
 
     assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], 0, psi=0.5)[0])
     assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], 1)[0])
     other = made(seed=5)
     assert made(seed=3, layers=0, other=5) == other
-    sheet = noise_edits.shown.directions(seeds=[3], label=0, direction=2, strength="-1.5:1.5")
-    assert made(seed=3, direction2=1.5) == drawn(sheet.columns["+1.5"][0])
-    edits = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
-    assert len({other, *(made(seed=3, **edit) for edit in edits)}) == 6
+    sheet = Drawings(drawer).directions(seeds=[3], label=0, direction=2, strength="2:2")
+    assert made(seed=3, direction2=2) == drawn(sheet.columns["+2"][0])
+    others = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
+    assert len({other, *(made(seed=3, **edit) for edit in others)}) == 6
     with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):
         made(truncation=3)
     with pytest.raises(UserError, match=r"'seed' of the edit is '0\.5', which is of a wrong kind"):
         made(seed=0.5)
-    about = noise_edits.about()
+    about = noise_editor.about()
     assert about["run"] == "net.pkl"
     names = ["seed", "class", "truncation", "layers", "other", *(f"direction{k}" for k in range(5))]
     assert [slider["name"] for slider in about["sliders"]] == names
 
 
 def test_what_can_be_edited_is_found_by_the_game(opened):
-    assert edits_of(Paintings(opened)).kind == "styles"
-    assert edits_of(Shown(untrained("pix2pix-faces", Path("nowhere"), size=32, width=4))).kind == "labels"
+    assert editor_of(Paintings(opened)).kind == "styles"
+    assert editor_of(Shown(untrained("pix2pix-faces", Path("nowhere"), size=32, width=4))).kind == "labels"
     with pytest.raises(UserError, match=r"nothing can be edited of .*: VqGan paints no label maps"):
-        edits_of(Shown(untrained("vqgan-faces", Path("nowhere"), size=16)))
+        editor_of(Shown(untrained("vqgan-faces", Path("nowhere"), size=16)))
