@@ -61,7 +61,7 @@ async function draw(newest = edit) {
     const now = waiting, began = performance.now();
     waiting = null;
     $("status").textContent = "Painting …";
-    const long = setTimeout(() => ($("status").textContent = LONG), 3000);
+    const long = setTimeout(() => about.kind === "styles" && ($("status").textContent = LONG), 3000);
     try {
       const answer = await drawn(now);
       if (!answer) continue;
@@ -89,6 +89,7 @@ async function drawBefore() {
     const answer = await drawn(before, `${visitor} before`);
     if (answer) $("before").src = answer.picture;
   } catch (problem) {
+    drawBefore.last = null;
     say(problem);
   }
 }
@@ -103,22 +104,14 @@ function change(parts) {
 }
 
 async function take(next) {
-  if (about.kind !== "noise") {
-    const own = await ownLabel(next.picture);
-    next = { ...next, label: next.label ?? own };
+  if (about.kind !== "noise" && !originals.has(next.picture)) {
+    const answer = await ask(`label/${next.picture}`);
+    originals.set(next.picture, new Uint8Array(await answer.arrayBuffer()));
   }
-  edit = next;
+  edit = about.kind === "noise" ? next : { ...next, label: next.label ?? originals.get(next.picture) };
   show();
   draw();
   drawBefore();
-}
-
-async function ownLabel(picture) {
-  if (!originals.has(picture)) {
-    const answer = await ask(`label/${picture}`);
-    originals.set(picture, new Uint8Array(await answer.arrayBuffer()));
-  }
-  return originals.get(picture);
 }
 
 function back(from, to) {
@@ -132,7 +125,7 @@ const begin = (picture) => change({ picture, label: null, styles: {} });
 function restyle(parts) {
   const name = about.regions[region].name;
   const now = edit.styles[name] ?? { from: "own", to: "own", share: 0 };
-  change({ styles: { ...edit.styles, [name]: { ...now, ...parts } } });
+  return change({ styles: { ...edit.styles, [name]: { ...now, ...parts } } });
 }
 
 // ---- what is shown ----
@@ -170,7 +163,7 @@ function label(id, text) {
 function offer(which) {
   const words = /^\d+$/.test(which) ? `picture ${which}` : { own: "its own", mean: "the mean" }[which] ?? which;
   if (!/^\d+$/.test(which)) return [words];
-  const image = Object.assign(new Image(), { src: `picture/${which}`, alt: "", loading: "lazy" });
+  const image = Object.assign(new Image(), { alt: "", loading: "lazy", src: `picture/${which}` });
   return [image, words];
 }
 
