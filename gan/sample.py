@@ -70,6 +70,8 @@ ACTIONS = {
 }
 
 Frames = restricted_number_type("Frames", int, [(">=", 2)])
+Many = restricted_number_type("Many", int, [(">=", 1), ("<=", 10_000_000)])
+Fps = restricted_number_type("Fps", int, [(">=", 1), ("<=", 240)])
 
 
 @command
@@ -177,7 +179,7 @@ MOVING = (
     _number(
         "--frames", Frames | None, None, "pictures from one to the next, both among them; default 8, or 60 of seeds"
     ),
-    _number("--fps", PositiveInt, 30, "pictures a second, in a file that ends in .gif or .mp4"),
+    _number("--fps", Fps, 30, "pictures a second, in a file that ends in .gif or .mp4"),
 )
 WHICH = "the class, by its number or name; default: the classes in turn"
 CLASS = ("--class", {"metavar": "CLASS", "dest": "label", "type": str | None, "default": None, "help": WHICH})
@@ -224,7 +226,7 @@ OPTIONS: dict[str, dict[str, tuple[Option, ...]]] = {
             _number("--count", PositiveInt, 8, "how many directions"),
             *(*MOVED, CLASS, SINGLES),
         ),
-        "files": (_number("--count", PositiveInt, 50_000, "how many; their seeds are 0, 1 and so on"), *HOW),
+        "files": (_number("--count", Many, 50_000, "how many; their seeds are 0, 1 and so on"), *HOW),
     },
     "styles": {
         "reconstruct": (
@@ -272,7 +274,7 @@ def _parser(action: str | None) -> Parser:
     found = [option for kind, actions in OPTIONS.items() for option in actions.get(action or without[kind], ())]
     for name, how in dict(found).items():
         add(name, **how)
-    where = "where to write; default in the run's samples/, or beside you if it is of a FILE.pkl"
+    where = "where to write; default in the run's samples/, or here for a FILE.pkl"
     add("-o", "--file", metavar="FILE", type=str | None, default=None, help=where)
     add("--device", type=str, default="auto", help="what to compute on: auto, cpu, cuda or another device here")
     return parser

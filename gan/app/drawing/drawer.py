@@ -1,7 +1,6 @@
 """A network that draws a picture from each seed, whether a run of ours has trained it or a published file has it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +30,8 @@ class Drawer:
     number in the run's grids and scores; for a published file, the one that the published code draws.
 
     A network with styles, which is StyleGAN2's, draws a picture from `layers` vectors w, in two halves: `w` and
-    `from_w`. Other networks have no `layers`. Gradients flow through all methods but `pictures` and
-    `between`.
+    `from_w`. Other networks have no `layers`. Gradients flow through all methods
+    but `pictures` and `between`.
     """
 
     def __init__(
@@ -41,7 +40,14 @@ class Drawer:
         self.net, self.title, self.class_names, self._latent_of = net, title, tuple(class_names), latent_of
         self.latent: int = net.latent
         self.classes: int = getattr(net, "classes", 0)
-        self.layers: int = net.synthesis.rows if isinstance(net, StyleGenerator) else 0
+        self.layers, self.at_once = 0, 1
+        if isinstance(net, StyleGenerator):
+            self.layers, self.channels, self.size = net.synthesis.rows, net.channels, net.size
+        else:
+            with torch.no_grad():
+                _, self.channels, *size = self.from_z(self.z([0]), self.labels([0])).shape
+            self.size = size[0], size[1]
+        self.at_once = max(1, min(MOST, PIXELS // (self.size[0] * self.size[1])))
 
     @classmethod
     def of_run(cls, opened: SavedRun) -> "Drawer":
@@ -77,21 +83,6 @@ class Drawer:
         return self.like.device
 
     @property
-    def channels(self) -> int:
-        return self._shape[0]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The height and width of the pictures."""
-        return self._shape[1], self._shape[2]
-
-    @cached_property
-    def _shape(self) -> torch.Size:
-        with torch.no_grad():
-            labels = self.labels([0])
-            return self.net(self.z([0]), *([] if labels is None else [labels]))[0].shape
-
-    @property
     def mean_w(self) -> Tensor:
         """The mean of w over all latents [W], to which truncation pulls."""
         return self.styled().mapping.w_avg
@@ -121,6 +112,8 @@ class Drawer:
 
     def w(self, z: Tensor, labels: Tensor | None = None, psi: float = 1.0, cutoff: int | None = None) -> Tensor:
         """The vectors w of latents [B, layers, W]. With `psi` below 1 the first `cutoff` are nearer the mean."""
+        if psi == 1 and cutoff is not None:
+            raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
         return self.styled().styles(z, labels, psi=psi, cutoff=cutoff)
 
     def from_w(self, w: Tensor, grain: Grain = "const") -> Tensor:
@@ -131,7 +124,7 @@ class Drawer:
         """
         net = self.styled()
         if not isinstance(grain, int):
-            return torch.cat([net.drawn(part, grain) for part in self._parts(w)])
+            return torch.cat([net.drawn(part, grain) for part in w.split(self.at_once)])
         pictures = []
         for row in w.split(1):
             with noise.at(noise.Place(("sample", grain), 0, 1, 1)):
@@ -140,10 +133,9 @@ class Drawer:
 
     def from_z(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
         """Pictures of latents and labels, without truncation."""
-        if labels is None:
-            return torch.cat([self.net(part) for part in self._parts(z)])
-        pairs = zip(self._parts(z), self._parts(labels), strict=True)
-        return torch.cat([self.net(part, label) for part, label in pairs])
+        known = (z,) if labels is None else (z, labels)
+        parts = zip(*(rows.split(self.at_once) for rows in known), strict=True)
+        return torch.cat([self.net(*part) for part in parts])
 
     @torch.no_grad()
     def pictures(
@@ -151,7 +143,7 @@ class Drawer:
     ) -> Tensor:
         """The pictures of seeds [B, channels, height, width], in about -1 to 1."""
         z, labels = self.z(seeds), self.labels(seeds, label)
-        if self._truncates(psi, cutoff):
+        if self.layers or (psi, cutoff) != (1, None):
             return self.from_w(self.w(z, labels, psi, cutoff))
         return self.from_z(z, labels)
 
@@ -173,31 +165,15 @@ class Drawer:
         """Pictures on the way from one seed to another: a share of 0 is the first one, 1 the other."""
         z, labels = self.z(ends), self.labels(ends, label)
         share = torch.tensor(shares).to(self.like)[:, None]
-        if self._truncates(psi, cutoff) or self.layers:
+        if self.layers or (psi, cutoff) != (1, None):
             w = self.w(z, labels, psi, cutoff)
             return self.from_w(w[0].lerp(w[1], share[:, None]))
         # Noise is as long everywhere on this arc: a straight line would come nearer to zero than noise does.
         arc = (share * torch.pi / 2).cos() * z[0] + (share * torch.pi / 2).sin() * z[1]
         return self.from_z(arc, None if labels is None else labels[0].lerp(labels[1], share))
 
-    def _truncates(self, psi: float, cutoff: int | None) -> bool:
-        if psi == 1 and cutoff is not None:
-            raise UserError("a cutoff is for truncation; type --truncation too, such as --truncation 0.7")
-        if psi != 1 and not self.layers:
-            raise UserError(f"{type(self.net).__name__} has no w to truncate; leave --truncation out")
-        return psi != 1
-
     def styled(self) -> StyleGenerator:
         if not isinstance(self.net, StyleGenerator):
-            raise UserError(f"{type(self.net).__name__} has no w; take a run of StyleGAN2, or a file of it")
+            what = f"{type(self.net).__name__} has no styles to truncate or to mix"
+            raise UserError(f"{what}; take a run of StyleGAN2 or a file of it, or leave this out")
         return self.net
-
-    def _parts(self, rows: Tensor) -> Iterator[Tensor]:
-        """The rows in parts of bounded size."""
-        return iter(rows.split(self.at_once))
-
-    @property
-    def at_once(self) -> int:
-        """How many pictures are drawn at once."""
-        height, width = self.net.size if self.layers else self.size
-        return max(1, min(MOST, PIXELS // (height * width)))

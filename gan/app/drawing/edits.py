@@ -15,7 +15,7 @@ from gan.app.drawing.directions import Way, directions
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.latents import Latent
 from gan.app.drawing.likeness import by_discriminator, by_lpips, distance_from
-from gan.app.drawing.numbers import Numbers, numbers
+from gan.app.drawing.numbers import Numbers, once
 from gan.app.drawing.projection import drawn, project, tuned
 from gan.app.outputs import say
 from gan.app.painting import video
@@ -134,7 +134,7 @@ class Edits(Shown):
         return Sheet(f"directions-by-{by}" + ("" if direction is None else f"-{direction}"), columns, titles, singles)
 
     def _seeds(self, seeds: Numbers, label: int | str | None) -> dict[str, Latent]:
-        drawer, listed = self.drawer, numbers(seeds)
+        drawer, listed = self.drawer, once(seeds)
         with torch.no_grad():
             w = drawer.w(drawer.z(listed), drawer.labels(listed, label)).cpu()
         return {f"seed {seed}": Latent(each, {}) for seed, each in zip(listed, w, strict=True)}

@@ -22,3 +22,8 @@ def numbers(given: Numbers, option: str = "--seeds") -> list[int]:
             )
         found += range(first, last + 1)
     return found
+
+
+def once(given: Numbers, option: str = "--seeds") -> list[int]:
+    """The numbers of a list, each only once."""
+    return [*dict.fromkeys(numbers(given, option))]

@@ -15,12 +15,12 @@ from tqdm import tqdm
 
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.edits import Edits
-from gan.app.drawing.numbers import Numbers, numbers
+from gan.app.drawing.numbers import Numbers, numbers, once
 from gan.app.painting.actions import Paintings, Shown, file_name
 from gan.app.painting.grids import picture
 from gan.app.painting.painter import has_styles
 from gan.app.painting.reopen import SavedRun, open_run
-from gan.app.painting.sheet import Columns, Sheet, unused, writing
+from gan.app.painting.sheet import Columns, Sheet, writing
 from gan.files.disk import whole_file
 from gan.files.errors import UserError
 from gan.games.from_noise import FromNoise
@@ -53,13 +53,9 @@ class Drawings(Edits):
     def draw(
         self, seeds: Numbers = "0-63", label: Label = None, truncation: float = 1.0, cutoff: int | None = None
     ) -> Sheet:
-        listed = numbers(seeds)
-        drawn: dict[str, Image.Image] = {}
-        for seed, image in zip(
-            listed, self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff), strict=True
-        ):
-            drawn[unused(f"seed{seed:04d}", drawn)] = image
-        return Sheet("seeds", singles=drawn)
+        listed = once(seeds)
+        images = self.drawer.images(listed, label=label, psi=truncation, cutoff=cutoff)
+        return Sheet("seeds", singles=dict(zip((f"seed{seed:04d}" for seed in listed), images, strict=True)))
 
     @torch.no_grad()
     def mix(
@@ -71,7 +67,7 @@ class Drawings(Edits):
         truncation: float = 1.0,
         cutoff: int | None = None,
     ) -> Sheet:
-        drawer, down, across = self.drawer, numbers(rows, "--rows"), numbers(columns, "--columns")
+        drawer, down, across = self.drawer, once(rows, "--rows"), once(columns, "--columns")
         own, other = (
             drawer.w(drawer.z(seeds), drawer.labels(seeds, label), truncation, cutoff) for seeds in (down, across)
         )
@@ -81,33 +77,26 @@ class Drawings(Edits):
         is_taken = torch.isin(torch.arange(drawer.layers), torch.tensor([*taken], dtype=torch.int64))[:, None]
         mixed = torch.where(is_taken.to(own.device), other[None], own[:, None])
         left, top, cells = (map(picture, drawer.from_w(w)) for w in (own, other, mixed.flatten(0, 1)))
-        grid = [list(islice(cells, len(across))) for _ in down]
+        singles = dict(zip((f"{row}-with-{column}" for row in down for column in across), cells, strict=True))
         sheet: Columns = {"": [None, *left]}
-        for seed, head, column in zip(across, top, zip(*grid, strict=True), strict=True):
-            sheet[unused(f"seed {seed}", sheet)] = [head, *column]
-        singles = {
-            f"{row}-with-{column}": cell
-            for row, line in zip(down, grid, strict=True)
-            for column, cell in zip(across, line, strict=True)
-        }
-        return Sheet("mix", sheet, ["", *(f"seed {seed}" for seed in down)], singles)
+        for seed, head in zip(across, top, strict=True):
+            sheet[f"seed {seed}"] = [head, *(singles[f"{row}-with-{seed}"] for row in down)]
+        return Sheet("mix", sheet, ["", *(f"seed {row}" for row in down)], singles)
 
     def classes(self, seeds: Numbers = "0-7", truncation: float = 1.0, cutoff: int | None = None) -> Sheet:
-        drawer, listed = self.drawer, numbers(seeds)
+        drawer, listed = self.drawer, once(seeds)
         names = drawer.class_names or [f"class {number}" for number in range(drawer.classes)]
         if not names:
             raise UserError("the network has no classes; type draw in place of classes")
-        lines = {
-            name: [*map(picture, drawer.pictures(listed, number, truncation, cutoff))]
-            for number, name in enumerate(names)
-        }
-        sheet: Columns = {}
-        for seed, column in zip(listed, zip(*lines.values(), strict=True), strict=True):
-            sheet[unused(f"seed {seed}", sheet)] = column
         singles = {
-            f"{name}-{seed}": cell for name, line in lines.items() for seed, cell in zip(listed, line, strict=True)
+            f"{name}-{seed}": image
+            for number, name in enumerate(names)
+            for seed, image in zip(
+                listed, drawer.images(listed, label=number, psi=truncation, cutoff=cutoff), strict=True
+            )
         }
-        return Sheet("classes", sheet, [*lines], singles)
+        sheet: Columns = {f"seed {seed}": [singles[f"{name}-{seed}"] for name in names] for seed in listed}
+        return Sheet("classes", sheet, names, singles)
 
     def interpolate(
         self,

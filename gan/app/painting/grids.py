@@ -23,7 +23,7 @@ WIDE = 2  # pictures more than so many times as wide as high stand below each ot
 BANDS, ZOOM = 40, 2  # a spectrogram's bands of pitches, and pixels for each
 FRAME = 0.032  # seconds that a column of its pixels looks at
 QUIET, LOUD = -9.0, 0.5  # the logs that are dark and bright
-GROUND = 0.4  # what transparent parts are shown on, of -1 to 1
+GROUND = "#b2b2b2"  # what transparent parts are shown on: gray, where neither white nor black gets lost
 EDITED = 512  # pixels on the shorter side of a label map that is to be painted on
 
 
@@ -114,18 +114,18 @@ def picture(sample: Tensor | Sound | Image.Image, transparent: bool = False) -> 
     RGBA is shown on gray, or stays `transparent`.
     """
     if isinstance(sample, Image.Image):
-        return sample
+        if sample.mode != "RGBA" or transparent:
+            return sample
+        return Image.alpha_composite(Image.new("RGBA", sample.size, GROUND), sample).convert("RGB")
     if isinstance(sample, Sound):
         return spectrogram(sample)
     sample = sample.detach().cpu()
     if sample.dtype == torch.int64:
         table = palette(int(sample.max()) + 1)
         return Image.fromarray(table[sample].numpy())
-    if len(sample) == 4 and not transparent:  # opacity: on gray, where neither white nor black gets lost
-        opacity = (sample[3:].float().clamp(-1, 1) + 1) / 2
-        sample = sample[:3].float().clamp(-1, 1) * opacity + GROUND * (1 - opacity)
     pixels = ((sample.float().clamp(-1, 1) + 1) * 127.5).round().byte()
-    return Image.fromarray(pixels.expand(max(3, len(pixels)), -1, -1).permute(1, 2, 0).contiguous().numpy())
+    image = Image.fromarray(pixels.expand(max(3, len(pixels)), -1, -1).permute(1, 2, 0).contiguous().numpy())
+    return picture(image, transparent)
 
 
 def spectrogram(sound: Sound) -> Image.Image:

@@ -12,6 +12,7 @@ from gan.files.errors import UserError
 
 SUFFIXES = (".gif", ".mp4")
 ADVICE = "MP4 needs PyAV: type pip install av"
+BT_601 = 5  # how colours are converted; without this word players take large videos for BT.709, with other colours
 SIDE = 256  # pixels that the shorter side has at least
 QUALITY = {"crf": "16", "preset": "medium"}  # a lower crf is better and larger; what x264 takes by default is 23
 
@@ -42,6 +43,7 @@ def _write_mp4(first: Image.Image, rest: Iterable[Image.Image], path: Path, fps:
     with av.open(str(path), "w", format="mp4") as file:
         stream = file.add_stream("libx264", rate=fps, options=QUALITY)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.colorspace = BT_601
         for frame in chain([first], rest):
             file.mux(stream.encode(av.VideoFrame.from_image(frame.crop((0, 0, width, height)))))
         file.mux(stream.encode())

@@ -1,8 +1,10 @@
 """What is drawn from seeds, as the command and `gan.open` draw it."""
 
 import inspect
+import re
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import av
 import numpy as np
@@ -12,7 +14,7 @@ from PIL import Image
 
 import gan
 from gan import sample
-from gan.app.drawing.opened import Drawings, numbers
+from gan.app.drawing.opened import Drawings, numbers, once
 from gan.app.painting import video
 from gan.app.painting.actions import Paintings, Shown
 from gan.app.painting.grids import MARGIN, TITLE, picture
@@ -117,7 +119,8 @@ def test_a_video_has_all_frames_as_gif_and_as_mp4(files, capsys):
     draw("style.pkl", "interpolate", "--between", 3, 5, 3, "--frames", 4, "-o", "walk.gif", "--singles")
     with av.open("style-interpolate-3-5-3.mp4") as file:
         frames = [frame.to_image() for frame in file.decode(video=0)]
-        assert file.streams.video[0].average_rate == 10
+        stream = file.streams.video[0]
+        assert (stream.average_rate, stream.codec_context.colorspace) == (10, video.BT_601)
     with Image.open("walk.gif") as moving:
         assert (len(frames), moving.n_frames) == (7, 7)
         assert frames[0].size == moving.size == (256, 256)
@@ -175,14 +178,14 @@ def test_a_folder_that_has_files_is_left_alone(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("r3.pkl --truncation 0.5", "R3Generator has no w to truncate; leave --truncation out"),
+        ("r3.pkl --truncation 0.5", "R3Generator has no styles to truncate or to mix"),
         ("style.pkl --cutoff 2", "a cutoff is for truncation; type --truncation too"),
         ("r3.pkl --class 3", "there is no class '3'; type --class and a number from 0 to 2"),
         ("style.pkl --class 0", "the network has no classes; leave --class out"),
         ("style.pkl classes", "the network has no classes; type draw"),
         ("style.pkl --seeds 8-3", "--seeds '8-3' is no list"),
         ("style.pkl mix --layers 4-6", "there is no layer 6; type --layers and some of 0 to 5"),
-        ("r3.pkl mix", "R3Generator has no w; take a run of StyleGAN2"),
+        ("r3.pkl mix", "R3Generator has no styles to truncate or to mix; take a run of StyleGAN2"),
         ("r3.pkl interpolate --between 3", "--between takes two seeds or more and got 1"),
         ("r3.pkl interpolate -o walk.avi", "type one that ends in .png, .gif or .mp4"),
         ("r3.pkl interpolate --region hair", "r3.pkl: it draws from seeds, where --region does nothing"),
@@ -199,10 +202,21 @@ def test_what_cannot_be_drawn_is_said(files, capsys, words, said):
 
 def test_seeds_are_listed_as_in_the_published_code():
     assert numbers("0-3, 9,5") == [0, 1, 2, 3, 9, 5] == numbers(["0-3", 9, "5"])
+    assert numbers("3,1-3") == [3, 1, 2, 3] and once("3,1-3") == [3, 1, 2]
     assert numbers(range(3)) == [0, 1, 2] and numbers(7) == [7]
     for text in ("", "a", "1-", "-1", "0-99999", "1;2"):
         with pytest.raises(UserError, match="no list"):
             numbers(text)
+
+
+def test_the_lines_of_the_guide_for_python_run(files, tmp_path):
+    guide = (Path(gan.__file__).parents[1] / "docs/guide/look.md").read_text()
+    (program,) = re.findall(r"```py\n(import gan.*?)```", guide, re.DOTALL)
+    program = program.replace("runs/001-stylegan2", "style.pkl").replace("frames=60", "frames=2").replace("4-7", "4-5")
+    exec(program, names := {})
+    assert names["first"].size == (16, 16) and len(names["others"]) == 2
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("mix.png", "walk.mp4"))
+    assert names["w"].shape == (1, 6, 6)
 
 
 @pytest.mark.parametrize("kind", [Shown, Drawings, Paintings])
