@@ -10,7 +10,7 @@ import base64
 import io
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -69,9 +69,13 @@ def png(image: Image.Image) -> bytes:
 
 
 class Editor:
-    """The editor of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it."""
+    """The editor of a run, or of a file of networks. `answers` has what the page may ask for, and who answers it.
+
+    An edit has some of these `parts`.
+    """
 
     kind: str
+    parts: Sequence[str] = ()
 
     def __init__(self, title: str, step: int) -> None:
         self.title, self.step = title, step
@@ -94,13 +98,18 @@ class Editor:
             edit = parsed(read_text(path, LARGEST))
         except (OSError, ValueError) as error:
             raise UserError(f"'{path}' cannot be read as an edit: {reason(error)}") from error
-        image, notes = self.draw(edit)
+        image, notes = self._draw(edit)
         run, step = part(edit, "run", str, self.title), part(edit, "step", int, self.step)
         other = f"the edit was made with {run}, step {step}, where it may have looked different"
         return image, notes if (run, step) == (self.title, self.step) else [*notes, other]
 
+    def _draw(self, edit: Edit) -> tuple[Image.Image, list[str]]:
+        if isinstance(edit, Mapping) and (other := [*edit.keys() - {"run", "step", *self.parts}]):
+            raise UserError(f"the edit has '{min(other)[:40]}', which is of another kind of run")
+        return self.draw(edit)
+
     def _answer_draw(self, given: bytes) -> bytes:
-        image, notes = self.draw(parsed(given))
+        image, notes = self._draw(parsed(given))
         picture = f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
         return json.dumps({"picture": picture, "notes": notes}).encode()
 
@@ -108,7 +117,7 @@ class Editor:
 class LabelEditor(Editor):
     """An editor of the label maps of held-out pictures, for games that show what they paint of a map as "output"."""
 
-    kind = "labels"
+    kind, parts = "labels", ("picture", "label", "styles", "seed")
 
     def __init__(self, opened: SavedRun, data: Numbered) -> None:
         super().__init__(opened.folder.path.name, opened.step)
@@ -282,6 +291,8 @@ class NoiseEditor(Editor):
             ]
             self.steps = directions(drawer, "weights")[:DIRECTIONS]
             self.sliders += [Slider(f"direction{k}", f"Direction {k}", -4, 4, 0.1, 0.0) for k in range(len(self.steps))]
+
+        self.parts = [slider.name for slider in self.sliders]
 
     def about(self) -> dict[str, Any]:
         return {**super().about(), "sliders": [asdict(slider) for slider in self.sliders]}

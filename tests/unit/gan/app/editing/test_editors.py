@@ -152,6 +152,15 @@ def test_what_is_no_number_and_no_edit_is_said(what, editor):
             editor.answers[what](given)
 
 
+def test_an_edit_of_another_kind_of_run_is_refused(editor, noise_editor, tmp_path):
+    for one, wrong, word in ((editor, {"truncation": 0.5}, "truncation"), (noise_editor, {"picture": 0}, "picture")):
+        (tmp_path / "edit.json").write_text(json.dumps({"seed": 1, "run": "x", "step": 3, **wrong}))
+        with pytest.raises(UserError, match=f"the edit has '{word}', which is of another kind of run"):
+            one.repeat(tmp_path / "edit.json")
+        with pytest.raises(UserError, match="of another kind of run"):
+            one.answers["draw"](json.dumps(wrong).encode())
+
+
 def test_a_file_that_is_no_edit_is_named(editor, tmp_path):
     path = tmp_path / "edit.json"
     for content in ("", "[" * 100_000, "\xff"):

@@ -19,7 +19,7 @@ from tests.support.editor import Visitor, serving
 class Blocks(Editor):
     """Editor whose drawing waits while `go` is not set, and which note what is drawn."""
 
-    kind = "noise"
+    kind, parts = "noise", ("seed",)
 
     def __init__(self) -> None:
         super().__init__("blocks", 1)
