@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, BUILD = ROOT / "docs", ROOT / "build"
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "strategies/README.md", *sorted(DOCS.rglob("*.md"))]
-COMMANDS = ("fit", "sample", "evaluate", "export", "verify", "plan", "env")
+COMMANDS = ("fit", "sample", "edit", "evaluate", "export", "verify", "plan", "env")
 
 
 # ---- what a page says ----

@@ -1,17 +1,18 @@
 """Control headless Chromium through a pipe, by its DevTools protocol."""
 
+import base64
 import json
 import os
 import select
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
+KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, " ": 32}
 
 
 def installed() -> str | None:
@@ -20,23 +21,28 @@ def installed() -> str | None:
 
 
 class Page:
-    """One page: open a file, run scripts in it, and collect all errors."""
+    """One page: open a file or an address, run scripts in it, and collect all errors.
+
+    To ask for anything else than files, and than what `host` has, is an error.
+    """
 
     def __init__(self, process: subprocess.Popen, out: int, into: int) -> None:
         self.process, self.out, self.into = process, out, into
         self.session: str | None = None
         self.problems: list[str] = []
         self.events: list[str] = []
+        self.host = "file:"
         self._calls, self._rest = 0, b""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def open(self, path: Path) -> None:
-        """Load a file from the disk, and wait until it is loaded."""
+    def open(self, where: Path | str) -> None:
+        """Load a file from the disk, or an address, and wait until it is loaded."""
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.host = "file:" if isinstance(where, Path) else where[: where.index("/", 8) + 1]
+        self.call("Page.navigate", url=where.resolve().as_uri() if isinstance(where, Path) else where)
         while "Page.loadEventFired" not in self.events:
             self._hear()
 
@@ -50,9 +56,28 @@ class Page:
         """Set the size of the screen, which counts as a phone's."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
 
+    def stroke(self, places: Sequence[tuple[float, float]]) -> None:
+        """Press the mouse at the first place, move it over the others, and let it go. One place is a click."""
+        how = {"button": "left", "clickCount": 1, "buttons": 1}
+        for kind, (x, y) in [("mousePressed", places[0]), *(("mouseMoved", place) for place in places[1:])]:
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **how)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=places[-1][0], y=places[-1][1], **how)
+
+    def click(self, selector: str) -> None:
+        """Click the middle of an element, as a mouse does."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        x, y = self.evaluate(
+            f"{find}.scrollIntoView({{block: 'center', behavior: 'instant'}}), (box => [box.x + box.width / 2, "
+            f"box.y + box.height / 2])({find}.getBoundingClientRect())"
+        )
+        self.stroke([(x, y)])
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
+
     def press(self, key: str) -> None:
         details = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
-        text = {"text": "\r"} if key == "Enter" else {}
+        text = {"text": {"Enter": "\r"}.get(key, key)} if key in ("Enter", " ") else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **details, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **details)
 
@@ -83,7 +108,7 @@ class Page:
             "Runtime.consoleAPICalled": lambda: about["type"] in ("error", "warning", "assert"),
             "Log.entryAdded": lambda: about["entry"]["level"] in ("error", "warning"),
             "Network.loadingFailed": lambda: True,
-            "Network.requestWillBeSent": lambda: not about["request"]["url"].startswith(("data:", "file:")),
+            "Network.requestWillBeSent": lambda: not about["request"]["url"].startswith(("data:", "blob:", self.host)),
         }
         if event in complaint and complaint[event]():
             self.problems.append(line.decode())
@@ -96,7 +121,8 @@ def page(program: str, profile: Path) -> Iterator[Page]:
     theirs_in, into = os.pipe()
     out, theirs_out = os.pipe()
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    command = [program, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+    quiet = [f"--disable-{what}" for what in ("quic", "background-networking", "component-update", "sync")]
+    command = [program, *flags, *quiet, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
     process = subprocess.Popen(
         ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
         pass_fds=(theirs_in, theirs_out),

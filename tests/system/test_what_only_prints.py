@@ -6,7 +6,7 @@ import sys
 
 SLOW = {"lightning", "torchvision", "torchmetrics", "torch._dynamo"}
 PRINT = [
-    *(f"gan.{command} --help" for command in ("fit", "sample", "evaluate", "export", "verify", "plan", "env")),
+    *(f"gan.{command} --help" for command in ("fit", "sample", "edit", "evaluate", "export", "verify", "plan", "env")),
     "gan.fit --list-runs",
     "gan.fit sean-folder --stratgy ddp",
     "gan.sample auto transfer --help",

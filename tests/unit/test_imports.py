@@ -39,6 +39,7 @@ STOREYS = (  # from the ground up: rooms, which are folders, and files that stan
         *(
             "gan/fit.py",
             "gan/sample.py",
+            "gan/edit.py",
             "gan/evaluate.py",
             "gan/export.py",
             "gan/verify.py",

@@ -60,10 +60,12 @@ class StyleSource:
     def spotlight(self, region: int) -> Tensor | None:
         return None if self.picture is None else self.picture.spotlight(region)
 
-    def on(self, picture: Picture, chosen: list[int] | None = None, edited: bool = False) -> Styles:
+    def on(
+        self, picture: Picture, chosen: list[int] | None = None, edited: bool = False, rest: Styles | None = None
+    ) -> Styles:
         """The styles to paint a picture's label map in.
 
-        All of them are from here, or with `chosen` only those regions' styles, and the rest are the picture's own.
+        All of them are from here, or with `chosen` only those regions' styles; the `rest` are the picture's own.
         Missing styles are replaced as `missing` says. But on the picture that the styles are from, or on an `edited`
         map of it, no region of that picture counts as missing: a region too small for a style is painted without one.
         """
@@ -75,7 +77,7 @@ class StyleSource:
         absent = [region for region in chosen if region not in picture.regions]
         self._note(f"picture {picture.title} lacks", absent, "nothing to change there")
         filled = self._with_replaced([region for region in lacking if region in chosen], picture)
-        return self.painter.styles(picture).taking(filled, chosen)
+        return (self.painter.styles(picture) if rest is None else rest).taking(filled, chosen)
 
     def _with_replaced(self, lacking: list[int], picture: Picture) -> Styles:
         """These styles, with the missing ones replaced."""
@@ -91,11 +93,9 @@ class StyleSource:
         return self.styles.taking(mean, lacking)
 
     def notes(self) -> list[str]:
-        """Which styles were missing, and what was done, for the user to read."""
-        names = self.painter.label_names
-        return [
-            f"{who} {', '.join(names[k] for k in sorted(found))}: {what}" for (who, what), found in self._noted.items()
-        ]
+        """Which styles were missing since this was asked last, and what was done, for the user to read."""
+        names, noted, self._noted = self.painter.label_names, self._noted, {}
+        return [f"{who} {', '.join(names[k] for k in sorted(found))}: {what}" for (who, what), found in noted.items()]
 
     def _note(self, who: str, which: Sequence[int], what: str) -> None:
         if which:

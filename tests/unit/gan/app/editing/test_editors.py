@@ -1,0 +1,254 @@
+"""What an edit draws: bit for bit what gan.sample draws of the same; and what is refused."""
+
+import base64
+import io
+import json
+import shutil
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from gan.app.drawing.drawer import Drawer
+from gan.app.drawing.opened import Drawings
+from gan.app.editing import editors as module
+from gan.app.editing.editors import LabelEditor, NoiseEditor, StyleEditor, editor_of, in_bytes
+from gan.app.painting.actions import Paintings, Shown
+from gan.app.painting.grids import picture
+from gan.app.painting.reopen import SavedRun, open_run
+from gan.app.run.folder import RunFolder
+from gan.files.errors import UserError
+from gan.games.from_noise import noise_of
+from gan.runs import build
+from nets.stylegan import StyleGenerator
+from tests.support import opening
+
+SKIN = 1
+
+
+@pytest.fixture(scope="module")
+def opened(sean_run, tmp_path_factory):
+    """A copy of the trained run, whose noise is seen."""
+    found = open_run(str(shutil.copytree(sean_run, tmp_path_factory.mktemp("editor") / "runs" / sean_run.name)))
+    opening.set_grain(found.run.game, 1.0)
+    return found
+
+
+@pytest.fixture(scope="module")
+def editor(opened):
+    return StyleEditor(opened, opened.run.data)
+
+
+@pytest.fixture
+def sampled(opened):
+    """The one picture of this name that an action of gan.sample makes."""
+    return lambda action, single, **how: drawn(getattr(Paintings(opened), action)(**how).singles[single])
+
+
+def drawn(sample):
+    return (sample if isinstance(sample, Image.Image) else picture(sample)).tobytes()
+
+
+def text(label):
+    return base64.b64encode(in_bytes(label)).decode()
+
+
+def painted(editor, which):
+    """The label map of a picture, with a block on it of the first region that it lacks; and that region's name."""
+    label = editor.item(which)["label"].clone()
+    new = next(region for region in range(len(editor.names)) if region not in label)
+    label[2:9, 8:24] = new
+    return label, editor.names[new]
+
+
+def test_a_painted_map_is_what_repaint_makes_of_the_saved_mask(editor, sampled, tmp_path):
+    label, new = painted(editor, 1)
+    edit = {"picture": 1, "label": text(label), "seed": 4}
+    (tmp_path / "mask.png").write_bytes(editor.answers["mask"](json.dumps(edit).encode()))
+    image, notes = editor.draw(edit)
+    assert image.tobytes() == sampled("repaint", "repainted", picture=1, label=tmp_path / "mask.png", seed=4)
+    assert notes == [f"styles of 1 lack {new}: painted in the mean styles"]
+    others = [{**edit, "seed": 5}, {"picture": 1, "seed": 4}]
+    assert all(editor.draw(other)[0].tobytes() != image.tobytes() for other in others)
+
+
+def test_a_regions_style_is_what_transfer_makes(editor, sampled):
+    edit = {"picture": 1, "styles": {"skin": {"from": "2"}}}
+    image, notes = editor.draw(edit)
+    assert image.tobytes() == sampled("transfer", "1-in-2", **{"from_": 2, "to": 1, "region": "skin"})
+    assert notes == []
+    assert image.tobytes() != editor.draw({"picture": 1})[0].tobytes()
+    assert editor.draw({"picture": 1})[0].tobytes() == sampled("reconstruct", "picture 1", picture=1)
+
+
+def test_a_blend_is_what_interpolate_makes(editor, sampled, opened):
+    editor.painter.styles(editor.painter.picture("3")).save(opened.folder.samples / "three.pt")
+    assert "three.pt" in editor.about()["files"]
+    edit = {"picture": 1, "styles": {"skin": {"from": "2", "to": "three.pt", "share": 0.5}}}
+    wanted = sampled("interpolate", "1-001", between=[2, 3], on=1, region="skin", frames=3)
+    assert editor.draw(edit)[0].tobytes() == wanted
+
+
+def test_styles_of_several_regions_and_of_one_that_is_not_there(editor):
+    both = {"skin": {"from": "2"}, "background": {"from": "3"}}
+    picture, own = editor.painter.picture("1"), editor.painter.styles(editor.painter.picture("1"))
+    wanted = own
+    for name, which in ((SKIN, "2"), (0, "3")):
+        wanted = wanted.taking(editor.painter.styles(editor.painter.picture(which)), [name])
+    assert torch.equal(editor.paint(picture, picture, 0, {"styles": both})[0], editor.painter.paint(picture, wanted))
+    gone = {name: {"from": "2"} for k, name in enumerate(editor.names) if k not in picture.regions}
+    assert gone and editor.draw({"picture": 1, "styles": gone})[1] == []
+    assert editor.draw({"picture": 1, "styles": gone})[0].tobytes() == editor.draw({"picture": 1})[0].tobytes()
+
+
+def test_a_saved_edit_is_repeated_and_says_when_the_run_is_another(editor, tmp_path):
+    edit = {"run": editor.title, "step": 2, "picture": 2, "label": text(painted(editor, 2)[0]), "seed": 1}
+    path = tmp_path / "edit.json"
+    path.write_text(json.dumps(edit))
+    image, notes = editor.repeat(path)
+    assert image.tobytes() == editor.draw(edit)[0].tobytes()
+    answer = json.loads(editor.answers["draw"](path.read_bytes()))
+    assert Image.open(io.BytesIO(base64.b64decode(answer["picture"][22:]))).tobytes() == image.tobytes()
+    assert answer["notes"] == notes
+    path.write_text(json.dumps({**edit, "step": 7}))
+    assert editor.repeat(path)[1] == [
+        *notes,
+        f"the edit was made with {editor.title}, step 7, where it may have looked different",
+    ]
+
+
+WRONG = {
+    "no edit": ([1], "'picture' of the edit is .* of a wrong kind"),
+    "no such picture": ({"picture": 4}, "'picture' of the edit is 4; choose from 0 to 3"),
+    "a path for a picture": ({"picture": "/etc/passwd"}, "'picture' of the edit is '/etc/passwd', .* wrong kind"),
+    "yes for a picture": ({"picture": True}, "'picture' of the edit is 'True', .* wrong kind"),
+    "no base64": ({"label": "?"}, "the label map of the edit is damaged"),
+    "too few pixels": ({"label": "AAAA"}, "the edit's label map has 3 pixels, and this run's have 32x32"),
+    "no such label": ({"label": text(torch.full((32, 32), 19))}, "the edit has a region 19; this run knows 0 to 18"),
+    "a negative seed": ({"seed": -1}, "'seed' of the edit is -1"),
+    "no such region": ({"styles": {"hare": {"from": "2"}}}, "there is no region 'hare'; did you mean 'hair'?"),
+    "a path for a style": ({"styles": {"skin": {"from": "../three.pt"}}}, r"the run has no styles '\.\./three\.pt'"),
+    "a file for a style": ({"styles": {"skin": {"to": "me.jpg:mine.png"}}}, "the run has no styles"),
+    "no such picture for a style": ({"styles": {"skin": {"from": "99"}}}, "there is no held-out picture 99"),
+    "a share beyond": ({"styles": {"skin": {"share": 1.5}}}, "'share' of the edit is 1.5; choose from 0 to 1"),
+    "no share": ({"styles": {"skin": {"share": float("nan")}}}, "'share' of the edit is nan"),
+    "no style": ({"styles": {"skin": 3}}, "'share' of the edit is 'None', .* wrong kind"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_in_an_edit_is_said(what, editor):
+    edit, words = WRONG[what]
+    with pytest.raises(UserError, match=words):
+        editor.draw(edit)
+
+
+@pytest.mark.parametrize("what", ["picture", "label", "mask", "draw", "upload"])
+def test_what_is_no_number_and_no_edit_is_said(what, editor):
+    for given in (b"", b"abc", b"99", b'"1"', b"-1", b"1.5", b"true"):
+        with pytest.raises(UserError):
+            editor.answers[what](given)
+
+
+def test_an_edit_of_another_kind_of_run_is_refused(editor, noise_editor, tmp_path):
+    for one, wrong, word in ((editor, {"truncation": 0.5}, "truncation"), (noise_editor, {"picture": 0}, "picture")):
+        (tmp_path / "edit.json").write_text(json.dumps({"seed": 1, "run": "x", "step": 3, **wrong}))
+        with pytest.raises(UserError, match=f"the edit has '{word}', which is of another kind of run"):
+            one.repeat(tmp_path / "edit.json")
+        with pytest.raises(UserError, match="of another kind of run"):
+            one.answers["draw"](json.dumps(wrong).encode())
+
+
+def test_a_file_that_is_no_edit_is_named(editor, tmp_path):
+    path = tmp_path / "edit.json"
+    for content in ("", "[" * 100_000, "\xff"):
+        path.write_text(content, encoding="latin1")
+        with pytest.raises(UserError, match=r"edit\.json' cannot be read as an edit: "):
+            editor.repeat(path)
+
+
+def test_only_styles_inside_the_run_are_offered(editor, opened, tmp_path):
+    inside, outside = opened.folder.path / "styles" / "in.pt", tmp_path / "out.pt"
+    inside.parent.mkdir(exist_ok=True)
+    editor.painter.styles(editor.painter.picture("3")).save(inside)
+    shutil.copy(inside, outside)
+    (opened.folder.samples / "out.pt").symlink_to(outside)
+    assert "in.pt" in editor.files() and "out.pt" not in editor.files()
+    with pytest.raises(UserError, match=r"the run has no styles 'out\.pt'"):
+        editor.draw({"styles": {"skin": {"from": "out.pt"}}})
+
+
+def test_a_label_map_is_uploaded_and_others_are_refused(editor, monkeypatch):
+    upload, label = editor.answers["upload"], painted(editor, 0)[0]
+    saved = editor.answers["mask"](json.dumps({"label": text(label)}).encode())
+    assert upload(saved) == in_bytes(label)
+    jpeg, soft = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (32, 32)).save(jpeg, format="JPEG")
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(soft, format="PNG")
+    for content in (b"", jpeg.getvalue(), saved[:40]):
+        with pytest.raises(UserError, match=r"no label map: give a PNG|cannot be read as a picture"):
+            upload(content)
+    with pytest.raises(UserError, match="the label map has the colour #010203"):
+        upload(soft.getvalue())
+    monkeypatch.setattr(module, "LARGEST", 512 * 512 - 1)
+    with pytest.raises(UserError, match="this label map has 262,144 pixels, and the editor takes 262,143 at most"):
+        upload(saved)
+
+
+@cache
+def untrained(name, folder, **settings):
+    run = build(name, faces=16, held_out=4, **settings)
+    run.game.eval().requires_grad_(False)
+    return SavedRun(name, RunFolder(folder), folder / "none.ckpt", 0, {}, run, frozenset())
+
+
+@pytest.mark.parametrize("name", ["pix2pix-faces", "spade-faces"])
+def test_games_that_paint_label_maps_paint_edited_ones(name):
+    opened = untrained(name, Path("nowhere"), size=32, width=4)
+    editor = LabelEditor(opened, opened.run.data)
+    own, notes = editor.draw({"seed": 3})
+    assert own.tobytes() == drawn(Shown(opened).show(count=1, seed=3).singles["0-output"])
+    assert notes == []
+    edited, _ = editor.draw({"seed": 3, "label": text(painted(editor, 0)[0])})
+    assert edited.tobytes() != own.tobytes()
+
+
+@pytest.fixture
+def noise_editor():
+    torch.manual_seed(0)
+    net = StyleGenerator(16, base=64, most=8, latent=8, style=8, mapping=2, classes=2).eval().requires_grad_(False)
+    net.mapping.w_avg.normal_()
+    return NoiseEditor(Drawings(Drawer(net, "my/net.pkl", partial(noise_of, length=8))))
+
+
+def test_sliders_draw_what_the_drawer_draws(noise_editor):
+    drawer = noise_editor.drawer
+
+    def made(**edit):
+        return noise_editor.draw(edit)[0].tobytes()
+
+    assert made(seed=3, truncation=0.5) == drawn(drawer.pictures([3], 0, psi=0.5)[0])
+    assert made(seed=3, **{"class": 1}) == drawn(drawer.pictures([3], 1)[0])
+    other = made(seed=5)
+    assert made(seed=3, layers=0, other=5) == other
+    sheet = Drawings(drawer).directions(seeds=[3], label=0, direction=2, strength="2:2")
+    assert made(seed=3, direction2=2) == drawn(sheet.columns["+2"][0])
+    others = ({}, {"layers": 2, "other": 5}, {"truncation": 0}, {"direction2": 1.5}, {"direction1": -3.0})
+    assert len({other, *(made(seed=3, **edit) for edit in others)}) == 6
+    with pytest.raises(UserError, match="'truncation' of the edit is 3; choose from -1 to 2"):
+        made(truncation=3)
+    with pytest.raises(UserError, match=r"'seed' of the edit is '0\.5', which is of a wrong kind"):
+        made(seed=0.5)
+    about = noise_editor.about()
+    assert about["run"] == "net.pkl"
+    names = ["seed", "class", "truncation", "layers", "other", *(f"direction{k}" for k in range(5))]
+    assert [slider["name"] for slider in about["sliders"]] == names
+
+
+def test_what_can_be_edited_is_found_by_the_game(opened):
+    assert editor_of(Paintings(opened)).kind == "styles"
+    assert editor_of(Shown(untrained("pix2pix-faces", Path("nowhere"), size=32, width=4))).kind == "labels"
+    with pytest.raises(UserError, match=r"nothing can be edited of .*: VqGan paints no label maps"):
+        editor_of(Shown(untrained("vqgan-faces", Path("nowhere"), size=16)))
