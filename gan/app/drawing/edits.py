@@ -22,7 +22,7 @@ from gan.app.painting import video
 from gan.app.painting.actions import Shown, file_name
 from gan.app.painting.grids import picture as image_of
 from gan.app.painting.grids import tiles
-from gan.app.painting.reopen import numbered
+from gan.app.painting.reopen import has_numbers, numbered
 from gan.app.painting.sheet import Columns, Sheet, writing
 from gan.files.disk import regular, whole_file
 from gan.files.errors import UserError, reason
@@ -106,6 +106,8 @@ class Edits(Shown):
             raise UserError("from needs latent files; type --latent me.pt, a file that project has written")
         if direction is not None:
             return self.directions(latent=latent, direction=direction, strength=strength, by=by)
+        if (strength, by) != ("-3:3", "weights"):
+            raise UserError("--strength and --by are of a direction; type --direction and its number, too")
         net = self.drawer.styled()
         made = {title: image_of(drawn(net, start)[0]) for title, start in self._latents(latent).items()}
         return Sheet(file_name("from", [*made]), singles=made)
@@ -146,7 +148,8 @@ class Edits(Shown):
 
     def _picture(self, which: str) -> Tensor:
         """A picture as the network draws: a held-out one by its number, train:NUMBER, or a person's file."""
-        if self.run is not None and (item := numbered(which, self.run.run.data)) is not None:
+        data = None if self.run is None else self.run.run.data
+        if has_numbers(data) and (item := numbered(which, data)) is not None:
             return item["image"]
         try:
             regular(which)

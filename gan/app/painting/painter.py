@@ -128,14 +128,14 @@ class Painter:
                 f"type python -m gan.sample {opened.folder.path} show, or choose a run of SEAN"
             )
         self.opened, self.game, self.seed = opened, game, seed
-        self.train, self.val = data.train, data.val
+        self.data, self.train, self.val = data, data.train, data.val
         self.label_names: tuple[str, ...] = tuple(getattr(self.val, "label_names", ()))
         self.size: tuple[int, int] = tuple(self.val[0]["image"].shape[-2:])
         self.device = next(game.generator.parameters()).device
 
     def picture(self, which: str) -> Picture:
         """A held-out picture by number, a training one as train:5, or files: picture.jpg:labels.png or labels.png."""
-        if (item := numbered(which, self.opened.run.data)) is not None:
+        if (item := numbered(which, self.data)) is not None:
             return Picture(which.replace(":", " ").strip(), item["label"], item["image"], item.get("edges"))
         rules = self.size, len(self.label_names), getattr(self.val, "void", {})
         if pair := PAIR.fullmatch(which):

@@ -210,10 +210,10 @@ def has_numbers(data: LightningDataModule | None) -> TypeGuard[Numbered]:
     return isinstance(data, GanData) and data.val is not None
 
 
-def numbered(which: str, data: LightningDataModule | None) -> Item | None:
+def numbered(which: str, data: Numbered) -> Item | None:
     """The held-out sample of a number, or the training sample of train:NUMBER; None where it is named otherwise."""
     kind, _, number = which.rpartition(":")
-    if not (number.isdecimal() and kind in ("", "train") and has_numbers(data)):
+    if not number.isdecimal() or kind not in ("", "train"):
         return None
     found, what = (data.train, "training") if kind else (data.val, "held-out")
     if int(number) >= len(found):

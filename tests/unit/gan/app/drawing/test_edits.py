@@ -118,6 +118,7 @@ def test_a_latent_file_is_edited(files):
         (["style.pkl", "directions", "--strength", "4"], "--strength 4 is not from one whole number to a larger one"),
         (["style.pkl", "from", "--latent", "me.png"], "'me.png' cannot be read as a latent file"),
         (["style.pkl", "from"], "from needs latent files; type --latent me.pt"),
+        (["style.pkl", "from", "--latent", "me.pt", "--strength", "-4:4"], "type --direction and its number, too"),
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_in_words(files, monkeypatch, capsys, words, said):
