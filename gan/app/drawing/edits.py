@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from datasets.files.decoding import Frame, opened_picture
+from datasets.files import pairs
+from datasets.files.decoding import Frame
 from gan.app.drawing.directions import Way, directions
 from gan.app.drawing.drawer import Drawer
 from gan.app.drawing.latents import Latent
@@ -24,8 +25,8 @@ from gan.app.painting.grids import picture as image_of
 from gan.app.painting.grids import tiles
 from gan.app.painting.reopen import has_numbers, numbered
 from gan.app.painting.sheet import Columns, Sheet, writing
-from gan.files.disk import regular, whole_file
-from gan.files.errors import UserError, reason
+from gan.files.disk import whole_file
+from gan.files.errors import UserError
 from nets.published.from_noise import ours, published
 from nets.published.pickles import read, write
 from nets.stylegan import StyleDiscriminator
@@ -151,12 +152,10 @@ class Edits(Shown):
         data = None if self.run is None else self.run.run.data
         if has_numbers(data) and (item := numbered(which, data)) is not None:
             return item["image"]
-        try:
-            regular(which)
-            content = Path(which).read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot read a picture: {reason(error)}; type --picture and its file") from error
-        with opened_picture(content, which) as opened:
+        path = Path(which)
+        if not path.exists():
+            raise UserError(f"cannot read a picture: there is no file '{which}'; type --picture and its file")
+        with pairs.opened(path) as opened:
             return Frame(*self.drawer.size, self.drawer.channels).pixels(opened).float() / 127.5 - 1
 
     def _discriminator(self) -> StyleDiscriminator | None:
