@@ -48,7 +48,7 @@ from tests.support.saved import read_checkpoint
 from tests.support.watch import moved, sizes_of
 
 LABELS, SIZE = 4, 16
-STEPS = 6  # in which each phase is due twice; make matrix trains ten
+STEPS = 6  # make matrix trains ten
 
 
 def judge(edges: bool) -> MultiScaleDiscriminator:
@@ -259,7 +259,7 @@ FEATURES, STYLES = [16, 8192, 8192], [64]
 )
 def test_a_phase_of_several_networks_moves_its_learners_gradients_alone(name, learners, asked, ranks):
     """Once each, and a byte for each weight where one is out of reach."""
-    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, STEPS, pictures)[0], sizes_of(GAMES[name])
+    found, sizes = ranks(2).run(moved, GAMES[name], "ddp", 2, 14, pictures)[0], sizes_of(GAMES[name])
     last = {phase: collectives for _, phase, collectives in found}  # where the reducers have agreed on their order
     for phase, names in learners.items():
         expected = sorted(sizes[learner] for learner in names) + asked.get(phase, [])
