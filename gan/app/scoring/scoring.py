@@ -19,6 +19,7 @@ from gan import noise
 from gan.app.painting.reopen import NOTHING_HELD_OUT, SavedRun, has_numbers, samples
 from gan.app.scoring.outputs import Heard, Made, makes
 from gan.app.scoring.scorer import Rows, choose
+from strategies.accelerator import name_of
 from strategies.micro_batches import rows
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def evaluate(
         "about": scorer.about(count),
         "averaged": sorted(opened.averaged),
         "settings": opened.settings,
-        "computed": {"ranks": ranks, "batch_size": batch_size, "device": _device_name(device)},
+        "computed": {"ranks": ranks, "batch_size": batch_size, "device": name_of(device)},
         "versions": {"python": platform.python_version(), **VERSIONS},
     }
 
@@ -176,8 +177,3 @@ def from_first_rank(value: T) -> T:
     if _ranks() > 1:
         dist.broadcast_object_list(values)
     return values[0]
-
-
-def _device_name(device: str) -> str:
-    name = getattr(torch.get_device_module(torch.device(device)), "get_device_name", None)
-    return device if name is None else name(device)
