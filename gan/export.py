@@ -234,10 +234,10 @@ def _card(
         }
         for each in players
     }
+    calls, kinds = programs.calls(opened), [kind for kind in programs.SUFFIX if kind in formats.split(",")]
     columns = shown(opened.run.game, held_out(opened, SHOWN))
-    kinds = [kind for kind in programs.SUFFIX if kind in formats.split(",")]
-    text = card.readme(opened, networks, programs.calls(opened), kinds, licence, said)
     pictures = {"samples.png": lambda path: grids.grid(columns, SHOWN).save(path, "PNG")} if columns else {}
+    text = card.readme(opened, networks, calls, kinds, licence, said, next(iter(pictures), ""))
     return {"config.json": _text(card.config(opened, networks)), **pictures, "README.md": _text(text)}
 
 

@@ -412,11 +412,12 @@ def test_an_onnx_program_gives_what_the_network_gives(averaged, tmp_path, capsys
     assert (torch.from_numpy(got) - wanted).abs().max() < 1e-4 < wanted.std()
 
 
-def test_sean_is_a_program_of_masks_and_codes(sean, tmp_path):
-    assert main([str(sean), "--format", "torch", "--to", str(tmp_path)]) == 0
-    assert (tmp_path / "encoder.pt2").is_file()
-    program = torch.export.load(tmp_path / "generator.pt2").module()
-    game = open_run(str(sean)).run.game
+def test_sean_is_a_program_of_masks_and_codes(sean_run, tmp_path):
+    opened = open_run(str(sean_run))
+    called = programs.calls(opened)
+    assert list(called) == ["encoder", "generator"] and list(called["generator"].given) == ["onehot", "codes"]
+    assert programs.write("torch", "generator", called["generator"], tmp_path / "generator.pt2") < 1e-5
+    program, game = torch.export.load(tmp_path / "generator.pt2").module(), opened.run.game
     mask = torch.zeros(1, 19, 32, 32)
     mask[:, 1, :16], mask[:, 2, 16:] = 1, 1
     codes = torch.randn(1, 19, 8)

@@ -83,11 +83,14 @@ def readme(
     formats: list[str],
     licence: str | None,
     files: str,
+    picture: str,
 ) -> str:
-    """README.md. `networks` are as in config.json, `files` says what the files are."""
+    """README.md. `networks` are as in config.json, `files` says what the files are. `picture` is one."""
     head = ["---", "library_name: pytorch", "tags:", "- gan", f"- {type(opened.run.game).__name__.lower()}", "---", ""]
     known = card(opened.folder, opened.run, opened.step, opened.settings, licence)
-    lines = [*head, known, "![Held-out samples, and what the networks make of them](samples.png)", ""]
+    lines = [*head, known]
+    if picture:
+        lines += [f"![Held-out samples, and what the networks make of them]({picture})", ""]
     for player, call in called.items():
         if networks[player]["arguments"] is not None:
             code = LOAD.format(player=player, given=_typed(call))
